@@ -19,7 +19,7 @@ from .components.block import Layer
 from .components.position import Rope
 from .components.runtime import Run
 from .components.stack import Stack
-from .components.towers import Tower, TowerName
+from .components.towers import Tower, TowerName, check_widths
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -59,9 +59,12 @@ class MultiTokenPrediction(Part):
 class ModelSpec(Part):
     """An architecture: everything that is needed to count it and to run it.
 
-    embedding_size: width of a factorised embedding, mapped to hidden_size on the way in (and back on the way out).
+    embedding_size: width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to what stands on every
+    token; where the stack has an input_size of its own, a head alone is mapped back to (ELECTRA, ALBERT).
     max_position_embeddings: the context it was made for, where positions are not a table.
-    pooler: BERT's dense map over the first token. pooler_labels: scores on top of it, beside the head (next sentence).
+    unused_embedding: a further table of tokens that nothing reads (BART's classes where their embeddings are not tied).
+    pooler: BERT's dense map over the first token. pooler_labels: scores on top of it (next sentence), or of the last token where there
+    is no pooler (GPT's choice between continuations), beside the head.
     towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model, which
     is what is counted unless they are asked in.
     """
@@ -72,13 +75,14 @@ class ModelSpec(Part):
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
     max_position_embeddings: Positions | None = None
+    unused_embedding: Flag = False
     encoder: Stack | None = None
     decoder: Stack | None = None
     head: Head = LMHead()
     pooler: Flag = False
     pooler_labels: Labels | None = None
     mtp: MultiTokenPrediction | None = None
-    towers: dict[TowerName, Tower] = Field(default={}, max_length=10)
+    towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,19 +96,22 @@ class ModelSpec(Part):
                 for field, mixer in (("attention", block.attention), ("cross_attention", block.cross_attention)):
                     if isinstance(mixer, Attention):
                         self._check_heads(f"{where}.{field}", mixer, stack.hidden_size or self.hidden_size)
-                crosses = block.cross_attention is not None
-                if crosses and (side == "encoder" or self.encoder is None):
+                crosses, idle = block.cross_attention is not None, getattr(block, "idle_cross_attention", False)
+                if idle and self.encoder is not None:
+                    raise ValueError(f"{where}.idle_cross_attention: there is an encoder to attend to; expected false")
+                if crosses and not idle and (side == "encoder" or self.encoder is None):
                     raise ValueError(f"{where}.cross_attention: only the decoder of an encoder-decoder has one")
                 if side == "encoder" and getattr(block.attention, "attention_chunk_size", None) is not None:
                     raise ValueError(f"{where}.attention.attention_chunk_size: chunks are for causal attention; expected a decoder")
                 if side == "encoder" and getattr(getattr(block.attention, "position", None), "type", None) == "transformer_xl":
                     raise ValueError(f"{where}.attention.position.type: 'transformer_xl' is for causal attention; expected a decoder")
-                if side == "encoder" and not isinstance(block.attention, Attention):
-                    raise ValueError(f"{where}.attention.type: '{block.attention.type}' is for decoders; expected 'attention'")
+                sides = getattr(block.attention, "sides", ("decoder",))
+                if side not in sides:
+                    raise ValueError(f"{where}.attention.type: '{block.attention.type}' is for {sides[0]}s; expected 'attention'")
+                if getattr(block.attention, "grid", False):
+                    raise ValueError(f"{where}.attention.grid: tokens stand in no grid; expected false, but in a tower of images")
         if self.encoder is not None and self.decoder is not None and self.decoder.block.cross_attention is None:
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
-        if self.pooler_labels is not None and not self.pooler:
-            raise ValueError("pooler_labels: there is no pooler to score")
         if self.main.input_size not in (None, self.embedding_size):
             raise ValueError(f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}")
         if self.main.vocab_size is not None or self.main.hidden_size is not None:
@@ -117,6 +124,7 @@ class ModelSpec(Part):
             raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
         if self.mtp is not None and self.mtp.layer not in (None, "block", *self.main.variants):
             raise ValueError(f"mtp.layer: there is no layer called '{self.mtp.layer}'; expected one of {', '.join(('block', *self.main.variants))}")
+        check_widths(self.towers)
         return self
 
     def _check_heads(self, where: str, attention: Attention, hidden_size: int) -> None:
@@ -127,7 +135,7 @@ class ModelSpec(Part):
             )
         turned = attention.position.turned(attention.sizes(hidden_size)[2]) if isinstance(attention.position, Rope) else 2
         if turned < 2 or turned % 2:
-            raise ValueError(f"{where}.position: RoPE would turn {turned} of a head's dimensions; expected an even number, for it turns pairs")
+            raise ValueError(f"{where}.position: RoPE would turn {turned} of a head's dimensions (head_dim); expected an even number, for it turns pairs")
 
     @property
     def kind(self) -> Literal["decoder", "encoder", "encoder-decoder"]:
@@ -158,6 +166,14 @@ class ModelSpec(Part):
         assert self.mtp is not None
         return self.main.layer(self.mtp.layer or self.main.pattern[-1])
 
+    @property
+    def top_size(self) -> int | None:
+        """Width that the output is mapped back to; None where it stays as wide as the layers, or the head's own transform narrows it."""
+        if isinstance(self.head, LMHead):
+            return self.embedding_size if self.head.transform is None else None
+        on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
+        return self.embedding_size if on_all and self.main.input_size is None else None
+
     def _around(self, side: str, stack: Stack) -> Around:
         """What the layers of a stack need to know of the model."""
         width = self.hidden_size if stack.hidden_size is None else stack.hidden_size
@@ -171,22 +187,26 @@ class ModelSpec(Part):
         if width is not None:
             projection = Node("embed_proj", ops.Linear(e, h, self.embedding_projection_bias), kind="embedding")
             parts += [projection] if self.main.input_size is None else []
+        if self.unused_embedding:
+            parts.append(Node("unused_embedding", ops.Idle(ops.Embedding(self.vocab_size, e)), kind="embedding"))
         for side, stack in self.stacks():
             node = stack.anatomy(side, self._around(side, stack))
             if self.kind == "encoder-decoder":
                 parts.append(Node(side, children=node.children, stream=side))
             else:
                 parts += node.children
-        if self.pooler:
-            pooled = [Node("dense", ops.Linear(h, h, bias=True, rows="sequences"))]
+        if self.pooler or self.pooler_labels is not None:
+            pooled = [Node("dense", ops.Linear(h, h, bias=True, rows="sequences"))] if self.pooler else []
             if self.pooler_labels is not None:
                 pooled.append(Node("out_proj", ops.Linear(h, self.pooler_labels, bias=True, rows="sequences")))
             parts.append(Node("pooler", children=tuple(pooled), kind="pooler", source="Devlin et al. 2019"))
+        top = self.top_size
+        if top is not None:
+            kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
+            parts.append(Node("head_proj", ops.Linear(h, top, rows="tokens" if isinstance(self.head, NoHead) else "logits"), kind=kind))
         if isinstance(self.head, Classifier):
-            parts.append(self.head.anatomy("classifier", Around(h)))
+            parts.append(self.head.anatomy("classifier", Around(h if top is None else top)))
         if isinstance(self.head, LMHead):
-            if width is not None and self.head.transform is None:
-                parts.append(Node("head_proj", ops.Linear(h, e, rows="logits"), kind="lm_head"))
             head = self.head.anatomy("lm_head", Around(h), self.vocab_size, width, self.tie_word_embeddings)
             parts.append(head)
             if self.mtp is not None:
@@ -221,14 +241,14 @@ def _references() -> dict[str, type[nn.Module]]:
     class Pooler(nn.Module):
         """x: [batch, tokens, hidden] → (one vector a sequence [batch, 1, hidden], its scores or itself)."""
 
-        def __init__(self, hidden: int, labels: int | None) -> None:
+        def __init__(self, hidden: int, labels: int | None, mapped: bool) -> None:
             super().__init__()
-            self.dense = nn.Linear(hidden, hidden)
+            self.dense = nn.Linear(hidden, hidden) if mapped else None
             if labels is not None:
                 self.out_proj = nn.Linear(hidden, labels)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            pooled = torch.tanh(self.dense(x[:, :1]))
+            pooled = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
             return pooled, self.out_proj(pooled) if hasattr(self, "out_proj") else pooled
 
     class Tied(nn.Linear):
@@ -267,6 +287,8 @@ def _references() -> dict[str, type[nn.Module]]:
             width = spec.embedding_size or hidden
             self.embed_tokens = nn.Embedding(spec.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
+            if spec.unused_embedding:
+                self.unused_embedding = nn.Embedding(spec.vocab_size, width)
             if spec.embedding_size is not None and spec.main.input_size is None:
                 self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
@@ -277,13 +299,13 @@ def _references() -> dict[str, type[nn.Module]]:
                 for name, child in only.named_children():
                     self.add_module(name, child)
                 self._only = (only,)  # in a tuple: its children are this model's own
-            if spec.pooler:
-                self.pooler = Pooler(hidden, spec.pooler_labels)
+            if spec.pooler or spec.pooler_labels is not None:
+                self.pooler = Pooler(hidden, spec.pooler_labels, spec.pooler)
+            if spec.top_size is not None:
+                self.head_proj = nn.Linear(hidden, spec.top_size, bias=False)
             if isinstance(spec.head, Classifier):
-                self.classifier = spec.head.reference(Around(hidden))
+                self.classifier = spec.head.reference(Around(spec.top_size or hidden))
             if isinstance(spec.head, LMHead):
-                if spec.embedding_size is not None and spec.head.transform is None:
-                    self.head_proj = nn.Linear(hidden, width, bias=False)
                 self.lm_head = spec.head.reference(Around(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
                 if spec.tie_word_embeddings:
@@ -331,13 +353,13 @@ def _references() -> dict[str, type[nn.Module]]:
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled, self.pooled = self.pooler(x)
-            if hasattr(self, "classifier"):
-                if hasattr(self, "pooler") and self.spec.head.over == "sequence":  # type: ignore[union-attr]
-                    return self.classifier(pooled)
-                return self.classifier(x[:, -1:] if last_only else x)
+            if hasattr(self, "classifier") and hasattr(self, "pooler") and self.spec.head.over == "sequence":  # type: ignore[union-attr]
+                return self.classifier(pooled)
             top = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):
                 top = self.head_proj(top)
+            if hasattr(self, "classifier"):
+                return self.classifier(top)
             logits = self.lm_head(top) if hasattr(self, "lm_head") else top
             if not with_mtp:
                 return logits

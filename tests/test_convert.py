@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import json
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcalc.components import Classifier, Head, LMHead, NoHead
 from llmcalc.components.stack import Stack
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
+from llmcalc.sources.to_hf import to_config
+from llmcalc.sources.to_hf.classes import class_names
+from llmcalc.sources.to_hf.compare import canonical, differences
+from llmcalc.sources.to_hf.fields import FIELDS
+from llmcalc.tree import Cost
+from llmcalc.verify.transformers import verify_config
+from llmcalc.workload import Workload
 from tests.test_families import CASES, _known
+
+READ = [kind for kind in model_types() if family_of(kind).read is not None]
+
+FAMILIES = ("llama", "qwen2_moe", "gemma3_text", "falcon", "opt", "bert", "albert", "t5", "bart", "deepseek_v3", "mamba2", "jamba", "nemotron_h", "zamba2")
+"""Some of every kind."""
+
+WITHOUT_A_CLASS = {
+    "chinchilla-70b": "transformer_xl",  # RMSNorm and Transformer-XL's positions
+    "gopher-280b": "transformer_xl",
+    "cogview-4b": "norm_placement",  # GPT-2 with a norm on each side of a sublayer
+    "grok-1": "attn_logit_softcapping",  # Mixtral with bounded scores, norms on both sides and GELU
+    "lamda-137b": "relative_bias",  # a decoder alone with T5's bias
+    "transformer-base": "sinusoidal",  # post-norm with sines that are no table; Marian's are one
+    "transformer-big": "sinusoidal",
+}
+"""Every preset that no class of transformers computes, and what the nearest one lacks first."""
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -29,11 +57,119 @@ def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path)
     assert load(str(file)).model.anatomy() == load(str(case)).model.anatomy()
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"])
-def test_to_a_config_and_back(run: Any, tmp_path: Path, name: str) -> None:
-    file = tmp_path / "config.json"
-    assert run("convert", name, "--to", "hf", "-o", str(file)).code == 0
-    assert load(str(file)).model.anatomy() == load(name).model.anatomy()
+def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
+    """Whether a config is read as a spec: its trees are equal, whatever the names of its variants."""
+    theirs = ModelSpec.model_validate(read_config(config)[0])
+    costs: list[Cost] = [lambda op, w: op.params(), lambda op, w: op.forward_flops(w), lambda op, w: op.cache_bits(w, 16)]
+    workload = Workload(batch=2, seq=40)
+    every = frozenset({"mtp", "towers"})
+    trees = [(spec.anatomy(), spec) for spec in (ours, theirs)]
+    totals = [[tree.total(cost, workload, include=every) for cost in costs] for tree, _ in trees]
+    return totals[0] == totals[1] and not list(differences(canonical(ours), canonical(theirs)))
+
+
+@pytest.mark.parametrize("name", [n for n in model_names() if n not in WITHOUT_A_CLASS])
+def test_presets_become_configs_and_come_back(name: str) -> None:
+    spec = load(name).model
+    assert _same(spec, to_config(spec))
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_A_CLASS))
+def test_presets_without_a_class_say_what_the_nearest_lacks(name: str) -> None:
+    with pytest.raises(InputError, match=f"no transformers class is known .*; nearest is [A-Z]\\w+, which .*{WITHOUT_A_CLASS[name]}"):
+        to_config(load(name).model)
+
+
+def _shapes_of(kind: str) -> list[dict[str, Any]]:
+    file = next(f for f, kinds in FILES.items() if kind in kinds)
+    shapes = import_module(f"tests.families.{file}").SHAPES
+    return [{"architectures": [cls], **shape} for cls, several in shapes.items() for shape in several if shape["model_type"] == kind]
+
+
+def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
+    """What the spec of a family's shape is written as; none where no class computes it."""
+    try:
+        return to_config(ModelSpec.model_validate(read_config(shape)[0]))
+    except InputError as error:
+        if "no transformers class is known" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
+    """Whatever is written reads back as the spec that it is of, though it need not be of the family that the spec is from."""
+    for shape in _shapes_of(kind):
+        config = _config_of(shape)
+        if config is not None:
+            assert _same(ModelSpec.model_validate(read_config(shape)[0]), config)
+            assert json.loads(json.dumps(config)) == config
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
+    """A shape of each family, held against the class that the config names."""
+    shape = _shapes_of(kind)[-1]
+    config = _config_of(shape)
+    if config is not None:
+        verdict = verify_config(ModelSpec.model_validate(read_config(shape)[0]), config)
+        assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
+
+
+def test_nearly_all_shapes_have_a_class() -> None:
+    written = [_config_of(shape) for kind in FAMILIES for shape in _shapes_of(kind)]
+    assert written.count(None) <= len(written) // 20
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_classes_that_are_written_exist(kind: str) -> None:
+    """Every class that a config of the family can name, for each kind of head and of stack."""
+    import transformers
+
+    if family_of(kind).like is not None:
+        return
+    decoder, both = load("llama3-8b").model, load("t5-base").model
+    bodies = [decoder, decoder.model_copy(update={"encoder": decoder.decoder, "decoder": None}), both, both.model_copy(update={"decoder": None})]
+    heads: list[Head] = [LMHead(), NoHead(), Classifier(num_labels=2)]
+    for spec in (body.model_copy(update={"head": head, "pooler": pooled}) for body in bodies for head in heads for pooled in (True, False)):
+        for name in class_names(kind, spec):
+            assert hasattr(transformers, name), f"{name}: expected another name in to_hf/classes.py"
+
+
+def test_a_field_that_is_proposed_wrongly_costs_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load("llama3-8b").model
+    monkeypatch.setitem(FIELDS, "vocab_size", lambda facts: facts.spec.vocab_size + 1)
+    with pytest.raises(InputError, match=r"nearest is LlamaForCausalLM, which has 128257 where vocab_size is 128256"):
+        to_config(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("llama3-8b", "position=none"),
+        ("llama3-8b", "o_bias=true"),
+        ("llama3-8b", "partial_rotary_factor=0.5"),
+        ("mixtral-8x7b", "router_bias=true"),
+        ("gpt2", "k_bias=false"),
+        ("bert-base", "block.norm_placement=sandwich"),
+        ("gemma3-27b", "towers.vision_tower.class_embedding=true"),
+    ],
+)
+def test_what_its_class_lacks_is_not_passed_over(name: str, override: str) -> None:
+    """Of a spec that differs in one field the config is not its family's: another class's, or none."""
+    before, spec = to_config(load(name).model), load(name, (override,)).model
+    try:
+        after = to_config(spec)
+    except InputError:
+        return
+    assert after["model_type"] != before["model_type"]
+    assert _same(spec, after)
+
+
+def test_values_that_cost_nothing_are_written_too() -> None:
+    config = to_config(load("gemma3-27b").model)["text_config"]
+    assert (config["rms_norm_eps"], config["rope_theta"], config["rope_local_base_freq"]) == (1e-6, 1e6, 1e4)
+    assert to_config(load("gpt2").model)["layer_norm_epsilon"] == 1e-5
 
 
 def test_stdout_holds_the_description_alone(run: Any) -> None:

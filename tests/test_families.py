@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from llmcalc.algebra import Number
+from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.sources.target import load
-from llmcalc.verify.reference import verify_reference
-from llmcalc.verify.transformers import _followed, verify_config, witness_of
+from llmcalc.tree import Place
+from llmcalc.verify.modules import IN_THE_LAYER
+from llmcalc.verify.reference import LEAST_SEQ, verify_reference
+from llmcalc.verify.transformers import _followed, verify_config
+from llmcalc.verify.witness import witness_of
 from llmcalc.workload import Workload
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data/cases").glob("*/config.json"))
@@ -49,6 +53,19 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     verdict = verify_config(spec, config)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not notes
+    shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers have one module
+    compared = {(check.node, check.quantity) for check in verdict.checks}
+    missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
+    assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
+
+
+def _with_products(spec: ModelSpec) -> list[Place]:
+    """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
+    places = list(spec.anatomy().walk(Workload(seq=LEAST_SEQ)))
+    layers = {place.path: place.node for place in places if place.node.kind == "layer"}
+    parts = [place for place in places if place.path.rpartition(".")[0] in layers and place.node.name not in IN_THE_LAYER]
+    costly = [place for place in places if place.path in layers] + parts
+    return [place for place in costly if place.node.each(forward_of, place.workload)]
 
 
 @pytest.mark.parametrize("config", _shapes())
@@ -64,20 +81,26 @@ def test_every_family_has_two_shapes(kind: str) -> None:
     assert len(shapes) >= 2
 
 
+def _text(table: dict[str, Any]) -> dict[str, Any]:
+    """The text model alone."""
+    return {name: value for name, value in table.items() if name != "towers"}
+
+
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).text is not None])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
-    """The text's config is the same inside its wrapper, which says that no tower is counted where it describes none."""
-    text = family_of(kind).text
-    file = next(f for f, kinds in FILES.items() if text in kinds)
-    shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == text]
+    """The text's config is the same inside its wrapper, whose class may tie otherwise (test_ties.py) or fill in fields."""
+    family = family_of(kind)
+    file = next(f for f, kinds in FILES.items() if family.text in kinds)
+    shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == family.text]
+    never = {"tie_word_embeddings": False} if family.ties == "never" else {}
     assert shapes
     for shape in shapes:
         wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
-        assert read_config({**wrapper, "text_config": shape})[0] == read_config(shape)[0]
-        if "tie_word_embeddings" in shape:
+        assert _text(read_config({**wrapper, "text_config": shape})[0]) == read_config({**family.filled, **shape, **never})[0]
+        if "tie_word_embeddings" in shape and family.ties == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
-            assert read_config({**outer, "text_config": untold})[0] == read_config(shape)[0]
+            assert _text(read_config({**outer, "text_config": untold})[0]) == read_config(shape)[0]
 
 
 @pytest.mark.parametrize("kind", model_types())

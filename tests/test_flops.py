@@ -23,8 +23,10 @@ from llmcalc.components.base import Nothing
 from llmcalc.components.block import Block
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.layers import LAYERS
+from llmcalc.components.local import LocalAttention
 from llmcalc.components.mla import MLA
 from llmcalc.components.moe import MoE
+from llmcalc.components.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.components.rwkv import RwkvChannelMix
 from llmcalc.components.stack import Stack
@@ -190,7 +192,9 @@ CHECKPOINTED = {
     **{f"moe-{i}": decoder(feed_forward=part) for i, part in enumerate(MoE.examples())},
     **{f"{layer.__name__}-{i}": around_a_model(part) for layer in (*LAYERS.classes(), Stack) if layer is not Block for i, part in enumerate(layer.examples())},
     **{f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
-       for mixer in MIXERS.classes() if mixer is not Nothing for at in (0, -1)},
+       for mixer in MIXERS.classes() if "decoder" in getattr(mixer, "sides", ()) for at in (0, -1)},
+    "local": around_a_model(LocalAttention.examples()[0]),
+    "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
     **{f"channel-{i}": decoder(feed_forward=part) for i, part in enumerate(RwkvChannelMix.examples())},
     "moe-latent": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, moe_latent_size=10)),
     "moe-shared": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, shared_expert=SWIGLU)),

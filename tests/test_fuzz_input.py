@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from damage import ENDLESS, NO_SIZES, anything_of, fuzzed, numbers, refused
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-import llmcalc
-from llmcalc.costs.limits import longest_sequence
-from llmcalc.errors import LONGEST_MESSAGE, InputError
+from llmcalc.errors import InputError
 from llmcalc.sources.fields import all_field_names
 from llmcalc.sources.files import validated
 from llmcalc.sources.preset import Preset
@@ -25,9 +24,6 @@ from llmcalc.sources.target import load
 
 FUZZED = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b")
 TABLES = {name: tomllib.loads((presets_dir() / "models" / f"{name}.toml").read_text())["model"] for name in FUZZED}
-NO_SIZES: tuple[Any, ...] = (-1, -(2**63), 0, 1.5, 1e300, float("nan"), float("inf"), "", "8", True, [], [8], {}, {"a": 1}, 2**63, 10**30)
-ENDLESS = 10**5000
-"""Python refuses to print it."""
 
 
 def leaves(table: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -59,42 +55,11 @@ def test_every_size_refuses_what_is_none(name: str) -> None:
             assert path[-1] in str(caught.value), (path, caught.value)
 
 
-def counts(preset: Preset) -> None:
-    """It can be counted in every way: whole numbers, none negative."""
-    spec = preset.model
-    found = llmcalc.params(spec)
-    assert found.total == sum(found.by_component.values())
-    assert 0 <= found.embedding <= found.total
-    assert all(type(n) is int and n >= 0 for n in (found.total, found.active, *found.by_component.values()))
-    work = llmcalc.flops(spec, batch=2, seq=3)
-    assert 0 <= work.causal <= work.full
-    longest_sequence(spec)
-    if spec.kind != "encoder":
-        assert llmcalc.kv(spec, seq=5).bytes >= 0
-
-
-def read_or_refused(make: Callable[[], Preset]) -> None:
-    message = ""
-    try:
-        preset = make()
-    except InputError as error:
-        message = str(error)
-    if message:
-        assert message.isprintable()
-        assert len(message) <= LONGEST_MESSAGE + 3
-    else:
-        counts(preset)
-
-
-numbers = st.one_of(st.sampled_from(NO_SIZES), st.integers(-3, 200_000), st.integers(2**39, 2**41), st.floats())
 words = st.one_of(
     st.text(max_size=8), st.sampled_from([*all_field_names(), "attention", "mla", "moe", "mlp", "rope", "none", "block", "rmsnorm", "gelu", "\x1b[0m"])
 )
-anything = st.recursive(
-    st.one_of(numbers, words, st.none(), st.booleans()), lambda x: st.lists(x, max_size=3) | st.dictionaries(words, x, max_size=3), max_leaves=8
-)
+anything = anything_of(words)
 places = st.sampled_from([(name, path) for name in FUZZED for path, _ in leaves(TABLES[name])])
-fuzzed = settings(max_examples=400, deadline=2000, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def nested(depth: int) -> Any:
@@ -113,7 +78,7 @@ def nested(depth: int) -> Any:
 @example(place=("llama3-8b", ("decoder", "variants")), value={f"v{i}": {} for i in range(20_000)})
 def test_a_field_replaced_by_anything(place: tuple[str, tuple[str, ...]], value: Any) -> None:
     name, path = place
-    read_or_refused(lambda: validated(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml"))
+    refused(lambda: validated(Preset, {"name": name, "model": replaced(name, path, value)}, "x.toml"))
 
 
 @fuzzed
@@ -131,7 +96,7 @@ def test_a_field_removed_or_inserted(place: tuple[str, tuple[str, ...]], key: st
         below[key] = value
     known = remove or key in all_field_names() or "variants" in path or "variants" in below
     if known:
-        read_or_refused(lambda: validated(Preset, {"name": name, "model": table}, "x.toml"))
+        refused(lambda: validated(Preset, {"name": name, "model": table}, "x.toml"))
     else:
         with pytest.raises(InputError):
             validated(Preset, {"name": name, "model": table}, "x.toml")
@@ -148,7 +113,7 @@ asked = st.one_of(
 @fuzzed
 @given(name=st.sampled_from(FUZZED), path=asked, value=values, joint=st.sampled_from(["=", "=", "=", "", "==", " = "]))
 def test_an_override_of_anything_by_anything(name: str, path: str, value: str, joint: str) -> None:
-    read_or_refused(lambda: load(name, (f"{path}{joint}{value}",)))
+    refused(lambda: load(name, (f"{path}{joint}{value}",)))
 
 
 WHOLE = (presets_dir() / "models" / "mixtral-8x7b.toml").read_bytes()
@@ -161,4 +126,4 @@ WHOLE = (presets_dir() / "models" / "mixtral-8x7b.toml").read_bytes()
 def test_a_file_of_anything(content: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "anything.toml"
     path.write_bytes(WHOLE[:cut] + content)
-    read_or_refused(lambda: load(str(path)))
+    refused(lambda: load(str(path)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components import LMHead, NoHead
+from llmcalc.components import Classifier, LMHead, NoHead
 from llmcalc.components.attention import Attention
 from llmcalc.components.base import Around
 from llmcalc.components.block import Block
@@ -53,8 +53,13 @@ MODELS = {
     "untied with a bias": spec(tie_word_embeddings=False, head=LMHead(bias=True)),
     "tied with a bias": spec(head=LMHead(bias=True)),
     "no head": spec(head=NoHead()),
+    "a table that nothing reads": spec(**both(CROSSED, final_norm=RMS), unused_embedding=True),
+    "a score of each sequence beside the head": spec(pooler_labels=1),
+    "cross-attention that never runs": spec(decoder=Stack(num_hidden_layers=2, block=CROSSED.model_copy(update={"idle_cross_attention": True}))),
     "factorised embedding, tied": spec(embedding_size=6),
     "factorised embedding, untied, biased": spec(embedding_size=6, tie_word_embeddings=False, embedding_projection_bias=True),
+    "factorised embedding, without a head": spec(embedding_size=6, head=NoHead()),
+    "factorised embedding under a classifier": spec(embedding_size=6, head=Classifier(num_labels=3, over="token")),
     "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=Transform())),
     "dense, then sparse": spec(decoder=DENSE_THEN_SPARSE),
     "alternating windows": spec(decoder=ALTERNATING),
@@ -91,7 +96,8 @@ def test_it_runs(name: str) -> None:
     net = model.reference()
     ids = torch.randint(0, 40, (3, 9))
     out = net(ids, torch.randint(0, 40, (3, 5)) if model.kind == "encoder-decoder" else None)
-    assert out.shape == (3, 9, 16 if isinstance(model.head, NoHead) else 40)
+    width = {"lm": 40, "classification": getattr(model.head, "num_labels", 0), "none": model.embedding_size or 16}[model.head.type]
+    assert out.shape == (3, 9, width)
     assert out.isfinite().all()
 
 

@@ -18,6 +18,7 @@ from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, Sid
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier
 from llmcalc.components.layers import LAYERS, Layer
+from llmcalc.components.local import LocalAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
 from llmcalc.components.stack import Stack
@@ -48,6 +49,11 @@ def encoder_decoder(block: Block) -> ModelSpec:
     )  # fmt: skip
 
 
+def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> ModelSpec:
+    stack = Stack(num_hidden_layers=2, block=Block(attention=attention, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre"), relative_bias=bias)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
+
+
 def around_a_model(part: Component) -> ModelSpec:
     """A small model that has the part in it."""
     match part:
@@ -60,7 +66,10 @@ def around_a_model(part: Component) -> ModelSpec:
         case Learned() | Sinusoidal():
             return decoder(position=part)
         case RelativeBias():
-            return decoder(relative_bias=part)
+            return local_encoder(LocalAttention.examples()[1], part) if part.of_blocks else decoder(relative_bias=part)
+        case LocalAttention():
+            bias = RelativeBias(num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None)
+            return local_encoder(part, None if part.global_norm is None else bias)
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, side_convolution=part)
@@ -77,7 +86,7 @@ def around_a_model(part: Component) -> ModelSpec:
             assert spec.encoder is not None
             return spec.model_copy(update={"encoder": spec.encoder.model_copy(update={"stem": part})})
         case Block():
-            return encoder_decoder(part) if part.cross_attention else decoder(block=part)
+            return encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
         case Layer():
             return decoder(block=part)
         case Stack():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,23 @@ def test_entries_that_name_nothing_are_said() -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}, "format: 'marlin-24'"),
         ({"quant_method": "compressed-tensors"}, "config_groups: None"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
+                        "input_activations": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": False},
+                    }
+                },
+            },
+            "strategy: 'tensor_group'",
+        ),
+        ({"quant_method": "bitnet", "linear_class": "other"}, "linear_class: 'other'"),
+        ({"quant_method": "eetq", "weights": "int4"}, "weights: 'int4'"),
+        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("aqlm", "quanto", "torchao", "vptq", "auto-round")),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo: 'W4A8'; expected NVFP4 or FP8"),
         ({"quant_method": ["fp8"]}, "is not known; expected one of fp8"),
     ],
@@ -176,7 +194,26 @@ def test_optional_parts() -> None:
         quantized(spec, scheme_named("q4_k_m"), include=mtp)
 
 
-def test_every_name_is_counted() -> None:
-    spec = llmcalc.load("qwen3-30b-a3b").model
-    for name in COMMON:
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "llama3-8b", "gpt2"])
+def test_every_name_is_counted(model: str) -> None:
+    spec = llmcalc.load(model).model
+    experts = params(spec).by_component.get("experts")
+    for name in (*COMMON, "q4_k_m-qkv", "q4_0-imatrix"):
+        if name == "mxfp4" and not experts:
+            with pytest.raises(InputError, match="converts routed experts, and this model has none"):
+                quantized(spec, scheme_named(name))
+            continue
         assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
+
+
+@pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
+def test_state_space_models(case: str) -> None:
+    """dt_proj has rows of 48 in the smaller: F16 in llama.cpp's mixes of 256, and no type at all in those of 32."""
+    spec = llmcalc.load(str(Path(__file__).parent / "data/cases" / case)).model
+    for name in ("q4_k_m", "q8_0", "q2_k", "iq4_xs", "fp8", "nf4-double", "int8", "w8a8"):
+        assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
+    if case == "mamba-130m":
+        with pytest.raises(InputError, match=r"dt_proj: rows of 48 are no multiple of Q4_0's 32"):
+            quantized(spec, scheme_named("q4_0"))
+        with pytest.raises(InputError, match=r"dt_proj: 48 columns are no multiple of 128"):
+            quantized(spec, scheme_named("awq-int4-g128"))

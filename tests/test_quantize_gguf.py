@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_parts import decoder
@@ -15,9 +18,11 @@ from llmcalc.components.feed_forward import FeedForward
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized, scheme_named
 from llmcalc.costs.quantization.base import sites
-from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix
+from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _Model
+from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
+from llmcalc.sources.huggingface.registry import read_config
 
 # Files
 
@@ -105,13 +110,92 @@ def test_block_sizes_are_those_of_the_header_reader() -> None:
     assert set(MIXES.values()) <= set(BLOCKS)
 
 
+def test_block_sizes_are_those_of_the_gguf_package() -> None:
+    gguf = pytest.importorskip("gguf")
+    for name, one in BLOCKS.items():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == (one[0], sum(one[1:])), name
+
+
+def mix(name: str) -> GGUFMix:
+    scheme = scheme_named(name)
+    assert isinstance(scheme, GGUFMix)
+    return scheme
+
+
+def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
+    """Path → the types of the matrices, stacked matrices and tables there."""
+    found = list(sites(spec.anatomy()))
+    model = _Model(mix(name), spec, found)
+    return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
+
+
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:
-    """96 columns are no block of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0. 40 are no block of 32 either: F16."""
-    got = scheme_named("q4_k_m")
-    assert isinstance(got, GGUFMix)
+    """96 columns are no block of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0. 40 are no block of 32 either: F16, of a type that can fall back."""
+    got = mix("q4_k_m")
     assert set(got.types(DENSE)) == {"Q5_0", "Q8_0", "F32"}
-    odd = decoder(hidden_size=40, attention=Attention(num_attention_heads=2, head_dim=20), feed_forward=FeedForward(intermediate_size=40, hidden_act="silu"))
-    assert set(got.types(odd)) == {"F16", "F32"} | ({"Q8_0"} & set(got.types(odd)))
+    odd = decoder(vocab_size=64, hidden_size=64, attention=Attention(num_attention_heads=2, head_dim=32),
+                  feed_forward=FeedForward(intermediate_size=40, hidden_act="silu"))  # fmt: skip
+    assert types_by_place(odd, "q4_k_m")["layers.0.mlp.down_proj"] == ["F16"]
+    assert types_by_place(odd, "q8_0")["layers.0.mlp.down_proj"] == ["F16"]  # as convert_hf_to_gguf.py does it
+    for name in ("q4_0", "q5_1", "iq4_nl", "mxfp4_moe"):
+        with pytest.raises(InputError, match=r"down_proj: rows of 40 are no multiple of .* 32, and llama-quantize has no other type"):
+            mix(name).types(odd)
+
+
+# Tensors of other kinds, by the name that each has in a file
+
+
+def shape(file: str, cls: str, i: int = 0) -> ModelSpec:
+    """A small model of a family of Hugging Face configs."""
+    config: dict[str, Any] = import_module(f"tests.families.{file}").SHAPES[cls][i]
+    return ModelSpec.model_validate(read_config({"architectures": [cls], **config})[0])
+
+
+def test_eight_experts() -> None:
+    """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K, attn_k and attn_v in Q8_0, attn_output in Q5_K."""
+    got = mix("q4_k_m").types(llmcalc.load("mixtral-8x7b").model)
+    assert got == {"F32": 65 + 32, "Q4_K": 32 + 64 + 16 + 1, "Q5_K": 32, "Q6_K": 16 + 1, "Q8_0": 64}
+
+
+def test_latent_attention() -> None:
+    """attn_k_b is turned: rows of 128 are no block of 256. Of 61 layers' ffn_down (shared experts too) the first 7 are Q6_K, the last 8 and 15 between."""
+    spec = llmcalc.load("deepseek-v3").model
+    held = types_by_place(spec, "q4_k_m")
+    assert held["layers.0.self_attn.kv_b_proj"] == ["Q5_0", "Q4_K"]
+    assert held["layers.3.mlp.router"] == ["F32"]
+    down = [kinds for path, kinds in held.items() if path.endswith("down_proj")]
+    assert len(down) == 3 + 2 * 58
+    more = {i for i in range(61) if i < 7 or i >= 53 or (i - 7) % 3 == 2}
+    assert [path for path, kinds in held.items() if path.endswith("down_proj") and kinds == ["Q6_K"]] == [
+        path for path in held if path.endswith("down_proj") and int(path.split(".")[1]) in more
+    ]
+
+
+def test_maps_that_the_quantizer_leaves_alone() -> None:
+    """Of Gemma 3n altup_*, laurel_* and per_layer_model_proj keep 16 bits, or 32 where the converter says so."""
+    held = types_by_place(shape("gemma3n", "Gemma3nForCausalLM"), "q8_0")
+    kept = {path.rpartition("layers.")[2].partition(".")[2] or path: kinds for path, kinds in held.items() if kinds[0] in ("F16", "F32")}
+    assert {kinds[0] for path, kinds in kept.items() if "coefficients" in path} == {"F32"}
+    for part in ("laurel.left", "laurel.right", "predict.router", "projections"):
+        assert {kinds[0] for path, kinds in held.items() if part in path} == {"F16"}, part
+    assert held["per_layer_embedding.projection"] == ["F16"]
+
+
+def test_gated_delta_net_has_one_tensor_of_q_k_and_v() -> None:
+    held = types_by_place(shape("delta", "Qwen3NextForCausalLM"), "q3_k_l")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        assert {kinds[0] for path, kinds in held.items() if path.endswith(f"linear_attn.{name}")} == {"Q5_1"}  # Q5_K's fallback: narrow rows
+    assert {kinds[0] for path, kinds in held.items() if path.endswith("linear_attn.g_proj")} == {"Q4_0"}  # Q3_K's
+    assert {kinds[0] for path, kinds in held.items() if path.endswith("mlp.shared_expert_gate")} == {"F32"}
+
+
+def test_q_k_and_v_in_one_tensor() -> None:
+    apart, fused = mix("q4_k_m").types(ROUND), mix("q4_k_m-qkv").types(ROUND)
+    assert apart["Q6_K"] == fused["Q6_K"]  # attn_qkv instead of attn_v
+    assert sum(apart.values()) - sum(fused.values()) == 16 * 2
+    held = types_by_place(ROUND, "q4_k_m-imatrix-qkv")
+    for i in range(16):
+        assert {held[f"layers.{i}.self_attn.{name}"][0] for name in ("q_proj", "k_proj", "v_proj")} == {"Q6_K" if i in MORE else "Q4_K"}
 
 
 def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
@@ -125,8 +209,8 @@ def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
 
 
 LLAMA_CPP_BITS = {
-    "q2_k": 3.1593, "q3_k_s": 3.6429, "q3_k_m": 3.9960, "q3_k_l": 4.2979, "iq4_xs": 4.4597, "q4_k_s": 4.6672, "q4_k_m": 4.8944, "q5_k_s": 5.5704,
-    "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008,
+    "q2_k": 3.1593, "q3_k_s": 3.6429, "q3_k_m": 3.9960, "q3_k_l": 4.2979, "iq4_xs": 4.4597, "iq4_nl": 4.6818, "q4_k_s": 4.6672, "q4_k_m": 4.8944,
+    "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008,
 }  # fmt: skip
 """Bits a weight of Llama 3.1 8B: llama.cpp, tools/quantize/README.md. Its file has 64 numbers more than Llama 3's (rope_freqs)."""
 
@@ -137,14 +221,52 @@ def test_bits_a_weight_that_llama_cpp_publishes(name: str) -> None:
     assert round(8 * quantized(spec, scheme_named(name)).total / params(spec).total, 4) == LLAMA_CPP_BITS[name]
 
 
-@pytest.mark.parametrize(
-    ("model", "mix", "gigabytes"),
-    [("llama3-8b", "q4_k_m", 4.92), ("llama3-8b", "q8_0", 8.54), ("llama3-8b", "q6_k", 6.60), ("llama3-70b", "q4_k_m", 42.52), ("llama2-7b", "q4_k_m", 4.08)],
-)
-def test_published_gguf_files(model: str, mix: str, gigabytes: float) -> None:
-    """Sizes in 10⁹ bytes as model pages give them. The difference is the file's metadata, mostly the vocabulary: under 10 MB."""
-    got = quantized(llmcalc.load(model).model, scheme_named(mix)).total
-    assert -5e6 < gigabytes * 1e9 - got < 15e6  # ±5 MB of rounding, 10 MB of metadata
+FILE_SIZES = json.loads((Path(__file__).parent / "data/gguf/file_sizes.json").read_text())
+
+
+def spec_of(entry: dict[str, Any], folder: Path) -> ModelSpec:
+    if "model" in entry:
+        return llmcalc.load(entry["model"]).model
+    (folder / "config.json").write_text(json.dumps(entry["config"]))
+    return llmcalc.load(str(folder)).model
+
+
+@pytest.mark.parametrize("entry", [pytest.param(one, id=one["repo"]) for one in FILE_SIZES["separate"]])
+def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> None:
+    """All files of a repository have the same metadata, mostly the vocabulary: what is left of their sizes is one number.
+
+    It may vary by 64 bytes: the metadata's own names, and the padding behind them.
+    """
+    spec, suffix = spec_of(entry, tmp_path), "-imatrix" if entry["imatrix"] else ""
+    left = {name: size - quantized(spec, scheme_named(name.lower() + suffix)).total for name, size in entry["sizes"].items()}
+    assert max(left.values()) - min(left.values()) <= 64, left
+    assert 5e5 < min(left.values()) < 1e7  # 32,768 to 262,144 words
+
+
+BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q2_K": 84, "Q4_K_S": 144}
+"""Mix → bytes of 256 weights of `attn_qkv` as it was typed until then: Q5_K, Q6_K, Q4_K, Q4_K, and the mix's own."""
+
+
+def test_published_files_with_fused_attention() -> None:
+    """Phi-3.5 mini: 32 layers of q, k and v of 3072 × 3072 in one tensor. All but that tensor is as it is counted; so is it in the other mixes."""
+    entry = FILE_SIZES["fused"]
+    spec, fused = llmcalc.load(entry["model"]).model, 32 * 3 * 3072 * 3072
+    left = {}
+    for name, size in entry["sizes"].items():
+        scheme = mix(name.lower() + "-imatrix-qkv")
+        left[name] = size - quantized(spec, scheme).total
+        if name in BEFORE_2026_03:
+            held = types_by_place(spec, scheme.label)
+            counted = [held[f"layers.{i}.self_attn.q_proj"][0] for i in range(32)]
+            left[name] += sum(fused // 32 // 256 * sum(BLOCKS[kind][1:]) for kind in counted) - fused // 256 * BEFORE_2026_03[name]
+    assert len(set(left.values())) == 1, left
+
+
+def test_published_mxfp4_files() -> None:
+    """gpt-oss: experts in MXFP4, all else in Q8_0 or F32. The larger has 12 layers more, whose tensors are described in some 14 kB."""
+    small, large = (size - quantized(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total for name, size in FILE_SIZES["mxfp4_moe"]["sizes"].items())
+    assert 0 < large - small < 20_000
+    assert 12e6 < small < 14e6
 
 
 @pytest.mark.parametrize(
@@ -153,7 +275,7 @@ def test_published_gguf_files(model: str, mix: str, gigabytes: float) -> None:
         ("llama2-7b", "q4_k_m", {"F32": 65, "Q4_K": 193, "Q6_K": 33}),  # as llama.cpp prints when it loads them
         ("llama3-8b", "q4_k_m", {"F32": 65, "Q4_K": 193, "Q6_K": 33}),
         ("mistral-7b", "q3_k_m", {"F32": 65, "Q3_K": 129, "Q4_K": 92, "Q5_K": 4, "Q6_K": 1}),
-        ("gemma2-9b", "q4_k_m", {"F32": 169, "Q4_K": 252, "Q6_K": 43}),
+        ("gemma2-9b", "q4_k_m", {"F32": 169, "Q4_K": 252, "Q6_K": 43}),  # 42 layers: 5 + 6 + 10 have more bits, twice; and the tied embedding
     ],
 )
 def test_tensors_of_each_type(model: str, mix: str, tensors: dict[str, int]) -> None:
@@ -163,7 +285,7 @@ def test_tensors_of_each_type(model: str, mix: str, tensors: dict[str, int]) -> 
 
 
 def test_deepseek_v3_checkpoint() -> None:
-    """The hub's safetensors totals of DeepSeek-V3: 680,571,043,840 F8_E4M3, 3,918,786,560 BF16 and 41,555,600 F32 numbers.
+    """The hub's count of DeepSeek-V3's and R1's safetensors: 680,571,043,840 F8_E4M3, 3,918,786,560 BF16 and 41,555,600 F32 numbers.
 
     F32: the scales and 256 score corrections in each of 59 layers. BF16: what is unconverted, the prediction module's own copies of
     embedding and output head among it.

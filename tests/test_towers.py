@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,123 +22,67 @@ from llmcalc.components.towers.vision import VisionTower
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
-from llmcalc.sources.huggingface.towers import VISION
+from llmcalc.sources.huggingface.towers import FILES as TOWER_FILES
+from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.tree import Node
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config
-from llmcalc.verify.transformers import run as run_class
-from llmcalc.workload import Workload
 from tests.test_parts import check_independence
-
-
-def test_the_text_part_of_phi4_multimodal() -> None:
-    config = {
-        "model_type": "phi4_multimodal", "architectures": ["Phi4MultimodalForCausalLM"], "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 0,
-        "vision_config": {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "audio_config": {"hidden_size": 16, "intermediate_size": 20, "num_blocks": 1, "num_attention_heads": 2},
-    }  # fmt: skip
-    table, notes = read_config(config)
-    spec, model = ModelSpec.model_validate(table), build(config)
-    tree, w = spec.anatomy(), Workload(seq=32)
-    text = sum(p.numel() for name, p in model.named_parameters() if "embed_tokens_extend" not in name)
-    assert tree.total(lambda op, _: op.params()) == text < sum(p.numel() for p in model.parameters())
-    forward, cache = run_class(spec, model, 1, 32)
-    assert tree.total(lambda op, w: op.forward_flops(w), w) == forward
-    assert cache is not None
-    assert tree.total(lambda op, w: op.cache_bits(w, 16), w) == 8 * cache
-    assert notes == ["the text model alone is counted: no vision or audio tower"]
-
+from tests.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8,
 }  # fmt: skip
 
 
+def without_towers(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != "towers"}
+
+
 def test_hunyuan_vl_is_its_text_model_nested_or_flat() -> None:
     plain, _ = read_config({"model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"], "tie_word_embeddings": True, **TEXT})
     wrapper = {"model_type": "hunyuan_vl", "architectures": ["HunYuanVLForConditionalGeneration"]}
-    assert read_config({**wrapper, "text_config": {**TEXT, "model_type": "hunyuan_vl_text"}})[0] == plain
-    assert read_config({**wrapper, **TEXT})[0] == plain
+    for config in ({**wrapper, "text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, {**wrapper, **TEXT}):
+        assert without_towers(read_config(config)[0]) == plain
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
+    """Configs on the hub are flat; the class reads them so."""
+    nested = wrapped(kind, WRAPPERS[kind][2][1])
+    flat = {**{k: v for k, v in nested["text_config"].items() if k != "model_type"}, **{k: v for k, v in nested.items() if k != "text_config"}}
+    (table, notes), (other, _) = read_config({**flat, "vision_token_id": 7}), read_config(nested)
+    assert table == other
+    assert not notes
+    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(flat))[""]
 
 
 # --- towers beside the text model -------------------------------------------------------------------------------------
 
-SIGLIP: dict[str, Any] = {
-    "model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24,
-    "patch_size": 4, "vision_use_head": False,
-}  # fmt: skip
-PIXTRAL: dict[str, Any] = {
-    "model_type": "pixtral", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 4,
-}  # fmt: skip
-QWEN: dict[str, Any] = {
-    "depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "num_position_embeddings": 16, "out_hidden_size": 32,
-}  # fmt: skip
-GEMMA4: dict[str, Any] = {
-    "model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "patch_size": 4, "position_embedding_size": 50,
-}  # fmt: skip
-LLAMA4: dict[str, Any] = {
-    "model_type": "llama4_vision_model", "hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24,
-    "patch_size": 4, "projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40,
-}  # fmt: skip
-KIMI: dict[str, Any] = {
-    "model_type": "kimi_k25_vision", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "pos_emb_height": 6,
-    "pos_emb_width": 6, "patch_size": 4,
-}  # fmt: skip
-
-WRAPPERS: dict[str, tuple[str, dict[str, tuple[str, ...]], list[dict[str, Any]]]] = {
-    "gemma3": (
-        "Gemma3ForConditionalGeneration", {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"vision_config": SIGLIP, "mm_tokens_per_image": 9},
-         {"vision_config": {**SIGLIP, "vision_use_head": True, "num_channels": 1, "num_hidden_layers": 3}, "mm_tokens_per_image": 4},
-         {"vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1}, "mm_tokens_per_image": 49}],
-    ),
-    "paligemma": (
-        "PaliGemmaForConditionalGeneration", {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"vision_config": SIGLIP, "projection_dim": 32}, {"vision_config": {**SIGLIP, "hidden_size": 32, "patch_size": 8}, "projection_dim": 40}],
-    ),
-    "gemma4": (
-        "Gemma4ForConditionalGeneration", {"vision_tower": ("vision_tower",), "embed_vision": ("embed_vision",)},
-        [{"vision_config": GEMMA4, "audio_config": None}, {"vision_config": {**GEMMA4, "use_clipped_linears": True, "standardize": True, "head_dim": 4}}],
-    ),
-    "mistral3": (
-        "Mistral3ForConditionalGeneration", {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "multimodal_projector_bias": True, "spatial_merge_size": 3}],
-    ),
-    "llama4": (
-        "Llama4ForConditionalGeneration", {"vision_model": ("vision_model", "vision_adapter"), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"vision_config": LLAMA4},
-         {"vision_config": {**LLAMA4, "image_size": 16, "num_channels": 1, "pixel_shuffle_ratio": 0.25, "intermediate_size": 384}}],
-    ),
-    "qwen3_5": (
-        "Qwen3_5ForConditionalGeneration", {"visual": ("visual", "visual_merger")},
-        [{"vision_config": {"model_type": "qwen3_5", **QWEN}},
-         {"vision_config": {**QWEN, "in_channels": 1, "temporal_patch_size": 1, "spatial_merge_size": 3, "depth": 1}}],
-    ),
-    "qwen3_5_moe": (
-        "Qwen3_5MoeForConditionalGeneration", {"visual": ("visual", "visual_merger")},
-        [{"vision_config": {"model_type": "qwen3_5_moe", **QWEN}}, {"vision_config": {**QWEN, "out_hidden_size": 40, "deepstack_visual_indexes": []}}],
-    ),
-    "kimi_k25": (
-        "Kimi_K25ForConditionalGeneration", {"vision_tower": ("vision_tower",), "mm_projector": ("mm_projector",)},
-        [{"vision_config": KIMI, "projection_hidden_size": 24},
-         {"vision_config": {**KIMI, "merge_kernel_size": [3, 3], "pos_emb_width": 5}, "projection_hidden_size": 24}],
-    ),
-}  # fmt: skip
-"""Wrapper → (its class, the class's modules and the towers that each of them holds, shapes)."""
-
 WRAPPED = [pytest.param(kind, shape, id=f"{kind}-{i}") for kind, (_, _, shapes) in WRAPPERS.items() for i, shape in enumerate(shapes)]
+
+
+FLAT = {
+    "model_type": "phi4_multimodal", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 0,
+}  # fmt: skip
 
 
 def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
     """A small config of a wrapper around the first shape of its text model."""
-    text = family_of(kind).text
+    text, cls = family_of(kind).text, WRAPPERS[kind][0] if kind in WRAPPERS else "ForConditionalGeneration"
+    if text is None:
+        return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
     file = next(f for f, kinds in FILES.items() if text in kinds)
     shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == text]
     small = {"tie_word_embeddings": False, **shapes[0]}
-    return {"model_type": kind, "architectures": [WRAPPERS[kind][0]], "tie_word_embeddings": small["tie_word_embeddings"], "text_config": small, **shape}
+    return {"model_type": kind, "architectures": [cls], "tie_word_embeddings": small["tie_word_embeddings"], "text_config": small, **shape}
+
+
+def held(model: torch.nn.Module, place: str) -> int:
+    """Parameters of a module, or of several (`a + b`), or that one of these is."""
+    return sum(p.numel() for name, p in model.named_parameters() if re.match(rf"(model\.)?({'|'.join(place.split(' + '))})(\.|$)", name))
 
 
 def towers_of(spec: ModelSpec) -> dict[str, Node]:
@@ -151,12 +96,11 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build(config)
     nodes, counted = towers_of(spec), parameters(model)
-    known = WRAPPERS[kind][1]
+    known = {place: [name for name in names if name in nodes] for place, names in WRAPPERS[kind][1].items()}
     assert not notes
     assert sorted(nodes) == sorted(name for names in known.values() for name in names)
-    for module, names in known.items():
-        path = module if module in counted else f"model.{module}"
-        assert sum(nodes[name].total(total_of) for name in names) == counted[path]
+    for place, names in known.items():
+        assert sum(nodes[name].total(total_of) for name in names) == held(model, place), place
     assert params(spec, with_towers=True).total == counted[""] == params(spec).total + params(spec).left_out["towers"]
     elements = sum(count for path, count in buffers(model).items() if path.removeprefix("model.") in known)
     assert sum(node.total(buffers_of) for node in nodes.values()) == elements
@@ -171,26 +115,48 @@ def test_towers_agree_with_the_reference(kind: str, shape: dict[str, Any]) -> No
     assert {f"towers.{name}" for name in spec.towers} < compared
 
 
-def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted() -> None:
-    config = wrapped("gemma3", WRAPPERS["gemma3"][2][0])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "internvl", "smolvlm", "voxtral", "phi4_multimodal"])
+def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
+    config = wrapped(kind, WRAPPERS[kind][2][0])
     verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config)
     assert verdict.ok, verdict.failures
     assert {"parameters", "forward_flops", "cache_bytes"} <= {check.quantity for check in verdict.checks}
 
 
-@pytest.mark.parametrize("kind", [k for k in VISION if k in WRAPPERS])
+READ = [kind for kinds in TOWER_FILES.values() for kind in kinds]
+UNMEASURED = {"gemma3n": "its class needs timm"}
+
+
+@pytest.mark.parametrize("kind", READ)
 def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
+    """Of the section's own class, of the wrapper's, and of what the wrapper makes where there is no section."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    _, names, defaults, above = VISION[kind]
-    for own, values in ((CONFIG_MAPPING[names[0]](), defaults), (CONFIG_MAPPING[kind](), above)):
-        for name, value in values.items():
-            assert getattr(own, name) == value, f"{kind}: {name}"
+    whole = CONFIG_MAPPING[kind]()
+    for name, section in sections_of(kind).items():
+        for own, defaults in section.kinds.items():
+            made = CONFIG_MAPPING[own]() if own in CONFIG_MAPPING and own != kind else type(getattr(whole, name))()
+            for field, value in defaults.items():
+                assert value in (getattr(made, field), getattr(type(made), field, None)), f"{kind}: {name}.{field}"
+        for field, value in section.above.items():
+            assert getattr(whole, field) == value, f"{kind}: {field}"
+        given = getattr(whole, name)
+        assert (given is None) == (section.built is None)
+        if section.built is not None:
+            assert given.model_type == next(iter(section.kinds))
+            for field, value in {**next(iter(section.kinds.values())), **section.built}.items():
+                assert value in (getattr(given, field), None), f"{kind}: {name}.{field}, where it is not given"
 
 
 def test_every_wrapper_that_is_read_has_two_shapes() -> None:
-    assert set(WRAPPERS) == set(VISION)
+    assert {*WRAPPERS, *UNMEASURED} == set(READ)
     assert all(len(shapes) >= 2 for _, _, shapes in WRAPPERS.values())
+
+
+def test_every_wrapper_of_a_text_model_has_its_towers_read() -> None:
+    from llmcalc.sources.huggingface.registry import model_types
+
+    assert {kind for kind in model_types() if family_of(kind).text is not None} <= set(READ)
 
 
 KINDS: list[Any] = TOWERS.classes()
@@ -267,8 +233,7 @@ def test_towers_of_published_configs(name: str) -> None:
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": [24, 24]}}, "vision_config.image_size: a list"),
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": 2}}, "vision_config.image_size: 2"),
         ("gemma3", {"vision_config": SIGLIP, "mm_tokens_per_image": 256}, "mm_tokens_per_image: 256"),
-        ("gemma3", {}, "vision_config: missing"),
-        ("gemma3", {"vision_config": 3}, "vision_config: missing"),
+        ("gemma3", {"vision_config": 3}, "vision_config: int; expected a table of fields"),
         ("mistral3", {"vision_config": PIXTRAL, "vision_feature_layer": [-1, -2]}, "vision_feature_layer: a list"),
         ("llama4", {"vision_config": {**LLAMA4, "intermediate_size": 80}}, "vision_config.intermediate_size: 80"),
         ("llama4", {"vision_config": {**LLAMA4, "pixel_shuffle_ratio": 0.3}}, "vision_config.pixel_shuffle_ratio: 0.3"),
@@ -284,16 +249,82 @@ def test_a_tower_that_is_not_understood_is_named_and_left_out(kind: str, change:
     assert table == read_config(wrapped(kind, change)["text_config"])[0]
 
 
-def test_an_audio_tower_is_named_and_left_out() -> None:
-    table, notes = read_config(wrapped("gemma4", {"vision_config": GEMMA4, "audio_config": {"model_type": "gemma4_audio"}}))
+def test_a_section_that_no_class_knows_is_named_and_left_out() -> None:
+    table, notes = read_config(wrapped("gemma3", {"vision_config": SIGLIP, "mm_tokens_per_image": 9, "audio_config": {"model_type": "gemma4_audio"}}))
     assert notes == ["its tower is not counted: audio_config: 'gemma4_audio' is not understood"]
-    assert list(table["towers"]) == ["vision_tower", "embed_vision"]
+    assert list(table["towers"]) == ["vision_tower", "multi_modal_projector"]
 
 
-def test_a_config_without_towers_has_none() -> None:
+def test_one_tower_is_counted_where_another_is_not_understood() -> None:
+    table, notes = read_config(wrapped("gemma4", {"vision_config": {**GEMMA4, "num_attention_heads": 5}, "audio_config": GEMMA4_AUDIO}))
+    assert len(notes) == 1
+    assert notes[0].startswith("its tower is not counted: vision_config")
+    assert list(table["towers"]) == ["audio_tower", "embed_audio"]
+
+
+def test_a_config_whose_sections_are_null_has_no_towers() -> None:
     table, notes = read_config(wrapped("gemma4", {"vision_config": None, "audio_config": None}))
     assert "towers" not in table
     assert not notes
+
+
+def test_a_config_without_sections_is_said_to_describe_no_tower() -> None:
+    table, notes = read_config(wrapped("gemma4", {}))
+    assert "towers" not in table
+    assert notes == ["no tower is described: there is no vision_config and no audio_config"]
+
+
+@pytest.mark.parametrize("kind", ["paligemma", "mistral3", "qwen2_vl", "qwen3_vl", "llava", "voxtral", "phi4_multimodal", "lfm3_vl"])
+def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> None:
+    config = wrapped(kind, {})
+    table, notes = read_config(config)
+    assert notes
+    assert all("not given; its towers are those of its class's defaults" in note for note in notes)
+    assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(config))[""]
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
+def test_a_class_that_needs_another_package_says_so(run: Any, tmp_path: Path) -> None:
+    config = {**wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}), "architectures": ["Gemma3nForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused = run("verify", str(tmp_path), "--against", "transformers")
+    assert (refused.code, refused.out) == (2, "")
+    assert "Gemma3nForConditionalGeneration cannot be built here" in " ".join(refused.err.split())
+    assert "timm" in refused.err
+
+
+def test_a_text_model_alone_has_no_towers() -> None:
+    """The class of a text model may be given the config of its wrapper."""
+    config = {**wrapped("gemma3", {"vision_config": SIGLIP}), "architectures": ["Gemma3ForCausalLM"]}
+    assert "towers" not in read_config(config)[0]
+    flat = {**wrapped("phi4_multimodal", {}), "architectures": ["Phi3ForCausalLM"]}
+    assert "towers" not in read_config(flat)[0]
+
+
+def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
+    """That one is timm's, and a remark says so; the rest against the modules of its class."""
+    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nAudioConfig, Gemma3nTextConfig, Gemma3nVisionConfig
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nAudioEncoder, Gemma3nMultimodalEmbedder
+
+    audio: dict[str, Any] = {
+        "hidden_size": 24, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 2, "input_feat_size": 21, "vocab_size": 7,
+        "sscp_conv_channel_size": [10, 6], "sscp_conv_kernel_size": [[3, 3], [3, 5]], "sscp_conv_stride_size": [[2, 2], [2, 3]],
+    }  # fmt: skip
+    for sound in (audio, {}):
+        config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": sound})
+        table, notes = read_config(config)
+        with torch.device("meta"):
+            text, heard = Gemma3nTextConfig(**config["text_config"]), Gemma3nAudioConfig(**sound)
+            modules = {
+                "embed_vision": Gemma3nMultimodalEmbedder(Gemma3nVisionConfig(hidden_size=40, vocab_size=9), text),
+                "audio_tower": Gemma3nAudioEncoder(heard), "embed_audio": Gemma3nMultimodalEmbedder(heard, text),
+            }  # fmt: skip
+        spec = ModelSpec.model_validate(table)
+        assert {name: node.total(total_of) for name, node in towers_of(spec).items()} == {name: parameters(m)[""] for name, m in modules.items()}
+        assert len(notes) == 1
+        assert "its tower is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
+        verdict = verify_reference(spec)
+        assert verdict.ok, verdict.failures[:8]
 
 
 def test_a_field_of_a_tower_that_nobody_knows_is_named() -> None:
@@ -323,13 +354,36 @@ def test_the_command_line(run: Any, tmp_path: Path) -> None:
     asked = run("explain", str(tmp_path), "vision_tower", "--quantity", "flops")
     assert (asked.code, asked.out) == (2, "")
     assert "of towers, parameters alone are counted" in asked.err
-    assert run("convert", str(tmp_path), "--to", "hf").code == 2
+    converted = json.loads(run("convert", str(tmp_path), "--to", "hf").out)
+    assert read_config(converted)[0] == read_config(json.loads((tmp_path / "config.json").read_text()))[0]
 
 
-def test_descriptions_come_back(run: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(wrapped("gemma3", WRAPPERS["gemma3"][2][1])))
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "phi4_multimodal", "lfm3_vl", "glm4v", "ernie4_5_vl_moe", "hunyuan_vl", "voxtral", "internvl"])
+def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(wrapped(kind, WRAPPERS[kind][2][-1])))
     assert run("convert", str(tmp_path), "-o", str(tmp_path / "model.toml")).code == 0
     assert load(str(tmp_path / "model.toml")).model == load(str(tmp_path)).model
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "says"),
+    [
+        ("gemma3", "multi_modal_projector", {"input_size": 25}, "towers.multi_modal_projector.input_size: 25; expected 24, which vision_tower gives"),
+        ("llama4", "multi_modal_projector", {"input_size": 39}, "input_size: 39; expected 24, which vision_model gives or 40, which vision_adapter gives"),
+        ("aya_vision", "multi_modal_projector", {"input_size": 48}, "input_size: 48; expected 24"),
+    ],
+)
+def test_a_projector_reads_what_stands_above_it_gives(kind: str, name: str, change: dict[str, Any], says: str) -> None:
+    table = read_config(wrapped(kind, WRAPPERS[kind][2][0]))[0]
+    with pytest.raises(ValidationError, match=says):
+        ModelSpec.model_validate({**table, "towers": {**table["towers"], name: {**table["towers"][name], **change}}})
+
+
+def test_a_convolution_over_a_grid_stands_in_towers_alone() -> None:
+    table = load("llama3-8b").model.model_dump()
+    table["decoder"]["block"]["attention"] = {"type": "short_conv", "grid": True}
+    with pytest.raises(ValidationError, match="tokens stand in no grid"):
+        ModelSpec.model_validate(table)
 
 
 def test_names_of_towers_are_no_names_of_modules() -> None:

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from .compressed import CompressedAttention
     from .differential import DifferentialAttention
     from .disentangled import RelativeEmbedding, SideConvolution
+    from .dynamic_mask import DynamicMaskAttention
     from .feed_forward import FeedForward
     from .gated_delta_net import GatedDeltaNet
     from .head import Classifier, LMHead, NoHead
     from .kda import KimiDeltaAttention
     from .lightning import LightningAttention
+    from .local import LocalAttention
     from .mamba import Mamba
     from .mamba2 import Mamba2
     from .mla import MLA
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .moe import MoE
     from .norm import Norm
     from .position import Learned, RelativeBias, Sinusoidal
+    from .product_key import ProductKeyMoE
     from .rglru import RGLRU
     from .rwkv import RwkvChannelMix, RwkvTimeMix
     from .short_conv import ShortConv
@@ -49,6 +52,8 @@ MIXERS = PartChoice(
         "differential": "differential:DifferentialAttention",
         "mlstm": "mlstm:MLSTM",
         "mixture_of_attention": "moa:MixtureOfAttention",
+        "local": "local:LocalAttention",
+        "dynamic_mask": "dynamic_mask:DynamicMaskAttention",
         "none": "base:Nothing",
     },
 )
@@ -59,6 +64,7 @@ CHANNEL_MIXERS = PartChoice(
         "mlp": "feed_forward:FeedForward",
         "moe": "moe:MoE",
         "rwkv_channel_mix": "rwkv:RwkvChannelMix",
+        "product_key_moe": "product_key:ProductKeyMoE",
         "none": "base:Nothing",
     },
 )
@@ -89,9 +95,11 @@ if TYPE_CHECKING:
         | DifferentialAttention
         | MLSTM
         | MixtureOfAttention
+        | LocalAttention
+        | DynamicMaskAttention
         | Nothing
     )
-    ChannelMixer: TypeAlias = FeedForward | MoE | RwkvChannelMix | Nothing
+    ChannelMixer: TypeAlias = FeedForward | MoE | RwkvChannelMix | ProductKeyMoE | Nothing
     Head: TypeAlias = LMHead | Classifier | NoHead
 else:
     Mixer = Annotated[Part, MIXERS]
@@ -137,6 +145,7 @@ __all__ = [
     "CompressedConvAttention",
     "ConvStem",
     "DifferentialAttention",
+    "DynamicMaskAttention",
     "FeedForward",
     "GatedDeltaNet",
     "Head",
@@ -144,6 +153,7 @@ __all__ = [
     "LMHead",
     "Learned",
     "LightningAttention",
+    "LocalAttention",
     "Mamba",
     "Mamba2",
     "Mixer",
@@ -154,6 +164,7 @@ __all__ = [
     "Nothing",
     "Part",
     "PartChoice",
+    "ProductKeyMoE",
     "RelativeBias",
     "RelativeEmbedding",
     "RwkvChannelMix",

@@ -58,6 +58,7 @@ class Attention(Component):
     """
 
     node_name: ClassVar[str] = "self_attn"
+    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
 
     type: Literal["attention"] = "attention"
     num_attention_heads: Heads

@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, model_validator
 
 from ..algebra import is_zero
-from ..ops import Shared
+from ..ops import Idle, Shared
 from ..tree import Node
 
 if TYPE_CHECKING:
     from torch import nn
 
 LARGEST = 2**40
+"""Of any size."""
+
+MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
+"""What stands in a list somewhere: each layer, each expert that a layer names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     Layers: TypeAlias = int
     Window: TypeAlias = int
     Experts: TypeAlias = int
+    ZeroExperts: TypeAlias = int
     TopK: TypeAlias = int
     Positions: TypeAlias = int
     Labels: TypeAlias = int
@@ -68,10 +73,11 @@ else:
     HeadDim = _size("d")
     Width = _size("f")
     Vocab = _size("V")
-    Layers = Annotated[int, Field(ge=1, le=100_000, strict=True), Symbol("L")]
+    Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True), Symbol("L")]
     Window = _size("W")
-    Experts = Annotated[int, Field(ge=1, le=1_000_000, strict=True), Symbol("E")]
-    TopK = Annotated[int, Field(ge=1, le=1_000_000, strict=True), Symbol("t")]
+    Experts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("E")]
+    ZeroExperts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("Z")]
+    TopK = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("t")]
     Positions = _size("P")
     Labels = _size("C")
     LaurelRank = _size("l")
@@ -131,10 +137,11 @@ class Around:
 class Component(Part):
     """A part with costs. Subclasses define all three of these.
 
-    node_name: the name under which a layer holds it.
+    node_name: the name under which a layer holds it. sides: which stacks it may mix the tokens of.
     """
 
     node_name: ClassVar[str] = ""
+    sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def anatomy(self, name: str, around: Around) -> Node:
         """The tree of primitives, under the names the reference's submodules have."""
@@ -158,6 +165,12 @@ def shared(node: Node) -> Node:
     """The same node with the parameters of another: it costs what that one costs and holds nothing."""
     holds = node.op is not None and (node.op.tensors() or not is_zero(node.op.buffers()))
     return replace(node, op=Shared(node.op) if holds else node.op, children=tuple(shared(child) for child in node.children))
+
+
+def idle(node: Node) -> Node:
+    """The same node, held and never run: all its parameters, and no cost."""
+    holds = node.op is not None and (node.op.tensors() or not is_zero(node.op.buffers()))
+    return replace(node, op=Idle(node.op) if holds else None, children=tuple(idle(child) for child in node.children))
 
 
 class Nothing(Part):

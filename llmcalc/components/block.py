@@ -12,7 +12,7 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -20,7 +20,7 @@ from ..algebra import Number
 from ..tree import Node
 from . import ChannelMixer, Mixer
 from .attention import Attention
-from .base import Around, Component, Flag, Nothing, shared
+from .base import Around, Component, Flag, Nothing, idle, shared
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope
@@ -29,7 +29,7 @@ from .runtime import Run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE = Norm(type="affine")
+AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order in which they run."""
@@ -40,8 +40,11 @@ class Layer(Component):
 
     attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each token by
     itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement would have and
-    this layer has not, by their names in the tree (ModernBERT's first layer).
+    this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it runs its attention and its
+    feed_forward once each and nothing beside them, as the rules of thumb take every layer to do.
     """
+
+    plain: ClassVar[bool] = True
 
     attention: Mixer
     feed_forward: ChannelMixer
@@ -70,13 +73,16 @@ class Block(Layer):
     """The usual layer: sublayers one after the other, or side by side, each around the residual stream.
 
     input_norm: on the residual stream itself, before anything else (RWKV's first layer). residual_scale: what a sublayer gives and the
-    stream it is added to each have a weight and a bias first (ZAYA1).
+    stream it is added to each have a weight and a bias first (ZAYA1), or the stream alone a weight (`stream`, Doge), or what
+    the sublayer gives (`output`, LayerScale: Touvron 2021, arXiv:2103.17239; InternVL). idle_cross_attention: its cross-attention is held and never run,
+    for there is no encoder (the decoders of BART and its kin by themselves).
     """
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
     cross_attention: Attention | None = None
-    residual_scale: Flag = False
+    residual_scale: Flag | Literal["stream", "output"] = False
+    idle_cross_attention: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -86,6 +92,8 @@ class Block(Layer):
             raise ValueError("parallel: a parallel block has both attention and feed_forward")
         if self.residual_scale and (self.norm_placement != "pre" or self.parallel is not None):
             raise ValueError("residual_scale: stands in a layer with norm_placement = 'pre' that is not parallel")
+        if self.idle_cross_attention and self.cross_attention is None:
+            raise ValueError("idle_cross_attention: there is no cross_attention to hold")
         possible = [f"{name}_{where}_norm" for name, _ in self.sublayers() for where in ("pre", "post")]
         for name in self.without_norms:
             if name not in possible:
@@ -111,10 +119,16 @@ class Block(Layer):
             if self.norm_placement in ("pre", "sandwich") and pre not in self.without_norms:
                 parts.append(norm(pre, around))
             parts.append(sublayer)
-            if self.residual_scale:
+            if self.residual_scale == "stream":
+                parts.append(SCALE.anatomy(f"{sublayer.name}_residual_scale", around))
+            elif self.residual_scale == "output":
+                parts.append(SCALE.anatomy(f"{sublayer.name}_out_scale", around))
+            elif self.residual_scale:
                 parts += [AFFINE.anatomy(f"{sublayer.name}_{scaled}_scale", around) for scaled in ("out", "residual")]
             if self.norm_placement != "pre" and post not in self.without_norms:
                 parts.append(norm(post, around))
+        if self.idle_cross_attention:
+            parts = [idle(part) if part.name.startswith("cross_attn") else part for part in parts]
         return Node(name, children=tuple(parts), source="Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1")
 
     def reference(self, around: Around) -> nn.Module:
@@ -134,9 +148,12 @@ class Block(Layer):
             base.model_copy(update={"norm_placement": "output"}),
             base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
             base.model_copy(update={"residual_scale": True}),
+            base.model_copy(update={"residual_scale": "stream"}),
+            base.model_copy(update={"residual_scale": "output"}),
             base.model_copy(update={"input_norm": layernorm}),
             base.model_copy(update={"attention": Nothing()}),
             base.model_copy(update={"feed_forward": Nothing()}),
+            base.model_copy(update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}),
             with_layernorm.model_copy(update={"parallel": "shared"}),
             with_layernorm.model_copy(update={"parallel": "separate"}),
             with_layernorm.model_copy(update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}),
@@ -168,13 +185,18 @@ def _reference() -> type[nn.Module]:
                 self.pre_norm = spec.norm.reference(around)
                 return
             for name in self.order if spec.residual_scale else ():
-                self.add_module(f"{name}_out_scale", AFFINE.reference(around))
-                self.add_module(f"{name}_residual_scale", AFFINE.reference(around))
+                scale = AFFINE if spec.residual_scale is True else SCALE
+                if spec.residual_scale != "stream":
+                    self.add_module(f"{name}_out_scale", scale.reference(around))
+                if spec.residual_scale != "output":
+                    self.add_module(f"{name}_residual_scale", scale.reference(around))
             for name in self.order:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{name}_{place}_norm" for place in places):
                     if norm not in spec.without_norms:
                         self.add_module(norm, spec.norm.reference(around))
+            if spec.idle_cross_attention:
+                self.order.remove("cross_attn")
 
         def _normed(self, name: str, x: Tensor) -> Tensor:
             """Through the norm of that name, where there is one."""

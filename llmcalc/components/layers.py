@@ -17,6 +17,7 @@ LAYERS = PartChoice(
         "zamba": "zamba:ZambaLayer",
         "gemma4": "gemma4_layer:Gemma4Layer",
         "altup": "altup:AltUpLayer",
+        "shortcut": "shortcut:ShortcutLayer",
     },
 )
 """Contract tests run over these."""
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from .gemma4_layer import Gemma4Layer
     from .hybrid import HybridBlock
     from .hyper import HyperLayer
+    from .shortcut import ShortcutLayer
     from .zamba import ZambaLayer
 
-    AnyLayer: TypeAlias = Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer
+    AnyLayer: TypeAlias = Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer | ShortcutLayer
 else:
     AnyLayer = Annotated[Part, LAYERS]
 

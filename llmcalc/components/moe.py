@@ -2,7 +2,7 @@
 
 Shazeer 2017 (arXiv:1701.06538), Fedus 2021 (Switch), Jiang 2024 (Mixtral); shared experts from Dai 2024 (DeepSeekMoE,
 arXiv:2401.06066), their gate from Qwen1.5-MoE, the score correction without auxiliary loss from DeepSeek-V3
-(arXiv:2412.19437, §2.1.2).
+(arXiv:2412.19437, §2.1.2), experts that compute nothing from LongCat-Flash (arXiv:2509.01322, §2.1).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number
+from ..algebra import Number, add
 from ..tree import Node
-from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width
+from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts
 from .feed_forward import FeedForward, activate
 from .norm import Norm
 from .router import RouterMLP
@@ -42,6 +42,8 @@ class MoE(Component):
     router_norm: on what the router reads. router_mlp: the router is no single map (ZAYA1). expert_scale: a weight for each expert on what it gives (Gemma 4).
     moe_latent_size, latent_bias: width that the routed experts read and write, with a map into it and one out of it (Nemotron 3).
     output_bias: on what all experts give together (JetMoE).
+    zero_expert_num: experts beside the others that hand on what they read (LongCat-Flash). How many of a token's experts are such depends on the data:
+    every token is counted as if all its num_experts_per_tok were real ones, which is the most it can cost.
     vision_expert: one of as many experts again, with a router of their own, that tokens of images pass in place of those of text (ERNIE 4.5 VL).
     router_aux_loss_coef, router_z_loss_coef: training settings, recorded; they cost no parameter.
     """
@@ -51,6 +53,7 @@ class MoE(Component):
     type: Literal["moe"] = "moe"
     num_experts: Experts
     num_experts_per_tok: TopK
+    zero_expert_num: ZeroExperts | None = None
     expert: FeedForward
     shared_expert: FeedForward | None = None
     shared_expert_gate: Flag = False
@@ -78,6 +81,8 @@ class MoE(Component):
             raise ValueError("expert.sub_norm: the experts' maps stand one after the other; expected none")
         if self.router_mlp is not None and self.router_bias:
             raise ValueError("router_bias: a router_mlp has biases of its own; expected false")
+        if self.zero_expert_num is not None and (self.router_mlp is not None or self.token_table is not None):
+            raise ValueError("zero_expert_num: neither a router_mlp nor a token_table sends tokens to such experts; expected none")
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         return self
@@ -94,10 +99,14 @@ class MoE(Component):
             Node("up_proj", routed(e, f, self.expert.up_bias)),
             Node("down_proj", routed(f, e, self.expert.down_bias)),
         ]
+        if self.zero_expert_num is not None:
+            identity = ops.IdentityExperts(self.zero_expert_num, tuple(one.op for one in experts))
+            experts.append(Node("zero_experts", identity, source="LongCat-Flash 2025, §2.1"))
         parts = [] if self.router_norm is None else [replace(self.router_norm.anatomy("router_norm", around), kind="router")]
-        classes = self.num_experts if self.router_mlp is None else self.router_mlp.classes(self.num_experts)
+        identities = 0 if self.zero_expert_num is None else self.zero_expert_num
+        classes = add(self.num_experts, identities) if self.router_mlp is None else self.router_mlp.classes(self.num_experts)
         if self.router_mlp is None:
-            parts.append(Node("router", ops.Linear(h, self.num_experts, self.router_bias), kind="router"))
+            parts.append(Node("router", ops.Linear(h, classes, self.router_bias), kind="router"))
         else:
             parts.append(self.router_mlp.anatomy("router", around, self.num_experts))
         if self.expert_scale:
@@ -131,7 +140,8 @@ class MoE(Component):
 
     def describe(self, hidden_size: int) -> str:
         shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
-        return f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)}{shared}"
+        identities = f" + {self.zero_expert_num} identities" if self.zero_expert_num is not None else ""
+        return f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × {self.expert.describe(hidden_size)}{shared}"
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)
@@ -155,6 +165,8 @@ class MoE(Component):
             cls(num_experts=4, num_experts_per_tok=1, expert=swiglu, router_mlp=skipping, score_correction_bias=True),
             cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, router_mlp=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, shared_expert=wide, vision_expert=plain, score_correction_bias="parameter"),
+            cls(num_experts=3, num_experts_per_tok=2, zero_expert_num=5, expert=swiglu, score_correction_bias=True, router_bias=True),
+            cls(num_experts=4, num_experts_per_tok=3, zero_expert_num=1, expert=plain, moe_latent_size=10, shared_expert=wide),
         ]
 
 
@@ -200,6 +212,8 @@ def _reference() -> type[nn.Module]:
             self.act = spec.expert.hidden_act
             if spec.expert.gated:
                 self.gate_proj = ExpertMap(count, hidden, inner, spec.expert.gate_bias)
+            if spec.zero_expert_num is not None:
+                self.zero_experts = nn.Identity()
             self.up_proj = ExpertMap(count, hidden, inner, spec.expert.up_bias)
             self.down_proj = ExpertMap(count, inner, hidden, spec.expert.down_bias)
 
@@ -241,7 +255,8 @@ def _reference() -> type[nn.Module]:
                 self.vision_experts = MoEReference(spec.model_copy(update=changes), around)
             self.top_k, self.scoring = spec.num_experts_per_tok, spec.scoring_func
             skips = spec.router_mlp is not None and spec.router_mlp.skip
-            classes = spec.num_experts + int(skips)
+            classes = spec.num_experts + int(skips) + (spec.zero_expert_num or 0)
+            self.real = spec.num_experts
             self.skipping = spec.num_experts if skips else None
             if spec.router_mlp is None:
                 self.router: nn.Module = nn.Linear(hidden, classes, bias=spec.router_bias)
@@ -290,7 +305,12 @@ def _reference() -> type[nn.Module]:
                 weights, chosen = weights.masked_fill(skips, 0.0), chosen.masked_fill(skips, 0)
             weights = weights.to(x.dtype)
             rows = (self.latent_in(flat) if hasattr(self, "latent_in") else flat).repeat_interleave(self.top_k, 0)
-            out = self.experts(rows, chosen.flatten()).unflatten(0, (-1, self.top_k))
+            if hasattr(self.experts, "zero_experts"):  # such a token passes a real expert too, so that what runs does not depend on the data
+                identity = (chosen >= self.real).flatten()
+                computed = self.experts(rows, chosen.flatten().masked_fill(identity, 0))
+                out = torch.where(identity[:, None], self.experts.zero_experts(rows), computed).unflatten(0, (-1, self.top_k))
+            else:
+                out = self.experts(rows, chosen.flatten()).unflatten(0, (-1, self.top_k))
             mixed = (out * weights[..., None]).sum(1)
             mixed = self.latent_out(mixed) if hasattr(self, "latent_out") else mixed
             if hasattr(self, "shared_expert"):

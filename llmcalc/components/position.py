@@ -17,7 +17,7 @@ from pydantic import Field, Tag
 from .. import ops
 from ..algebra import Number
 from ..tree import Node
-from .base import Around, Component, Heads, Part, Positions, Real, by_type
+from .base import Around, Component, Flag, Heads, Part, Positions, Real, by_type
 from .choice import PartChoice
 from .runtime import Run
 
@@ -141,23 +141,32 @@ Position: TypeAlias = Annotated[Annotated[Learned, Tag("learned")] | Annotated[S
 
 
 class RelativeBias(Component):
-    """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack."""
+    """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack.
+
+    of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
+    """
 
     num_attention_heads: Heads
     relative_attention_num_buckets: Positions = 32
     relative_attention_max_distance: Positions = 128
+    of_blocks: Flag = False
 
     def anatomy(self, name: str, around: Around) -> Node:
         table = ops.Embedding(self.relative_attention_num_buckets, self.num_attention_heads)
-        return Node(name, table, kind="attention", source="Raffel et al. 2020, §2.1")
+        second = (Node("blocks", table),) if self.of_blocks else ()
+        return Node(name, table, second, kind="attention", source="Raffel et al. 2020, §2.1")
 
     def reference(self, around: Around) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+        bias = _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+        if self.of_blocks:
+            bias.add_module("blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal))
+        return bias
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)]
+        one = cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        return [one, one.model_copy(update={"of_blocks": True})]
 
 
 @cache

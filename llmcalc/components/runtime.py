@@ -22,6 +22,7 @@ class Run:
     width]. layer: which layer runs.
     selected: which earlier tokens each token chose in the last layer that chooses, for those above that share its choice.
     routed: what the router of the layer below made of each token. embedded: what the first layer reads.
+    columns: patches in a row of the image that a tower reads.
     memo: what every layer would compute alike (masks, angles), by what it depends on.
     """
 
@@ -35,6 +36,7 @@ class Run:
     ids: Tensor | None = None
     per_layer: Tensor | None = None
     layer: int = 0
+    columns: int = 1
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -42,6 +42,9 @@ else:
 BASE = "block"
 """The name under which a pattern asks for `block` itself."""
 
+MOST_KINDS = 256
+"""Of layers in one stack."""
+
 SHARED = ", shared"
 """How the label of layers ends that have the parameters of the first of their kind."""
 
@@ -58,7 +61,7 @@ class Stack(Component):
 
     num_hidden_layers: Layers
     block: AnyLayer
-    variants: dict[str, AnyLayer] = Field(default={}, max_length=1000)
+    variants: dict[str, AnyLayer] = Field(default={}, max_length=MOST_KINDS)
     first_layers: tuple[str, ...] = ()
     pattern: tuple[str, ...] = (BASE,)
     shared_layers: tuple[str, ...] = ()
@@ -117,6 +120,8 @@ class Stack(Component):
                 heads = getattr(block.attention, "num_attention_heads", None)
                 if heads != self.relative_bias.num_attention_heads:
                     raise ValueError(f"relative_bias.num_attention_heads: {self.relative_bias.num_attention_heads} is not the layers' {heads}")
+                if (getattr(block.attention, "global_block_size", None) is not None) != self.relative_bias.of_blocks:
+                    raise ValueError("relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else")
         return self
 
     def _check_sharing(self) -> None:

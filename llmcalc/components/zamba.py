@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
 from ..tree import Node
 from .attention import Attention
-from .base import Around, Component, Flag, Inner, Nothing, Part, shared
+from .base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part, shared
 from .block import Layer
 from .feed_forward import FeedForward, activate
 from .mamba import Mamba
@@ -38,20 +38,22 @@ class SharedBlock(Part):
     """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its own.
 
     attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given. adapter_rank: of the adapters beside the
-    maps up of the feed-forward network; none, if not given. attention_adapters: beside the query, key and value maps too.
+    maps up of the feed-forward network; none, if not given. attention_adapters: beside the query, key and value maps too. idle_adapters: of
+    other layers, that a block which no layer shares holds all the same (Zamba 2's classes where nothing is tied).
     """
 
     attention: Attention
     feed_forward: FeedForward
     adapter_rank: Inner | None = None
     attention_adapters: Flag = False
+    idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.feed_forward.gated or self.feed_forward.sub_norm is not None or self.feed_forward.hidden_act == "xielu":
             raise ValueError("feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm")
-        if self.attention_adapters and self.adapter_rank is None:
-            raise ValueError("attention_adapters: adapters need an adapter_rank")
+        if (self.attention_adapters or self.idle_adapters) and self.adapter_rank is None:
+            raise ValueError("adapter_rank: missing; attention_adapters and idle_adapters need one")
         return self
 
 
@@ -87,6 +89,7 @@ class ZambaLayer(Layer):
             attention = replace(attention, children=maps)
         norms = self.norm.anatomy("self_attn_pre_norm", wide), self.norm.anatomy("mlp_pre_norm", around)
         shared_block = Node(BLOCK, children=(norms[0], attention, norms[1], network), source="Glorioso et al. 2024, §2")
+        shared_block = _keeping(shared_block, block.idle_adapters, ops.Idle) if block.idle_adapters else shared_block
         mixer = self._mixer().anatomy("mixer", around)
         parts = (shared_block, Node("linear", ops.Linear(h, h), kind="attention"), self.norm.anatomy("mixer_pre_norm", around), mixer)
         return Node(name, children=parts, source="Glorioso et al. 2024, §2")
@@ -111,6 +114,7 @@ class ZambaLayer(Layer):
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
             (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
             (Mamba2.examples()[1], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True)),
+            (Mamba2.examples()[1], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2)),
         ]
         return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
 
@@ -125,13 +129,13 @@ def _with_block(layer: Node, change: Any) -> Node:
     return replace(layer, children=tuple(change(child) if child.name == BLOCK else child for child in layer.children))
 
 
-def _keeping(node: Node, others: Number) -> Node:
-    """The node with the adapters of the other layers beside its own."""
+def _keeping(node: Node, others: Number, hold: type[ops.Kept] = ops.Kept) -> Node:
+    """The node with the adapters of the other layers beside its own, which run where those do, or nowhere."""
     children: list[Node] = []
     for child in node.children:
-        children.append(_keeping(child, others))
+        children.append(_keeping(child, others, hold))
         if child.name == ADAPTERS:
-            kept = tuple(replace(part, op=ops.Kept(part.op)) for part in child.children)
+            kept = tuple(replace(part, op=hold(part.op)) for part in child.children)
             which = range(1, others + 1) if isinstance(others, int) else None
             children.append(replace(child, children=kept, repeat=others, indices=which))
     return replace(node, children=tuple(children))
@@ -153,12 +157,16 @@ def _reference() -> type[nn.Module]:
             out: Tensor = self.up(self.down(x))
             return out
 
+    def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+        """The layer's own, which runs, and those that it holds for nothing."""
+        return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
+
     class Adapted(nn.Linear):
         """A map and, beside it, the adapter of the layer that runs it; further ones are kept for other layers."""
 
-        def __init__(self, n_in: int, n_out: int, rank: int, bias: bool) -> None:
+        def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
-            self.adapters = nn.ModuleList([Adapter(n_in, rank, n_out)])
+            self.adapters = adapters(spec, n_in, n_out)
 
         def forward(self, x: Tensor) -> Tensor:
             adapted: Tensor = super().forward(x) + self.adapters[0](x)
@@ -171,7 +179,7 @@ def _reference() -> type[nn.Module]:
             for name, child in spec.feed_forward.reference(around).named_children():
                 self.add_module(name, child)
             if spec.adapter_rank is not None:
-                self.adapters = nn.ModuleList([Adapter(around.hidden_size, spec.adapter_rank, 2 * spec.feed_forward.intermediate_size)])
+                self.adapters = adapters(spec, around.hidden_size, 2 * spec.feed_forward.intermediate_size)
 
         def forward(self, x: Tensor) -> Tensor:
             gate, up = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
@@ -192,7 +200,7 @@ def _reference() -> type[nn.Module]:
             self.self_attn, self.mlp = block.attention.reference(wide), Network(block, around)
             for name in QKV if block.attention_adapters else ():
                 old: Any = getattr(self.self_attn, name)
-                setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block.adapter_rank or 0, old.bias is not None))
+                setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block, old.bias is not None))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             y = self.self_attn(self.self_attn_pre_norm(x), run)

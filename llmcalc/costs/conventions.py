@@ -64,7 +64,8 @@ class Sizes:
 def _is_plain_transformer(spec: ModelSpec) -> bool:
     """One stack of softmax attention and feed-forward networks: all that the rules with an attention term are about."""
     blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
-    return spec.kind != "encoder-decoder" and all(isinstance(b.attention, Attention | MLA) and isinstance(b.feed_forward, FeedForward | MoE) for b in blocks)
+    alike = all(b.plain and isinstance(b.attention, Attention | MLA) and isinstance(b.feed_forward, FeedForward | MoE) for b in blocks)
+    return spec.kind != "encoder-decoder" and alike
 
 
 def sizes(spec: ModelSpec) -> Sizes:

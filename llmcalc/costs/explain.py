@@ -20,6 +20,10 @@ ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
 }
 
 
+MOST_KINDS = 20
+"""Of layers in one stack: a formula has a term for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """The formulas of one of a node, and every place where they hold. depth: how far it stands below the model."""
@@ -47,6 +51,9 @@ def explain(spec: ModelSpec, node: str | None = None, asked: Asked = "all", sett
     formulas = Formulas(spec, setting, include)
     if spec.kind == "encoder" and asked == "kv":
         raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
+    kinds = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
+    if kinds > MOST_KINDS:
+        raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
     if node is None or node.lower() == "model":
         sections = [_section(formulas, found, asked, depth) for depth, found in _components(formulas)]
         sections = [replace(s, formulas=tuple(f for f in s.formulas if f.value)) for s in sections]

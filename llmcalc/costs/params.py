@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number
 from ..model import ModelSpec
-from ..ops import Op
+from ..ops import IdentityExperts, Op
 from ..tree import Node, by_kind
 from ..workload import Workload
 
@@ -26,6 +26,16 @@ def buffers_of(op: Op, _: Workload | None = None) -> Number:
     return op.buffers()
 
 
+def spared_at_most_of(op: Op, _: Workload | None = None) -> Number:
+    """Cost: parameters that a token passes fewer than the active ones where as many of its experts as can be are identity ones."""
+    return op.spared_at_most() if isinstance(op, IdentityExperts) else 0
+
+
+def spared_evenly_of(op: Op, _: Workload | None = None) -> Number:
+    """Cost: the same on average where every expert, real or not, is chosen as often as any other."""
+    return op.spared_evenly() if isinstance(op, IdentityExperts) else 0
+
+
 @dataclass(frozen=True)
 class ParameterCount:
     """Parameters of one model. `include` holds the optional parts that were asked into the total (`mtp`)."""
@@ -40,8 +50,18 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """All but the experts that a token is not sent through."""
+        """All but the experts that a token is not sent through. Every expert that it is sent to is a real one here, which is the most it can pass."""
         return self.tree.total(active_of, include=self.include)
+
+    @property
+    def active_at_least(self) -> Number:
+        """Parameters of a token whose experts are identity ones as far as can be; `active` in a model without any."""
+        return self.active - self.tree.total(spared_at_most_of, include=self.include)
+
+    @property
+    def active_evenly(self) -> Number:
+        """Parameters of the average token where every expert, real or not, is chosen as often as any other; rounded down in each layer."""
+        return self.active - self.tree.total(spared_evenly_of, include=self.include)
 
     @property
     def buffers(self) -> Number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..algebra import Number, add, exact_div, is_zero, minimum, times
+from ..algebra import Number, add, ceil_div, exact_div, is_zero, minimum, times
 from ..workload import Rows, Workload
 from .base import Op, ParamTensor, _by_head
 
@@ -63,21 +63,49 @@ class ExpertLinear(Op):
     n_out: Number
     bias: bool = False
 
-    def _one(self) -> Number:
+    def one(self) -> Number:
+        """Parameters of one of the maps."""
         return add(self.n_in * self.n_out, self.n_out if self.bias else 0)
 
     def params(self) -> Number:
-        return self.num_experts * self._one()
+        return self.num_experts * self.one()
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         weight = ParamTensor((self.num_experts, self.n_out, self.n_in), "matrix")
         return (weight, ParamTensor((self.num_experts, self.n_out), "vector")) if self.bias else (weight,)
 
     def active_params(self) -> Number:
-        return self.top_k * self._one()
+        return self.top_k * self.one()
 
     def forward_flops(self, w: Workload) -> Number:
         return 2 * w.rows("tokens") * self.top_k * self.n_in * self.n_out
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityExperts(Op):
+    """`count` experts that hand on what they read, among which a router chooses as it does among the real ones, whose maps are `maps`.
+
+    They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps count as though none were.
+    """
+
+    count: Number
+    maps: tuple[ExpertLinear, ...]
+
+    def _one(self) -> Number:
+        """Parameters of one real expert."""
+        size: Number = 0
+        for one in self.maps:
+            size = add(size, one.one())
+        return size
+
+    def spared_at_most(self) -> Number:
+        """Parameters that a token passes fewer where as many of its experts as can be are identity ones."""
+        return minimum(self.maps[0].top_k, self.count) * self._one()
+
+    def spared_evenly(self) -> Number:
+        """The same on average where all experts, real or not, are chosen alike: t·Z/(E + Z) of its t experts; rounded up."""
+        experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
+        return ceil_div(top_k * self.count * self._one(), experts + self.count)
 
 
 @dataclass(frozen=True, slots=True)

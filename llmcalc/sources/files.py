@@ -27,18 +27,19 @@ def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
 
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
         size = path.stat().st_size
         if path.is_file() and size <= limit:
             return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected TOML") from None
+        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}; expected a file that can be read") from None
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; expected a .toml file")
+        raise InputError(f"{path}: is a folder; expected a .{kind.lower()} file")
     if not path.is_file():
-        raise InputError(f"{path}: is no regular file; expected a .toml file")
+        raise InputError(f"{path}: is no regular file; expected a .{kind.lower()} file")
     raise InputError(f"{path}: {size:,} bytes is too large for a model description (at most {limit:,})")
 
 
@@ -58,7 +59,7 @@ def require_shallow(data: Any, where: str) -> None:
     """Raises `InputError` where `data` is nested deeper than any model, so that what walks it may recurse."""
     level = [data]
     for _ in range(DEEPEST):
-        inner = [below.values() if isinstance(below, Mapping) else below for below in level if isinstance(below, Mapping | list | tuple)]
+        inner = [below.values() if isinstance(below, dict) else below for below in level if isinstance(below, dict | list | tuple)]
         level = [value for values in inner for value in values]
         if not level:
             return

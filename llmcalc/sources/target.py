@@ -28,7 +28,14 @@ def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = N
         if not isinstance(model, dict):
             break
         data["model"] = model = _overridden(model, override)
-    return validated(Preset, {**data, "name": name}, where)
+    try:
+        return validated(Preset, {**data, "name": name}, where)
+    except InputError as error:
+        if not isinstance(data.get("config"), dict):
+            raise
+        from .huggingface.file import fields_behind
+
+        raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
 
 
 def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]:

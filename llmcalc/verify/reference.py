@@ -55,7 +55,8 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def _windows(mixer: Any) -> list[int]:
-    return [w for w in (getattr(mixer, field, None) for field in ("sliding_window", "attention_chunk_size", "compress_rate")) if w is not None]
+    fields = ("sliding_window", "attention_chunk_size", "compress_rate", "local_radius", "global_block_size", "keep_window_size")
+    return [w for w in (getattr(mixer, field, None) for field in fields) if w is not None]
 
 
 def verify_reference(
@@ -166,7 +167,7 @@ def _checks(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq:
     def whole() -> list[torch.Tensor]:
         out = module(ids, source, with_mtp=with_mtp)
         logits, ahead = out if with_mtp else (out, [])
-        pooled = [module.pooled] if spec.pooler else []
+        pooled = [module.pooled] if spec.pooler or spec.pooler_labels is not None else []
         return [logits, *ahead, *pooled]
 
     forward, train = count_flops(module, whole, train=True)

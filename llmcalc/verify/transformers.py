@@ -1,14 +1,14 @@
 """The class of `transformers` as a witness: built from a config on meta and run, eager attention, exactly top-k experts.
 
 It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths, and
-the parameters of each layer. Where a class departs from its architecture, that is one line in `DEVIATIONS`, and nothing
+parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`). Where a class departs from its architecture, that is one line in `DEVIATIONS`, and nothing
 else is excused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,17 @@ from ..costs.flops import forward_of
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
 from ..model import TOWERS_OPTION, ModelSpec
-from ..ops import AttentionCore, ExpertLinear, KVCache, Linear, Op
-from ..sources.huggingface.registry import family_of, model_types
+from ..ops import AttentionCore, ExpertLinear, IdentityExperts, KVCache, Linear, Op, Weight
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
-from ..tree import Node
+from ..tree import Cost, Node
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload import Workload
-from .checks import Check, Verdict
+from .checks import Check, Verdict, compare, nonzero
 from .measure import count_flops, parameters
+from .modules import Found, of_nodes, places, run_by_themselves, without_shared_table
 from .reference import LARGEST_REAL, LEAST_SEQ, require_torch
+from .witness import class_of, fields_of, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,6 +86,11 @@ def _all_experts(op: Op) -> Op:
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
 
 
+def _as_if_real(op: Op) -> Op:
+    """All but the last of the maps that a real expert has."""
+    return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
+
+
 def _tied(op: Op) -> Op:
     return replace(op, tied=True) if isinstance(op, Linear) and op.rows == "logits" else op
 
@@ -127,6 +133,10 @@ DEVIATIONS = (
         _all_experts, ("NllbMoeForConditionalGeneration", "NllbMoeModel"),
     ),
     Deviation(
+        "LongCat-Flash's identity experts", "their gate and up maps are held, though nothing reads them; checkpoints have none", "parameters", _as_if_real,
+        ("LongcatFlashForCausalLM", "LongcatFlashModel"),
+    ),
+    Deviation(
         "T5's tied head", "its output map is tied to the embedding, though the config unties them", "parameters", _tied,
         ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration", "LongT5ForConditionalGeneration"), _untied,
     ),
@@ -163,8 +173,9 @@ def verify_config(spec: ModelSpec, config: dict[str, Any], target: str = "model"
     """Compares a spec with the class that `config` (its `architectures` first) names."""
     start = time.perf_counter()
     first = LEAST_SEQ if seq is None else seq
-    checks = list(_checks(spec, build(config), f"transformers/{config['model_type']}", batch, (first, 2 * first + 1) if seq is None else (seq,)))
-    info = {"class": config["architectures"][0], "batch": batch, "seq": first}
+    model = build(config)
+    checks = list(_checks(spec, model, f"transformers/{config['model_type']}", batch, (first, 2 * first + 1) if seq is None else (seq,)))
+    info = {"class": type(model).__name__, "batch": batch, "seq": first}
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info)
 
 
@@ -173,43 +184,75 @@ def build(config: dict[str, Any]) -> nn.Module:
     import torch
     import transformers
 
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "quantization_config", "transformers_version")}
-    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields)
+    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     made._attn_implementation = "eager"
     made._experts_implementation = "batched_mm"  # the default grouped product is in no FLOP registry and counts 0
-    cls = getattr(transformers, config["architectures"][0], None)
-    if cls is None:
-        raise InputError(f"--against transformers: the installed transformers {transformers.__version__} has no {config['architectures'][0]}")
-    with torch.device("meta"):
-        model: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
+    cls = getattr(transformers, class_of(config))
+    try:
+        with torch.device("meta"):
+            model: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
+    except ImportError as error:  # timm, for the towers of some wrappers
+        needed = " ".join(str(error).split())
+        raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
+    _without_warnings(model)
     if type(model).__name__ not in LOOKS_AT_VALUES:
         return model
     size = 2 * sum(p.numel() for p in model.parameters())
     if size > LARGEST_REAL:
         raise InputError(f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of weights are too many")
     real: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
+    _send_to_real_experts(real)
     return real
 
 
-def witness_of(model_type: str) -> str:
-    """The model type of `transformers` whose class computes this one: its own, but for a family that has none there."""
-    like = family_of(model_type).like if model_type in model_types() else None
-    return like or model_type
+def _without_warnings(model: nn.Module) -> None:
+    """A warning of padding looks at the ids, which have no values on meta."""
+    warning = "warn_if_padding_and_no_attention_mask"
+    for module in model.modules():
+        if hasattr(module, warning):
+            setattr(module, warning, lambda *_: None)
+
+
+def _send_to_real_experts(model: nn.Module) -> None:
+    """Lets no router choose an identity expert, as is counted: the correction of such an expert's score puts it below all others."""
+    import torch
+
+    for module in model.modules():
+        correction, identities = getattr(module, "e_score_correction_bias", None), getattr(model.config, "zero_expert_num", 0)
+        if isinstance(correction, torch.Tensor) and identities:
+            correction[-identities:] = float("-inf")
 
 
 def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
     tree, cls = spec.anatomy(), type(model).__name__
     counted = parameters(model)
     towers = frozenset({TOWERS_OPTION})  # the class of a wrapper builds them; a pass over tokens runs none
+    found = places(tree, counted, spec.kind)
+
+    def against(quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, workload: Workload | None = None) -> Iterator[Check]:
+        """A check for every node that the class is known to have, but for those of which both say 0."""
+        cost = _followed(cls, quantity, cost, spec)
+        checks = compare(tree, quantity, lambda node, w: node.each(cost, w), of_nodes(found, measured), frozenset(found), witness, workload)
+        return (check for check in nonzero(checks) if check.measured is not None)
+
     yield Check("model", "parameters", tree.total(_followed(cls, "parameters", total_of, spec), include=towers), counted.get("", 0), witness)
-    yield from _layers(spec, tree, counted, witness)
+    yield from against("parameters", total_of, without_shared_table(tree, counted), found)
     for seq in lengths:
         workload = Workload(batch=batch, seq=seq)
-        forward, cache = run(spec, model, batch, seq)
-        yield Check("model", "forward_flops", tree.total(_followed(cls, "forward_flops", forward_of, spec), workload), forward, witness)
-        if cache is not None:
+        passed = run(spec, model, batch, seq)
+        yield Check("model", "forward_flops", tree.total(_followed(cls, "forward_flops", forward_of, spec), workload), passed.flops.get("", 0), witness)
+        if seq == lengths[0]:
+            yield from against("forward_flops", forward_of, passed.flops, run_by_themselves(found | _head(tree, model), passed.ran), workload)
+        if passed.cache is not None:
             bits = tree.total(_followed(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec), workload)
-            yield Check("model", "cache_bytes", bits_to_bytes(bits), cache, witness)
+            yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness)
+
+
+def _head(tree: Node, model: nn.Module) -> Found:
+    """The map to the vocabulary, which every class can name, where it is all of the head."""
+    module = model.get_output_embeddings()  # type: ignore[operator]
+    plain = any(child.name == "lm_head" and child.op is not None for child in tree.children)
+    return {"lm_head": (path,) for path, other in model.named_modules() if plain and other is module}
 
 
 def _followed(cls: str, quantity: str, cost: Callable[[Op, Any], Any], spec: ModelSpec) -> Callable[[Op, Any], Any]:
@@ -224,7 +267,7 @@ def _followed(cls: str, quantity: str, cost: Callable[[Op, Any], Any], spec: Mod
     return following
 
 
-GIVEN_A_MASK = ("T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel")
+GIVEN_A_MASK = ("Gemma4ForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel")
 """Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
 
 
@@ -235,7 +278,8 @@ LOOKS_AT_VALUES = frozenset(
         "MT5ForSequenceClassification", "UMT5ForSequenceClassification", "DebertaForMaskedLM", "DebertaForQuestionAnswering",
         "DebertaForSequenceClassification",
         "DebertaForTokenClassification", "DebertaModel", "DebertaV2ForMaskedLM", "DebertaV2ForQuestionAnswering",
-        "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2Model", "NllbMoeForConditionalGeneration", "NllbMoeModel",
+        "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2Model", "LongcatFlashForCausalLM", "LongcatFlashModel",
+        "NllbMoeForConditionalGeneration", "NllbMoeModel",
         "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
     }
 )  # fmt: skip
@@ -257,8 +301,17 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
     return ids
 
 
-def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> tuple[int, int | None]:
-    """(FLOPs of a forward pass, bytes of its cache: None where the class keeps none)."""
+@dataclass(frozen=True)
+class Pass:
+    """What a forward pass did: FLOPs by module path, the modules that were called, bytes of its cache (None where it keeps none)."""
+
+    flops: dict[str, int]
+    ran: frozenset[str]
+    cache: int | None
+
+
+def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
+    """One forward pass over `seq` tokens of `batch` sequences."""
     import torch
     from transformers import DynamicCache
 
@@ -274,14 +327,18 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> tuple[int, i
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
     before = _kept_by_modules(model)
+    ran: set[str] = set()
+    hooks = [module.register_forward_hook(lambda *_, path=path: ran.add(path)) for path, module in model.named_modules()]
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
+    for hook in hooks:
+        hook.remove()
     held = next((c for c in (getattr(out[0], name, None) for name in ("past_key_values", "cache_params", "state")) if c is not None), None)
     if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
         held = DynamicCache(config=model.config)  # type: ignore[arg-type]  # the class fills a cache and does not give it back
         model(**inputs, past_key_values=held)
     states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
     held = [held, *states] if states else held
-    return forward.get("", 0), None if spec.kind == "encoder" or held is None else cache_bytes(held)
+    return Pass(forward, frozenset(ran), None if spec.kind == "encoder" or held is None else cache_bytes(held))
 
 
 def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
@@ -313,23 +370,3 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Any]:
         seen.add(id(value))
         for inner in vars(value).values():
             yield from _tensors(inner, seen)
-
-
-def _layers(spec: ModelSpec, tree: Node, counted: dict[str, int], witness: str) -> Iterator[Check]:
-    """Each layer's parameters, where the class holds as many of them in a numbered list as the spec has layers."""
-    if spec.kind == "encoder-decoder":
-        return
-    depth = spec.main.num_hidden_layers
-    prefix = next((p for p in _numbered(counted) if f"{p}.{depth - 1}" in counted and f"{p}.{depth}" not in counted), None)
-    of_all = sum(node.total(total_of) for node in tree.children if node.name == "relative_bias")  # T5 holds it in the first layer
-    for node in tree.children:
-        if node.kind == "layer" and prefix is not None:
-            expected = node.each(total_of)
-            found = {i: counted[f"{prefix}.{i}"] for i in node.indices or ()}
-            wrong = [n for i, n in found.items() if n not in ((expected, expected + of_all) if i == 0 else (expected,))]
-            yield Check(node.segment, "parameters", expected, wrong[0] if wrong else expected, witness)
-
-
-def _numbered(counted: dict[str, int]) -> list[str]:
-    """The paths of numbered lists, the one with the most parameters first."""
-    return sorted({path.rpartition(".")[0] for path in counted if path.endswith(".0")}, key=lambda p: (-counted[p], p))

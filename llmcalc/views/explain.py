@@ -13,7 +13,7 @@ from ..costs.symbolic import KEYS
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
 from .expression import LATEX, Style, write
-from .notes import MULTIPLY_ADD, PAIRS, cache_a_token
+from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
 from .summary import headline, model_data
 
 LINE = 80
@@ -245,6 +245,9 @@ def _conventions(explanation: Explanation) -> list[str]:
     notes = []
     if "flops" in quantities:
         notes.append(f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}")
+    experts = identity_experts(explanation.formulas.symbolic.numbers)
+    if experts and quantities & {"active", "flops"}:
+        notes.append(experts)
     if "kv" in quantities:
         sliding = any(m.field == "sliding_window" for m in explanation.formulas.meanings.values())
         notes.append(cache_a_token(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else ""))

@@ -16,7 +16,7 @@ from ..workload import Workload
 from . import conventions
 from .document import Column, Report, Row, Table
 from .nodes import Figures, counting_itself, tree_data
-from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, tokens_of, too_long
+from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, identity_experts, tokens_of, too_long
 from .summary import model_data
 
 PASSES = {"forward": "forward pass of", "train": "training step of", "prefill": "prefill of", "decode": "decoding"}
@@ -100,7 +100,8 @@ def warnings(count: FlopCount) -> list[str]:
 
 def _notes(count: FlopCount) -> list[str]:
     w = count.workload
-    notes = [PRODUCTS, f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    experts = identity_experts(count.tree)
+    notes = [PRODUCTS, f"{FULL_PAIRS}; {CAUSAL_PAIRS}", *([experts] if experts else [])]
     if w.phase == "decode":
         notes.append(f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where that alone is given)")
     elif w.phase == "prefill":

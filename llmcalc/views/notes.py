@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from .. import units
 from ..costs.limits import beyond
 from ..model import ModelSpec
+from ..ops import IdentityExperts
+from ..tree import Node
 from ..workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
@@ -57,6 +59,13 @@ def too_long(spec: ModelSpec, w: Workload) -> list[str]:
         longest = max(longest, w.source)
     text = beyond(spec, longest)
     return [text] if text else []
+
+
+def identity_experts(tree: Node) -> str:
+    """How tokens are counted whose experts need not all be real ones; nothing for a model without identity experts."""
+    found = dict.fromkeys(place.node.op for place in tree.walk() if isinstance(place.node.op, IdentityExperts))
+    which = ", ".join(f"all {one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,} identity ones" for one in found)
+    return f"experts of a token are counted as real, {which}, which hold and compute nothing: the most that a token can cost" if found else ""
 
 
 def also_called(aliases: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..tree import Node
 from .document import Column, Report, Row, Table, said
 from .nodes import counting_itself, tree_data
-from .notes import against
+from .notes import against, identity_experts
 from .summary import headline, model_data
 
 CONVENTION = "trained parameters: a tied weight counts once, buffers do not count"
@@ -41,6 +41,8 @@ def report(preset: Preset, count: ParameterCount) -> Report:
         },
         "tree": tree_data(count.tree, _figures),
     }
+    if count.active_at_least != count.active:
+        data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
     rows = _rows(count.tree, total, count.include)
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     if count.active != total:
@@ -102,6 +104,10 @@ def _notes(preset: Preset, count: ParameterCount) -> list[str]:
             f"published as {published.nominal}{active}; no exact count was published" + (f" ({published.parameters_note})" if published.parameters_note else "")
         )
     notes.append(rule_of_thumb(preset, count))
+    notes.append(identity_experts(count.tree))
+    if count.active_at_least != count.active:
+        evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
+        notes.append(f"active a token with identity experts among its own: {evenly} on average if all experts are chosen alike, {least} at least")
     for option, size in count.left_out.items():
         notes.append(f"not counted: {option}, {units.count(size)} ({units.exact(size)}); --with-{option} counts it in")
     if count.buffers:

@@ -21,7 +21,8 @@ def headline(spec: ModelSpec) -> str:
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
     parts = [spec.kind, f"{depth} layers", f"hidden {spec.hidden_size}"]
-    for mixers in ([b.attention for b in blocks], [b.feed_forward for b in blocks]):
+    beside = [part for part in (getattr(b, "dense", None) for b in blocks) if part is not None]
+    for mixers in ([b.attention for b in blocks], [b.feed_forward for b in blocks], beside):
         parts += _merged(unique(describe(mixer, spec.hidden_size) for mixer in mixers))
     parts += unique(norm_style(b) for b in blocks)
     parts += unique(positions(spec))

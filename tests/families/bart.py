@@ -10,18 +10,42 @@ LOPSIDED = {**SMALL, "encoder_layers": 3, "decoder_layers": 1, "decoder_attentio
 
 
 def _both(kind: str) -> list[dict[str, Any]]:
-    return [{"model_type": kind, **SMALL}, {"model_type": kind, **LOPSIDED}]
+    return [{"model_type": kind, **SMALL}, {"model_type": kind, **LOPSIDED}, {"model_type": kind, **SMALL, "tie_word_embeddings": False}]
+
+
+def _alone(kind: str) -> list[dict[str, Any]]:
+    """The decoder by itself, whose configs say so or do not."""
+    return [
+        {"model_type": kind, **LOPSIDED, "is_encoder_decoder": False, "is_decoder": True},
+        {"model_type": kind, **SMALL, "tie_word_embeddings": False},
+    ]
+
+
+MARIAN = {"model_type": "marian", **SMALL, "share_encoder_decoder_embeddings": False}
 
 
 SHAPES = {
     "BartForConditionalGeneration": _both("bart"),
     "BartForSequenceClassification": [{"model_type": "bart", **SMALL}, {"model_type": "bart", **SMALL, "id2label": {"0": "a", "1": "b"}}],
-    "BartModel": [{"model_type": "bart", **SMALL}],
+    "BartForQuestionAnswering": [{"model_type": "bart", **SMALL}],
+    "BartModel": [{"model_type": "bart", **SMALL}, {"model_type": "bart", **SMALL, "tie_word_embeddings": False}],
     "MBartForConditionalGeneration": _both("mbart"),
     "M2M100ForConditionalGeneration": _both("m2m_100"),
-    "MarianMTModel": _both("marian"),
+    "MarianMTModel": [
+        *_both("marian"),
+        MARIAN,
+        {**MARIAN, "decoder_vocab_size": 80, "tie_word_embeddings": False},
+    ],
+    "MarianModel": [{**MARIAN, "decoder_vocab_size": 80}],
     "PegasusForConditionalGeneration": _both("pegasus"),
     "BlenderbotForConditionalGeneration": _both("blenderbot"),
     "BlenderbotSmallForConditionalGeneration": _both("blenderbot-small"),
     "PLBartForConditionalGeneration": _both("plbart"),
+    "BartForCausalLM": _alone("bart"),
+    "MBartForCausalLM": _alone("mbart"),
+    "MarianForCausalLM": _alone("marian"),
+    "PegasusForCausalLM": _alone("pegasus"),
+    "BlenderbotForCausalLM": _alone("blenderbot"),
+    "BlenderbotSmallForCausalLM": _alone("blenderbot-small"),
+    "PLBartForCausalLM": _alone("plbart"),
 }

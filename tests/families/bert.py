@@ -20,6 +20,7 @@ SHAPES = {
     "BertLMHeadModel": [{**BERT, "is_decoder": True}],
     "BertForSequenceClassification": [{**BERT, "id2label": {"0": "a", "1": "b", "2": "c"}}, BERT],
     "BertForTokenClassification": [BERT],
+    "BertForNextSentencePrediction": [{**BERT, "num_labels": 3}],
     "RobertaForMaskedLM": [ROBERTA, {**ROBERTA, "type_vocab_size": 1, "pad_token_id": 0}],
     "RobertaForSequenceClassification": [{**ROBERTA, "num_labels": 5}],
     "RobertaModel": [ROBERTA],

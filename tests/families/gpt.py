@@ -14,6 +14,9 @@ SHAPES = {
         {"model_type": "gpt2", "vocab_size": 96, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 70,
          "n_inner": 40, "activation_function": "relu", "reorder_and_upcast_attn": True, "tie_word_embeddings": False},
     ],
+    "GPT2DoubleHeadsModel": [{"model_type": "gpt2", **SMALL}],
+    "OpenAIGPTDoubleHeadsModel": [{"model_type": "openai-gpt", **SMALL, "tie_word_embeddings": False}],
+    "GPT2ForQuestionAnswering": [{"model_type": "gpt2", **SMALL, "num_labels": 3}],
     "GPT2Model": [{"model_type": "gpt2", **SMALL}],
     "GPTBigCodeForCausalLM": [
         {"model_type": "gpt_bigcode", **SMALL},

@@ -10,7 +10,9 @@ SHAPES = {
         {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 24, "enable_bias": False},
         {**OPT, "_remove_final_layer_norm": True, "layer_norm_elementwise_affine": False, "word_embed_proj_dim": 16, "tie_word_embeddings": False},
     ],
-    "OPTModel": [OPT],
+    "OPTModel": [OPT, {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 24}],
+    "OPTForSequenceClassification": [{**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 24}],
+    "OPTForQuestionAnswering": [{**OPT, "word_embed_proj_dim": 24}],
     "XGLMForCausalLM": [XGLM, {**XGLM, "attention_heads": 2, "activation_function": "relu", "tie_word_embeddings": False}],
     "XGLMModel": [XGLM],
     "BioGptForCausalLM": [

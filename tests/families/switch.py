@@ -19,5 +19,5 @@ SHAPES = {
     "SwitchTransformersModel": [SWITCH],
     "SwitchTransformersEncoderModel": [SWITCH],
     "NllbMoeForConditionalGeneration": [NLLB, {**NLLB, **bart.LOPSIDED, "encoder_sparse_step": 1, "decoder_sparse_step": 0, "router_bias": True}],
-    "NllbMoeModel": [NLLB],
+    "NllbMoeModel": [NLLB, {**NLLB, "tie_word_embeddings": False}],
 }

@@ -9,6 +9,11 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 SHAPES = {
-    "WhisperForConditionalGeneration": [SMALL, {**SMALL, "encoder_layers": 3, "decoder_layers": 1, "decoder_ffn_dim": 40, "num_mel_bins": 7}],
+    "WhisperForConditionalGeneration": [
+        SMALL,
+        {**SMALL, "tie_word_embeddings": False},
+        {**SMALL, "encoder_layers": 3, "decoder_layers": 1, "decoder_ffn_dim": 40, "num_mel_bins": 7},
+    ],
     "WhisperModel": [SMALL],
+    "WhisperForCausalLM": [SMALL, {**SMALL, "tie_word_embeddings": False}],
 }

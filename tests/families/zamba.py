@@ -15,6 +15,9 @@ SHAPES = {
         {**ZAMBA2, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "linear_attention", "hybrid"], "use_shared_attention_adapter": True,
          "num_key_value_heads": None, "mamba_ngroups": 2, "add_bias_linear": True, "intermediate_size": None},
         {**ZAMBA2, "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "num_mem_blocks": 2, "num_key_value_heads": 2},
+        {**ZAMBA2, "num_hidden_layers": 7, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid", "hybrid", "hybrid"], "num_mem_blocks": 2,
+         "use_shared_attention_adapter": True, "tie_word_embeddings": False, "use_long_context": True, "use_mem_rope": True},
+        {**ZAMBA2, "num_hidden_layers": 4, "layers_block_type": ["hybrid", "hybrid", "hybrid", "hybrid"], "num_mem_blocks": 3, "tie_word_embeddings": False},
     ],
     "Zamba2Model": [{**ZAMBA2, "num_hidden_layers": 54}],
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """From a tower's width to the text model's: neighbouring patches made one, a norm, one map or several.
 
-Gemma 3 takes the mean of a square of patches; Pixtral, Qwen-VL and Kimi put their vectors side by side, which is Llama 4's
-pixel shuffle (transformers: models/gemma3, gemma4, mistral3, qwen3_5, kimi_k25, llama4).
+Gemma 3 takes the mean of a square of patches; Pixtral, Qwen-VL and Kimi put their vectors side by side, which is the pixel
+shuffle of Llama 4, Aya and SmolVLM; ERNIE does it with frames too. transformers: models/gemma3, gemma3n, gemma4, mistral3,
+qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl, phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ... import ops
+from ...algebra import exact_div
 from ...tree import Node
-from ..base import Around, Component, Flag, Part, Width
+from ..base import Around, Component, Flag, Part, Vocab, Width
 from ..feed_forward import Activation
 from ..norm import Norm
 
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 
 
 class Map(Part):
-    """One linear map. size: of what it gives. hidden_act: on that."""
+    """One linear map. size: of what it gives. hidden_act: on that; where it is `gated`, on its second half, which the first is multiplied by."""
 
     size: Width
     bias: Flag = False
     hidden_act: Activation = "identity"
+    gated: Flag = False
 
 
 class Projector(Component):
     """Patches of input_size → what the text model reads.
 
-    merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. norm: on each patch
-    before they are put side by side; on the mean, where it is the mean.
+    merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. frames: images in a row
+    that become one, side by side. norm: on each patch before they are put side by side, on what they give together where it is
+    `norm_of = "merged"`; on the mean, where it is the mean. out_norm: on what the last map gives; out_act: on that. vocab_size: tokens that stand
+    for what is not text, with vectors of input_size and a norm of their own (Gemma 3n). input_marks, output_marks: learned
+    vectors that are put among what the maps read or give (line ends, separators).
     """
 
     type: Literal["projector"] = "projector"
@@ -42,15 +48,50 @@ class Projector(Component):
     maps: tuple[Map, ...] = Field(min_length=1, max_length=10)
     merge: Width = 1
     merged: Literal["concat", "mean"] = "concat"
+    frames: Width = 1
     norm: Norm | None = None
+    norm_of: Literal["patch", "merged"] = "patch"
+    out_norm: Norm | None = None
+    out_act: Activation = "identity"
+    vocab_size: Vocab | None = None
+    input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for one in self.maps:
+            if one.gated and one.size % 2:
+                raise ValueError(f"maps.size: {one.size} has no two halves; expected an even number where a map is gated")
+        if self.merged == "mean" and (self.frames > 1 or self.norm_of == "merged"):
+            raise ValueError('merged: "mean" takes the mean of one image\'s patches; expected no frames and no norm_of = "merged"')
+        if self.vocab_size is not None and self.norm is None:
+            raise ValueError("vocab_size: tokens have the norm of patches once more; expected a norm")
+        return self
+
+    @property
+    def gives(self) -> int:
+        """Width of what it gives."""
+        last = self.maps[-1]
+        return last.size // 2 if last.gated else last.size
 
     def anatomy(self, name: str, around: Around) -> Node:
-        n = self.merge * self.merge if self.merged == "concat" else 1
+        n = self.merge * self.merge * self.frames if self.merged == "concat" else 1
         width = self.input_size * n
-        parts = [] if self.norm is None else [self.norm.anatomy("norm", Around(self.input_size))]
+        parts = []
+        if self.vocab_size is not None and self.norm is not None:
+            parts.append(Node("token_embedding", ops.Embedding(self.vocab_size, self.input_size)))
+            parts.append(self.norm.anatomy("token_norm", Around(self.input_size)))
+        if self.input_marks:
+            parts.append(Node("input_marks", ops.Weight(self.input_marks * self.input_size, rows=self.input_marks)))
+        if self.norm is not None:
+            parts.append(self.norm.anatomy("norm", Around(width if self.norm_of == "merged" else self.input_size)))
         for i, one in enumerate(self.maps):
             parts.append(Node(f"map_{i + 1}", ops.Linear(width, one.size, one.bias)))
-            width = one.size
+            width = exact_div(one.size, 2) if one.gated else one.size
+        if self.output_marks:
+            parts.append(Node("output_marks", ops.Weight(self.output_marks * width, rows=self.output_marks)))
+        if self.out_norm is not None:
+            parts.append(self.out_norm.anatomy("out_norm", Around(width)))
         return Node(name, children=tuple(parts))
 
     def describe(self, hidden_size: int) -> str:
@@ -61,11 +102,15 @@ class Projector(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        rms, layernorm, bare = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(input_size=12, maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)), merge=2, norm=layernorm),
             cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
+            cls(input_size=10, maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)), merge=2, norm=layernorm, norm_of="merged"),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
+            cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=bare, vocab_size=7),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
         ]
 
 
@@ -79,27 +124,63 @@ def _reference() -> type[nn.Module]:
         "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"), "tanh": torch.tanh, "identity": lambda x: x,
     }  # fmt: skip
 
+    class Marks(nn.Module):
+        def __init__(self, many: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(many, width) * 0.02)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
+
     class ProjectorReference(nn.Module):
-        """x: [images, patches, input_size], row by row of an image of `columns` patches a row → [images, patches / merge², size]."""
+        """x: [images, patches, input_size], row by row of an image of `columns` patches a row → [images / frames, patches / merge², size].
+
+        Marks stand behind all the rest, where the published classes put them at the end of rows or of images.
+        """
 
         def __init__(self, spec: Projector) -> None:
             super().__init__()
-            self.spec = spec
+            self.spec, width = spec, spec.input_size
+            if spec.vocab_size is not None and spec.norm is not None:
+                self.token_embedding = nn.Embedding(spec.vocab_size, width)
+                self.token_norm = spec.norm.reference(Around(width))
+            if spec.input_marks:
+                self.input_marks = Marks(spec.input_marks, width)
+            if spec.merged == "concat":
+                width = width * spec.merge**2 * spec.frames
             if spec.norm is not None:
-                self.norm = spec.norm.reference(Around(spec.input_size))
-            width = spec.input_size * (spec.merge**2 if spec.merged == "concat" else 1)
+                self.norm = spec.norm.reference(Around(width if spec.norm_of == "merged" else spec.input_size))
             for i, one in enumerate(spec.maps, 1):
                 self.add_module(f"map_{i}", nn.Linear(width, one.size, bias=one.bias))
-                width = one.size
+                width = one.size // 2 if one.gated else one.size
+            if spec.output_marks:
+                self.output_marks = Marks(spec.output_marks, width)
+            if spec.out_norm is not None:
+                self.out_norm = spec.out_norm.reference(Around(width))
+
+        def tokens(self, ids: Tensor) -> Tensor:
+            """What tokens that stand for no text are mapped to."""
+            return self._mapped(self.token_norm(self.token_embedding(ids)))
+
+        def _mapped(self, x: Tensor) -> Tensor:
+            for i, one in enumerate(self.spec.maps, 1):
+                y = self.get_submodule(f"map_{i}")(x)
+                if one.gated:
+                    value, gate = y.chunk(2, -1)
+                    x = value * acts[one.hidden_act](gate)
+                else:
+                    x = acts[one.hidden_act](y)
+            x = self.output_marks(x) if hasattr(self, "output_marks") else x
+            return acts[self.spec.out_act](self.out_norm(x) if hasattr(self, "out_norm") else x)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
-            side, mean = self.spec.merge, self.spec.merged == "mean"
-            x = self.norm(x) if hasattr(self, "norm") and not mean else x
+            side, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
+            late = mean or self.spec.norm_of == "merged"
+            x = self.norm(x) if hasattr(self, "norm") and not late else x
             squares = x.unflatten(1, (-1, side, columns // side, side)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             x = squares.mean(2) if mean else squares.flatten(2)
-            x = self.norm(x) if hasattr(self, "norm") and mean else x
-            for i, one in enumerate(self.spec.maps, 1):
-                x = acts[one.hidden_act](self.get_submodule(f"map_{i}")(x))
-            return x
+            x = x.unflatten(0, (-1, frames)).transpose(1, 2).flatten(2) if frames > 1 else x
+            x = self.norm(x) if hasattr(self, "norm") and late else x
+            return self._mapped(self.input_marks(x) if hasattr(self, "input_marks") else x)
 
     return ProjectorReference

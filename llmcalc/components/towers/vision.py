@@ -1,8 +1,8 @@
 """A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, mapped to vectors, through an encoder.
 
-SigLIP (Zhai 2023, arXiv:2303.15343) has a table of positions and may have a pooling head; Pixtral (Agrawal 2024,
-arXiv:2410.07073) turns queries and keys instead; Qwen's and Kimi's do both; Llama 4's has a class vector as well; Gemma 4's
-has a table for each axis of the image.
+CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have a table of positions, CLIP a class vector and
+SigLIP perhaps a pooling head; Pixtral (Agrawal 2024, arXiv:2410.07073) turns queries and keys instead; Qwen's and Kimi's do both;
+Gemma 4's has a table for each axis of the image; LFM3-VL's has convolutions over the grid of patches among its layers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
+from ..short_conv import ShortConv
 from ..stack import Stack
 
 if TYPE_CHECKING:
@@ -76,9 +77,16 @@ class VisionTower(Component):
             heads = getattr(mixer, "num_attention_heads", 1)
             if getattr(mixer, "head_dim", None) is None and self.hidden_size % heads:
                 raise ValueError(f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor")
+        if self.class_embedding and any(getattr(mixer, "grid", False) for mixer in mixers):
+            raise ValueError("class_embedding: a convolution over the grid of patches has no place for it; expected false")
         if self.stack.position is not None or self.stack.stem is not None or self.stack.type_vocab_size is not None:
             raise ValueError("stack: a tower reads patches; expected no position, stem or type_vocab_size (positions stand beside it)")
         return self
+
+    @property
+    def gives(self) -> int:
+        """Width of what it gives."""
+        return self.hidden_size
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, p = self.hidden_size, self.patches
@@ -118,11 +126,17 @@ class VisionTower(Component):
         pixtral = Block(attention=turning, feed_forward=gated, norm=rms, norm_placement="sandwich")
         head = AttentionPooling(attention=biased, feed_forward=plain, norm=layernorm)
         square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
-        stacks = [Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm), Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms)]
+        scaled = siglip.model_copy(update={"residual_scale": "output"})
+        conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
+        mixed = Stack(num_hidden_layers=3, block=conv, variants={"full": conv.model_copy(update={"attention": biased})}, pattern=("block", "full"))
+        stacks = [Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm), Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms), mixed,
+                  Stack(num_hidden_layers=2, block=scaled)]  # fmt: skip
         return [
             cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=16), pooling=head),
             cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True),
             cls(hidden_size=10, patches=film, stack=stacks[1]),
+            cls(hidden_size=12, patches=square, stack=stacks[2]),
+            cls(hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True),
             cls(hidden_size=10, patches=film, stack=stacks[1], positions=PatchPositions(rows=9, axes=2), standardize=True, clamps=28),
         ]
 
@@ -203,7 +217,7 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             x = self._placed(x, rows, columns) if hasattr(self, "position_embedding") else x
-            x = self._stack[0].forward(x, Run())
+            x = self._stack[0].forward(x, Run(columns=columns))
             x = x[:, :-1] if hasattr(self, "class_embedding") else x
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale

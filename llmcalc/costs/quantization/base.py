@@ -18,6 +18,10 @@ from ...tree import Node
 from ...units import DTYPE_BITS, bits_to_bytes
 
 
+MOST_TAKEN_APART = 1000
+"""Layers of a stack whose tensors are counted one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Bytes. weights: the codes of converted weights. scales: what they are multiplied with, scales of scales included.
@@ -148,6 +152,9 @@ def quantized(spec: ModelSpec, scheme: Scheme, dtype: str = "bfloat16", include:
     Raises `InputError` for a tensor that the scheme's format cannot hold.
     """
     total, by_component = Parts(), dict[str, Parts]()
+    deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
+    if isinstance(deepest, int) and deepest > MOST_TAKEN_APART:
+        raise InputError(f"num_hidden_layers: {deepest} layers are too many to take one by one; expected at most {MOST_TAKEN_APART} for a scheme")
     found = list(sites(spec.anatomy(), include))
     text, towers = [s for s in found if s.optional != TOWERS_OPTION], [s for s in found if s.optional == TOWERS_OPTION]
     if towers and scheme.unconverted_dtype(dtype) != dtype:

@@ -1,7 +1,7 @@
 """Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with a format of its own.
 
-Layouts: `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20. ModelOpt's NVFP4 holds `weight_scale_2`
-and `input_scale` in fp32, its FP8 `weight_scale` and `input_scale`.
+Layouts: `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20 (`weight_g_idx`, of actorder "group", at
+0.10). ModelOpt's NVFP4 holds `weight_scale_2` and `input_scale` in fp32, its FP8 `weight_scale` and `input_scale`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InputError
+from ...sources.files import shown
 from .base import Scheme
 from .fields import Fields
-from .formats import FP4, FP8, LinearFormat, PackedInt, Whole, WholeInt
+from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt
 from .linear import Group, LinearScheme
 from .patterns import Named
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
 ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
 """Fields of how weights or activations are quantised that every scheme has; some are looked at below."""
 
@@ -33,15 +35,15 @@ def compressed_tensors(c: Fields) -> Scheme:
     for name in groups_table.data:
         one = groups_table.table(name)
         if one is None:
-            continue
+            raise groups_table.wrong(name, None, "how a group of modules is quantised")
         group, label = _group(one, overall)
         groups.append(group)
         labels.append(label)
     kept = Named(c.texts("ignore"), "compressed-tensors", "ignore")
     remarks = ["scales in the model's own number format"] if any(isinstance(g.format, PackedInt | WholeInt) for g in groups) else []
     if c.get("kv_cache_scheme"):
-        remarks.append("the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted")
-    return LinearScheme("+".join(dict.fromkeys(labels)), "compressed-tensors", tuple(remarks), tuple(groups), head=True, gates=True, kept=kept)
+        remarks.append(KV)
+    return LinearScheme("+".join(dict.fromkeys(labels)), "compressed-tensors", tuple(remarks), tuple(groups), head=True, everywhere=True, kept=kept)
 
 
 def _group(c: Fields, overall: Any) -> tuple[Group, str]:
@@ -59,18 +61,21 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
     return Group(stored, named), label
 
 
-def _static(inputs: Fields | None) -> int:
-    """Scales of activations that are stored: one where they are not computed as the model runs, or only those of groups are."""
+def _static(inputs: Fields | None) -> Static:
+    """What is stored of the scales of activations: nothing where they are computed as the model runs, one where only those of groups are."""
     if inputs is None:
-        return 0
-    inputs.ignore("num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", *ARGUMENTS)
+        return Static()
+    inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
+    dynamic, strategy, symmetric = inputs.get("dynamic", False), inputs.get("strategy"), inputs.get("symmetric", True)
     inputs.all_read()
-    dynamic = inputs.get("dynamic", False)
     inputs.one_of("dynamic", dynamic, True, False, "local")
-    return 0 if dynamic is True else 1
+    inputs.one_of("symmetric", symmetric, True, False)
+    if dynamic is False:
+        inputs.one_of("strategy", strategy, "tensor", None)
+    return Static() if dynamic is True else Static(1, 0 if symmetric else 1)
 
 
-def _format(w: Fields, layout: Any, static: int) -> tuple[LinearFormat, str]:
+def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
     w.ignore(*ARGUMENTS)
     w.must("dynamic", False, None)
     kind, bits, group, symmetric = w.get("type", "int"), w.get("num_bits"), w.group("group_size"), w.get("symmetric", True)
@@ -87,38 +92,44 @@ def _format(w: Fields, layout: Any, static: int) -> tuple[LinearFormat, str]:
     if kind == "float" and bits == 4:
         w.one_of("symmetric", symmetric, True)
         if strategy == "tensor_group" and layout == "nvfp4-pack-quantized":
-            return FP4(group or 16, 1, static), "nvfp4"
+            return FP4(group or 16, 1, static.scales), "nvfp4"
         if strategy == "group" and layout == "mxfp4-pack-quantized":
             return FP4(group or 32, 0), "mxfp4-linear"
         raise w.wrong("format", layout, "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats")
     if kind == "float":
         w.one_of("num_bits", bits, 8)
         w.one_of("symmetric", symmetric, True)
-        w.one_of("strategy", strategy, "tensor", "channel", "block")
+        w.one_of("strategy", strategy, "tensor", "channel", "block", "group")
         if strategy == "block" and blocks is None:
             raise w.wrong("block_structure", blocks, "two positive whole numbers")
-        over: tuple[int, int] | Whole = blocks if strategy == "block" and blocks is not None else "tensor" if strategy == "tensor" else "row"
-        return FP8(over, None, static), "fp8"
+        over: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
+        if strategy in ("block", "group"):
+            over = blocks if strategy == "block" and blocks is not None else (1, group or 32)
+        if layout == "mxfp8-quantized":
+            w.one_of("strategy", strategy, "group")
+        return FP8(over, 1 if layout == "mxfp8-quantized" else None, static.scales, static.zeros), "fp8"
     if layout == "pack-quantized":
         w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-        w.one_of("strategy", strategy, "channel", "group")
+        w.one_of("strategy", strategy, "tensor", "channel", "group")
         indexed = w.get("actorder") in ("group", True)
-        return PackedInt(bits, group if strategy == "group" else None, symmetric, indexed), f"w{bits}a16" + (f"-g{group}" if strategy == "group" else "")
-    w.one_of("num_bits", bits, 8)
+        packed = PackedInt(bits, group if strategy == "group" else None, symmetric, indexed, whole=strategy == "tensor")
+        return packed, f"w{bits}a16" + (f"-g{group}" if strategy == "group" else "")
+    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)  # each in a byte of its own
     w.one_of("strategy", strategy, "channel", "tensor", "group")
     shared: int | Whole = "tensor" if strategy == "tensor" else "row" if strategy == "channel" or group is None else group
-    return WholeInt(shared, symmetric, static), "w8a8"
+    return WholeInt(shared, symmetric, static), f"w{bits}a8" if bits != 8 else "w8a8"
 
 
 def modelopt(c: Fields) -> Scheme:
     """NVFP4 or FP8 of all linear maps but those excluded."""
-    c.ignore("kv_cache_scheme", "kv_cache_quant_algo", "config_groups", "group_size", "version")
+    c.ignore("config_groups", "group_size", "version")
     algorithm = c.get("quant_algo")
+    remarks = (KV,) if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else ()
     names = c.texts("ignore", "exclude_modules")
     kept = Named(names, "modelopt", "ignore")
     if algorithm == "NVFP4":
         group = c.group("group_size", 16)
-        return LinearScheme("nvfp4", "ModelOpt", (), (Group(FP4(group or 16, 1, 1)),), head=True, gates=True, kept=kept)
+        return LinearScheme("nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=kept)
     if algorithm == "FP8":
-        return LinearScheme("fp8", "ModelOpt", (), (Group(FP8("tensor", 4, 1)),), head=True, gates=True, kept=kept)
-    raise InputError(f"quantization_config: quant_algo: {str(algorithm)[:40]!r}; expected NVFP4 or FP8")
+        return LinearScheme("fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=kept)
+    raise InputError(f"quantization_config: quant_algo: {shown(algorithm)}; expected NVFP4 or FP8")

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import InputError, suggest
+from ...sources.files import shown
 from . import named
 from .base import Scheme
 from .compressed import compressed_tensors, modelopt
 from .fields import Fields
-from .formats import AWQ, FP4, FP8, GPTQ, Bnb8
+from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
 from .linear import Group, LinearScheme
 from .patterns import Named
 
@@ -22,7 +23,7 @@ WITHOUT = "--quantize none counts without it"
 
 
 def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
-    """The scheme of a parsed `config.json`; None where it has no `quantization_config`.
+    """The scheme of a parsed `config.json`; None where it has no `quantization_config`, or one that stores plain weights.
 
     Raises `InputError` for a method or a field that is not known, or a value that its method does not have.
     """
@@ -39,7 +40,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if not isinstance(method, str) or method not in METHODS:
         known = ", ".join(METHODS)
         near = suggest(method, list(METHODS)) if isinstance(method, str) else ""
-        raise InputError(f"quantization_config.quant_method: {str(method)[:40]!r} is not known; expected one of {known}.{near} ({WITHOUT})")
+        raise InputError(f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known}.{near} ({WITHOUT})")
     c = Fields(table, f"quantization_config of {method}")
     try:
         scheme = METHODS[method](c)
@@ -75,13 +76,14 @@ def _fp8(c: Fields) -> Scheme:
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     kept = _kept(c, "modules_to_not_convert", "ignored_layers")
-    return LinearScheme(label, source, remarks, (Group(one, experts=of_experts),), head=skip is not None, kept=kept)
+    return LinearScheme(label, source, remarks, (Group(one, experts=of_experts),), head=skip is not None, everywhere=True, kept=kept)
 
 
 def _fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
     skip = c.get("modules_to_not_convert")
-    return LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),), head=skip is not None, kept=_kept(c, "modules_to_not_convert"))
+    kept = _kept(c, "modules_to_not_convert")
+    return LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),), head=skip is not None, everywhere=True, kept=kept)
 
 
 def _awq(c: Fields) -> Scheme:
@@ -92,7 +94,7 @@ def _awq(c: Fields) -> Scheme:
     c.must("w_bit", 4, absent=4)
     c.must("zero_point", True, absent=True)
     c.must("modules_in_block_to_quantize", None)
-    layout = str(c.get("version", c.get("format", "gemm"))).lower()
+    layout = c.lower("version", c.get("format", "gemm"))
     c.one_of("version", layout, "gemm")
     group = c.group("group_size", 128)
     return LinearScheme(f"awq-int4{_g(group)}", named.AWQ_SOURCE, (), (Group(AWQ(group)),), kept=Named(c.texts("modules_to_not_convert"), "awq"))
@@ -103,7 +105,7 @@ def _gptq(c: Fields) -> Scheme:
              "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length",
              "cache_block_outputs", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "max_input_len", "model_name_or_path",
              "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype", "hyb_act", "offload_to_disk")  # fmt: skip
-    c.one_of("checkpoint_format", str(c.get("checkpoint_format", c.get("format", "gptq"))).lower(), "gptq", "gptq_v2")
+    c.one_of("checkpoint_format", c.lower("checkpoint_format", c.get("format", "gptq")), "gptq", "gptq_v2")
     c.must("dynamic", None, {}, absent=None)
     c.must("is_marlin_format", False, None)
     bits, group = c.get("bits"), c.group("group_size", 128)
@@ -117,8 +119,8 @@ def _gptq(c: Fields) -> Scheme:
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", inner, "lists of module names")
         some = Named(names, field="modules_in_block_to_quantize")
-    one = GPTQ(bits, group)
-    return LinearScheme(f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (), (Group(one, some),), head=head, kept=_kept(c, "modules_to_not_convert"))
+    groups, kept = (Group(GPTQ(bits, group), some),), _kept(c, "modules_to_not_convert")
+    return LinearScheme(f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (named.ZERO_BIASES,), groups, head=head, kept=kept)
 
 
 def _bitsandbytes(c: Fields) -> Scheme:
@@ -128,15 +130,15 @@ def _bitsandbytes(c: Fields) -> Scheme:
     c.must("llm_int8_has_fp16_weight", False, absent=False)
     kind, double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
     skip = c.get("llm_int8_skip_modules")
-    if four is eight or four not in (True, False):
+    if four is eight or any(type(one) not in (bool, type(None)) for one in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     kept = _kept(c, "llm_int8_skip_modules")
     if eight:
-        return LinearScheme("int8", named.BNB_SOURCE, (), (Group(Bnb8()),), head=skip is not None, gates=True, kept=kept)
+        return LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),), head=skip is not None, everywhere=True, kept=kept)
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
     c.one_of("bnb_4bit_use_double_quant", double, False, True)
     scheme = named.bnb4(f"{kind}-double" if double else str(kind), bool(double))
-    return LinearScheme(scheme.label, scheme.source, scheme.remarks, scheme.groups, head=skip is not None, gates=True, kept=kept)
+    return LinearScheme(scheme.label, scheme.source, scheme.remarks, scheme.groups, head=skip is not None, everywhere=True, kept=kept)
 
 
 def _mxfp4(c: Fields) -> Scheme:
@@ -145,11 +147,32 @@ def _mxfp4(c: Fields) -> Scheme:
     return LinearScheme(plain.label, plain.source, (), plain.groups, scope="experts", kept=_kept(c, "modules_to_not_convert"))
 
 
+def _bitnet(c: Fields) -> Scheme | None:
+    """Online, a checkpoint holds the weights that training steps on, in a plain number format."""
+    c.ignore("rms_norm_eps", "quantization_mode")
+    mode, linear = c.get("quantization_mode", "offline"), c.get("linear_class", "bitlinear")
+    c.one_of("quantization_mode", mode, "offline", "online")
+    c.one_of("linear_class", linear, "bitlinear", "autobitlinear")
+    c.must("use_rms_norm", False, absent=False)
+    skip = c.get("modules_to_not_convert")
+    kept = _kept(c, "modules_to_not_convert")
+    if mode == "online" and linear == "autobitlinear":
+        return None
+    return LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),), head=skip is not None, everywhere=True, kept=kept)
+
+
+def _eetq(c: Fields) -> Scheme:
+    c.must("weights", "int8", absent="int8")
+    skip = c.get("modules_to_not_convert")
+    stored = WholeInt(scale_bytes=2)
+    return LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(stored),), head=skip is not None, everywhere=True, kept=_kept(c, "modules_to_not_convert"))
+
+
 def _g(group: int | None) -> str:
     return "" if group is None else f"-g{group}"
 
 
-METHODS: dict[str, Callable[[Fields], Scheme]] = {
+METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "awq": _awq,
@@ -158,5 +181,7 @@ METHODS: dict[str, Callable[[Fields], Scheme]] = {
     "compressed-tensors": compressed_tensors,
     "mxfp4": _mxfp4,
     "modelopt": modelopt,
+    "bitnet": _bitnet,
+    "eetq": _eetq,
 }
 """`quant_method` → its reader."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
+from ...sources.files import shown
 
 COMMON = frozenset({"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"})
 """Fields that say what made a checkpoint."""
@@ -24,13 +25,21 @@ class Fields:
         self.asked.add(name)
         return self.data.get(name, absent)
 
+    def lower(self, name: str, absent: Any = None) -> Any:
+        """The value, a text in lower case."""
+        value = self.get(name, absent)
+        return value.lower() if isinstance(value, str) else value
+
     def ignore(self, *names: str) -> None:
         """Fields that change no size."""
         self.asked.update(names)
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
-        shown = repr(value)
-        return InputError(f"{self.where}: {name}: {shown if len(shown) <= 60 else shown[:57] + '…'}; expected {expected}")
+        try:
+            text = repr(value)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or lists without end
+            text = shown(value)
+        return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
 
     def one_of(self, name: str, value: Any, *allowed: Any) -> None:
         if not any(value == one and type(value) is type(one) for one in allowed):

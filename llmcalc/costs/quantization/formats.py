@@ -10,7 +10,9 @@
   quantisation: absmax in one byte each, nested_absmax fp32 a block of 256 of them, nested_quant_map of 256 fp32. Linear8bitLt
   (arXiv:2208.07339): int8, SCB fp32 a row, weight_format of one byte.
 - compressed-tensors: weight_packed int32 [out, ⌈in·b/32⌉], weight_scale [out, ⌈in/g⌉] in the model's dtype, weight_shape of two int64,
-  weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] where asymmetric, weight_g_idx int32 [in] where reordered.
+  weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] where asymmetric, weight_g_idx int32 [in] where reordered; of static activations input_scale
+  and, where asymmetric, input_zero_point.
+- `transformers` BitLinear: four ternary weights a byte [out/4, in], weight_scale [1]; EetqLinear: int8, weight_scales fp16 [out].
 """
 
 from __future__ import annotations
@@ -46,15 +48,25 @@ def _divides(what: str, size: Number, divisor: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Static:
+    """What a map stores of how its activations are quantised: scales, and zero points of one byte."""
+
+    scales: int = 0
+    zeros: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FP8(LinearFormat):
     """One byte a weight. over: what shares a scale, a block (rows, columns), a `row` or the `tensor`.
 
     scale_bytes: of each, that of the model's number format if None. static: scales of activations, in that format too or in fp32.
+    static_zeros: their zero points, of one byte.
     """
 
     over: tuple[int, int] | Whole
     scale_bytes: int | None = FP32
     static: int = 0
+    static_zeros: int = 0
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         one = plain_bytes if self.scale_bytes is None else self.scale_bytes
@@ -63,7 +75,7 @@ class FP8(LinearFormat):
             scales = ceil_div(n_out, rows) * ceil_div(n_in, columns)
         else:
             scales = n_out if self.over == "row" else 1
-        return Parts(weights=n_out * n_in, scales=scales * one, other=self.static * (plain_bytes if self.scale_bytes is None else FP32))
+        return Parts(weights=n_out * n_in, scales=scales * one, other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros)
 
     def describe(self) -> str:
         each = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
@@ -165,40 +177,60 @@ class Bnb8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(LinearFormat):
-    """`pack-quantized` of compressed-tensors. group: columns that share a scale; None for a row."""
+    """`pack-quantized` of compressed-tensors. group: columns that share a scale; None for a row. whole: one scale for the tensor."""
 
     bits: int
     group: int | None
     symmetric: bool = True
     indexed: bool = False
+    whole: bool = False
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
+        rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zeros = 0 if self.symmetric else ceil_div(n_out * self.bits, 32) * INT32 * groups
-        return Parts(weights, n_out * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
+        zeros = 0 if self.symmetric else ceil_div(rows * self.bits, 32) * INT32 * groups
+        return Parts(weights, rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
-        return f"packed int{self.bits}, one scale (in the model's format){zero} a {_group(self.group)}, the shape as two int64"
+        over = "tensor" if self.whole else _group(self.group)
+        return f"packed int{self.bits}, one scale (in the model's format){zero} a {over}, the shape as two int64"
 
 
 @dataclass(frozen=True, slots=True)
 class WholeInt(LinearFormat):
-    """`int-quantized` of compressed-tensors: one byte a weight. over: what shares a scale. static: scales of activations."""
+    """`int-quantized` of compressed-tensors and EETQ: one byte a weight. over: what shares a scale. scale_bytes: of each, as FP8's."""
 
     over: int | Whole = "row"
     symmetric: bool = True
-    static: int = 0
+    static: Static = Static()
+    scale_bytes: int | None = None
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scales: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
             scales = n_out * ceil_div(n_in, self.over)
-        return Parts(n_out * n_in, scales * plain_bytes, 0 if self.symmetric else scales, self.static * plain_bytes)
+        one = plain_bytes if self.scale_bytes is None else self.scale_bytes
+        return Parts(n_out * n_in, scales * one, 0 if self.symmetric else scales, self.static.scales * one + self.static.zeros)
 
     def describe(self) -> str:
-        return f"int8, one scale (in the model's format) a {_group(self.over) if isinstance(self.over, int) else self.over}"
+        each = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
+        return f"int8, one scale ({each}) a {_group(self.over) if isinstance(self.over, int) else self.over}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ternary(LinearFormat):
+    """BitNet's −1, 0 and 1: four rows a byte, one scale in the model's number format."""
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("rows", n_out, 4)
+
+    def describe(self) -> str:
+        return "ternary, four weights a byte, one scale (in the model's format) a tensor"
 
 
 def _group(group: int | None) -> str:

@@ -1,8 +1,9 @@
 """Schemes that convert the linear maps of a model, each by itself, and leave everything else as it is.
 
 Left unconverted: embeddings, norms, biases, convolutions, everything that is no matrix of a product; routers, which published
-checkpoints keep whatever the scheme; a matrix that stands for several outside of experts (block-diagonal maps are no `nn.Linear`);
-the output head, unless the scheme is told to convert it; towers of other modalities; and what the config names.
+checkpoints keep whatever the scheme; maps between residual streams, which are no modules of their own; a matrix that stands for several
+outside of experts, for such block-diagonal maps are no `nn.Linear`, but for that of an attention's output (DeepSeek-V4), which is; the
+output head, unless the scheme is told to convert it; towers of other modalities; and what the config names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal, TypeAlias
 from ...algebra import Number
 from ...errors import InputError
 from ...model import ModelSpec
+from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
 from .base import Parts, Scheme, Site, plain
 from .formats import LinearFormat
@@ -24,8 +26,11 @@ Scope: TypeAlias = Literal["linear", "experts"]
 HEADS = ("lm_head", "classifier")
 """Components whose maps make the output."""
 
-KEPT = ("embedding", "router", "mtp")
+KEPT = ("router", "residual", "mtp")
 """Components that no scheme converts: of prediction modules that is the map of their input (`eh_proj`), which DeepSeek-V3 holds in bf16."""
+
+OUTSIDE = ("embedding", "pooler", *HEADS)
+"""Components outside of layers, of which AutoAWQ and AutoGPTQ convert nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,15 @@ class Group:
 
 @dataclass(frozen=True)
 class LinearScheme(Scheme):
-    """scope: linear maps, or routed experts alone. head: whether output heads are converted. gates: whether the gate of shared
-    experts is, a map to one number. kept: modules that stay unconverted. of several groups, the first that names a map holds.
+    """scope: linear maps, or routed experts alone. head: whether output heads are converted. everywhere: whether every `nn.Linear` is, outside
+    of layers and the gate of shared experts, a map to one number, too. kept: modules that stay unconverted. Of several groups, the first
+    that names a map holds.
     """
 
     groups: tuple[Group, ...] = ()
     scope: Scope = "linear"
     head: bool = False
-    gates: bool = False
+    everywhere: bool = False
     kept: Named = field(default_factory=lambda: Named(()))
 
     def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
@@ -69,10 +75,11 @@ class LinearScheme(Scheme):
     def _format(self, site: Site) -> LinearFormat | None:
         """The format that a tensor is converted to, None where it is not."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
-        single = len(site.tensor.shape) == 2 and self.scope == "linear"
+        single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
         if site.tensor.role != "matrix" or site.kind in KEPT or not (experts or single):
             return None
-        if (site.kind in HEADS and not self.head) or (site.name == "shared_expert_gate" and not self.gates) or site.path in self.kept:
+        output = site.kind in HEADS and site.name not in ("dense", "head_proj")
+        if (output and not self.head) or (not self.everywhere and _beside(site) and not output) or site.path in self.kept:
             return None
         group = next((one for one in self.groups if one.named is None or site.path in one.named), None)
         if group is None:
@@ -98,7 +105,20 @@ class LinearScheme(Scheme):
                 yield f"experts in {group.experts.describe()}"
 
 
+def _beside(site: Site) -> bool:
+    """Whether it is a map that quantisers which go through layers leave out."""
+    return site.name == "shared_expert_gate" or site.kind in OUTSIDE
+
+
+def _grouped(site: Site) -> bool:
+    """A map in groups, all of which every token passes, that is one `nn.Linear` of all their rows."""
+    op = next((child.op for child in site.parent.children if child.name == site.name), None)
+    return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
+
+
 def _matrices(site: Site) -> tuple[Number, Number, Number]:
     """(how many, rows, columns)."""
     shape = site.tensor.shape
-    return (1, *shape) if len(shape) == 2 else (shape[0], shape[1], shape[2])
+    if len(shape) == 2:
+        return (1, *shape)
+    return (1, shape[0] * shape[1], shape[2]) if _grouped(site) else (shape[0], shape[1], shape[2])

@@ -25,16 +25,26 @@ MX_SOURCE = "OCP Microscaling Formats 1.0"
 NV_SOURCE = "NVIDIA NVFP4"
 LLAMA_CPP = "llama.cpp"
 
+BITNET_SOURCE = "transformers BitLinear"
+EETQ_SOURCE = "transformers EetqLinear"
+
+STACKED = "experts as maps of their own, as transformers 4 held them; transformers 5 stacks them and leaves them unconverted"
+ZERO_BIASES = "checkpoints that AutoGPTQ made hold a bias for every map, too, zeros of 2 bytes a row: not counted"
 BLOB = "each weight's description, some 100 bytes of JSON in a checkpoint, is not counted"
 
 
-def every(label: str, source: str, one: LinearFormat, *remarks: str) -> LinearScheme:
-    """All linear maps alike."""
+def layers(label: str, source: str, one: LinearFormat, *remarks: str) -> LinearScheme:
+    """All linear maps of layers alike, but for the gate of shared experts, which published checkpoints keep."""
     return LinearScheme(label, source, remarks, (Group(one),))
 
 
+def every(label: str, source: str, one: LinearFormat, *remarks: str) -> LinearScheme:
+    """Every `nn.Linear` alike, but for output heads and routers, as `transformers` converts them."""
+    return LinearScheme(label, source, remarks, (Group(one),), everywhere=True)
+
+
 def bnb4(label: str, double: bool) -> LinearScheme:
-    return LinearScheme(label, BNB_SOURCE, (BLOB,), (Group(Bnb4(double)),), gates=True)
+    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(double)),), everywhere=True)
 
 
 def mxfp4(label: str) -> LinearScheme:
@@ -44,21 +54,21 @@ def mxfp4(label: str) -> LinearScheme:
 _FIXED: dict[str, Callable[[str], Scheme]] = {
     "fp8": lambda label: every(label, TRANSFORMERS_FP8, FP8("tensor")),
     "fp8-channel": lambda label: every(label, FBGEMM_SOURCE, FP8("row")),
-    "fp8-dynamic": lambda label: every(label, COMPRESSED, FP8("row", None)),
+    "fp8-dynamic": lambda label: layers(label, COMPRESSED, FP8("row", None)),
     "nf4": lambda label: bnb4(label, False),
     "nf4-double": lambda label: bnb4(label, True),
-    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (), (Group(Bnb8()),), gates=True),
-    "w8a8": lambda label: every(label, COMPRESSED, WholeInt()),
+    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (Group(Bnb8()),), everywhere=True),
+    "w8a8": lambda label: layers(label, COMPRESSED, WholeInt()),
     "mxfp4": mxfp4,
-    "mxfp4-linear": lambda label: every(label, MX_SOURCE, FP4(32)),
-    "nvfp4": lambda label: every(label, NV_SOURCE, FP4(16, tensor_scales=1)),
+    "mxfp4-linear": lambda label: layers(label, MX_SOURCE, FP4(32)),
+    "nvfp4": lambda label: layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }
 
 _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = (
-    ("fp8-blockN", r"fp8-block(?P<group>\d+)", lambda label, bits, group: every(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128)))),
-    ("awq-int4-gN", r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?", lambda label, bits, group: every(label, AWQ_SOURCE, AWQ(group))),
-    ("gptq-intB-gN", r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?", lambda label, bits, group: every(label, GPTQ_SOURCE, GPTQ(bits, group))),
-    ("wBa16-gN", r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?", lambda label, bits, group: every(label, COMPRESSED, PackedInt(bits, group))),
+    ("fp8-blockN", r"fp8-block(?P<group>\d+)", lambda label, bits, group: layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128)))),
+    ("awq-int4-gN", r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, AWQ_SOURCE, AWQ(group))),
+    ("gptq-intB-gN", r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES)),
+    ("wBa16-gN", r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, COMPRESSED, PackedInt(bits, group))),
 )
 """How a name is written, what it matches, and what it makes. Without a group, a scale a row."""
 
@@ -70,17 +80,18 @@ NAMES = (*(name for name, _, _ in _SIZED), *_FIXED, *(mix.lower() for mix in MIX
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:
-    """The scheme of that name. `-imatrix` after a llama.cpp mix: made with an importance matrix.
+    """The scheme of that name. After a llama.cpp mix: `-imatrix`, made with an importance matrix; `-qkv`, q, k and v are one tensor.
 
     Raises `InputError`, which lists all names, for one that is not known.
     """
     label = name.strip().lower()
     if label in _FIXED:
         return _FIXED[label](label)
-    mix = label.removesuffix("-imatrix").upper().replace("-", "_")
+    plain, fused = label.removesuffix("-qkv"), label.endswith("-qkv")
+    mix = plain.removesuffix("-imatrix").upper().replace("-", "_")
     mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
     if mix in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix, label.endswith("-imatrix"))
+        return GGUFMix(label, LLAMA_CPP, (), mix, plain.endswith("-imatrix"), fused)
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:
@@ -90,4 +101,4 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
             return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
     near = suggest(label, list(COMMON))
-    raise InputError(f"{option} {name[:40]}: no scheme of that name; expected one of {', '.join(NAMES)}, or none.{near}")
+    raise InputError(f"{option} {name[:40]}: no scheme of that name; expected one of {', '.join(NAMES)} (llama.cpp's also with -imatrix, -qkv), or none.{near}")

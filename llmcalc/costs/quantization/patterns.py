@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
+from time import process_time
 from typing import Literal, TypeAlias
 
 from ...errors import InputError
@@ -43,8 +44,13 @@ EXPERTS: dict[str, tuple[str, ...]] = {
 NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
 """Entries that may name nothing here and are no surprise: norms under other names than ours, heads that are tied."""
 
-REPEATED_GROUP, MOST_REPEATS = re.compile(r"\)[*+{]"), 5
-"""A config may come from anyone: of patterns that could take for ever none is tried."""
+REPEATED_GROUP = re.compile(r"\)[*+{]")
+WORDS = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
+MOST_WAYS, WAYS_TO_REPEAT = 24, 6
+"""A config may come from anyone: no pattern is tried that could match in more than 2^24 ways. A repeat has about 2^6, a choice 2."""
+
+LONGEST_MATCHING = 1.0
+"""Seconds that all patterns of a list may take."""
 
 MOST_ENTRIES = 5000
 
@@ -85,7 +91,8 @@ class Named:
                 self._plain.add(entry)
             else:
                 self._tests.append((entry, test))
-        self._ends = tuple(self._plain)
+        self._lengths = sorted({len(entry) for entry in self._plain})
+        self._field, self._spent = field, 0.0
 
     def _test(self, entry: str, field: str) -> Callable[[str], bool] | None:
         """How an entry that is more than a name is tested."""
@@ -100,7 +107,7 @@ class Named:
             boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(text) or sum(text.count(one) for one in "*+{") > MOST_REPEATS:
+        if REPEATED_GROUP.search(text) or _ways(text) > MOST_WAYS:
             raise InputError(f"quantization_config.{field}: '{entry[:60]}' repeats a group or too much else; expected a pattern that is quick to match")
         try:
             pattern = re.compile(f"(?:{text}){boundary}")
@@ -115,28 +122,44 @@ class Named:
         if name in self._plain:
             self.used.add(name)
             return True
-        if self.rule == "awq":
-            within = next((entry for entry in self._ends if f".{entry}." in f".{name}."), None)
-            if within is not None:
-                self.used.add(within)
+        if self.rule == "awq" and self._plain:
+            within = self._plain.intersection(_runs(name))
+            if within:
+                self.used |= within
                 return True
-        if self.rule in ("transformers", "awq") and self._ends:
+        if self.rule in ("transformers", "awq"):
             start = next((part for part in _starts(name) if part in self._plain), None)
-            if start is None and name.endswith(self._ends):
-                start = next(entry for entry in self._ends if name.endswith(entry))
+            at_end = (name[-length:] for length in self._lengths)
+            start = start if start is not None else next((end for end in at_end if end in self._plain), None)
             if start is not None:
                 self.used.add(start)
                 return True
-        for entry, test in self._tests:
-            if test(name):
-                self.used.add(entry)
-                return True
-        return False
+        began = process_time()
+        entry = next((entry for entry, test in self._tests if test(name)), None)
+        self._spent += process_time() - began
+        if self._spent > LONGEST_MATCHING:
+            raise InputError(f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; expected names, or simpler patterns")
+        if entry is not None:
+            self.used.add(entry)
+        return entry is not None
 
     @property
     def unused(self) -> list[str]:
         """Entries that have named nothing yet, but for those of modules that no scheme converts."""
         return [entry for entry in self.entries if entry not in self.used and not NEVER_CONVERTED.search(entry)]
+
+
+def _ways(pattern: str) -> int:
+    """The power of two of the ways in which a pattern may match, at most: a choice of words is one or the other."""
+    rest, words = WORDS.subn("", pattern)
+    optional = len(re.findall(r"(?<![(*+?}])\?", rest))
+    return words + rest.count("|") + optional + WAYS_TO_REPEAT * sum(rest.count(one) for one in "*+{")
+
+
+def _runs(name: str) -> Iterable[str]:
+    """Every run of whole steps of a path."""
+    steps = name.split(".")
+    return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 
 
 def _starts(name: str) -> Iterable[str]:

@@ -42,6 +42,8 @@ def _laguna(c: Config) -> Table:
     c.must("gating", True, "per-head", "per-element")
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     gate = "element" if c.get("gating") == "per-element" else "head"
+    if c.has("gating_types") and set(c.texts("gating_types")) != {f"per_{gate}"}:
+        raise c.wrong("gating_types", c.get("gating_types"), f"per_{gate} for every layer, as gating says")
     mixer = attention(c, output_gate=gate, num_key_value_heads=c.size("num_key_value_heads"), **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
     heads = [c.size("num_attention_heads")] * depth if c.get("num_attention_heads_per_layer") is None else c.sizes("num_attention_heads_per_layer")
     if len(heads) != depth or 0 in heads:
@@ -83,6 +85,9 @@ FAMILIES = {
          "moe_intermediate_size": 512, "num_experts": 256, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512, "sliding_window": 512,
          "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "gating": True, "num_attention_heads_per_layer": None,
          "moe_apply_router_weight_on_input": False},
-        frozenset({"moe_routed_scaling_factor", "moe_router_logit_softcapping", "output_router_logits", "partial_rotary_factor"}),
+        frozenset(
+            {"moe_routed_scaling_factor", "moe_router_logit_softcapping", "partial_rotary_factor", "norm_topk_prob", "use_bidirectional_attention",
+             "decoder_sparse_step", "mlp_only_layers"}
+        ),
     ),
 }  # fmt: skip

@@ -28,10 +28,16 @@ def _m2m_100(c: Config) -> Table:
 
 def _marian(c: Config) -> Table:
     """Its sines are a table in the checkpoint, that no training changes."""
-    c.must("share_encoder_decoder_embeddings", True)
-    if c.maybe("decoder_vocab_size") not in (None, c.size("vocab_size")):
-        raise c.wrong("decoder_vocab_size", c.get("decoder_vocab_size"), f"vocab_size ({c.size('vocab_size')}), since encoder and decoder share an embedding")
-    return bart_like(c, "post", position=learned_positions(c))
+    written, shared = c.maybe("decoder_vocab_size") or c.size("vocab_size"), c.flag("share_encoder_decoder_embeddings")
+    table = bart_like(c, "post", position=learned_positions(c))
+    if written == c.size("vocab_size") and (shared or "encoder" not in table):
+        return table
+    if "encoder" not in table:
+        raise c.wrong("decoder_vocab_size", written, f"vocab_size ({c.size('vocab_size')}), which is the size of the decoder's head")
+    if shared:
+        raise c.wrong("decoder_vocab_size", written, f"vocab_size ({c.size('vocab_size')}), since encoder and decoder share an embedding")
+    table.pop("unused_embedding", None)
+    return {**table, "vocab_size": written, "encoder": {**table["encoder"], "vocab_size": c.size("vocab_size")}}
 
 
 def _pegasus(c: Config) -> Table:
@@ -43,13 +49,18 @@ def _blenderbot_small(c: Config) -> Table:
 
 
 def bart_like(c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table) -> Table:
-    """Both stacks with biases everywhere. Pre-norm stacks end in a norm. sides: further fields of `encoder` or `decoder`."""
-    name = architecture(c)
-    if name.endswith(("ForCausalLM", "ForTokenClassification", "EncoderModel")):
-        raise c.wrong("architectures", name, f"an encoder-decoder of {c.model_type}")
-    c.must("tie_word_embeddings", True)
-    c.must("is_encoder_decoder", True)
-    table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": True}
+    """Both stacks with biases everywhere. Pre-norm stacks end in a norm. sides: further fields of `encoder` or `decoder`.
+
+    Where nothing is tied each stack has an embedding of its own, and the classes keep the one that they would share. The decoder by
+    itself (`BartForCausalLM`) keeps its cross-attention, which never runs.
+    """
+    name, alone, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
+    if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
+        raise c.wrong("architectures", name, f"an encoder-decoder of {c.model_type}, or its decoder (ForCausalLM)")
+    if not alone:
+        c.must("is_encoder_decoder", True)
+    c.asked.add("is_encoder_decoder")
+    table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": tied}
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = c.size("max_position_embeddings")
     around: Table = {"position": position}
@@ -60,6 +71,12 @@ def bart_like(c: Config, placement: Literal["pre", "post"], position: Table, emb
     for side in ("encoder", "decoder"):
         depth = c.size("num_hidden_layers") if side == "encoder" else c.size("decoder_layers")
         table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **around, **sides.get(side, {})}
+    if alone:
+        del table["encoder"]
+        table["decoder"]["block"] |= {"idle_cross_attention": True}
+    elif not tied and "stem" not in table["encoder"]:
+        table["encoder"]["vocab_size"] = c.size("vocab_size")
+        table["unused_embedding"] = True
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
     return {**table, "head": headed(c, None, score)}
 
@@ -87,7 +104,7 @@ IGNORED = frozenset(
     """
     activation_dropout add_bias_logits add_final_layer_norm classif_dropout decoder_layerdrop encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated gradient_checkpointing normalize_before normalize_embedding save_step scale_embedding static_position_embeddings
-    layernorm_variant do_blenderbot_90_layernorm replicate_parameters
+    layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm variant
     """.split()  # noqa: SIM905
 )
 

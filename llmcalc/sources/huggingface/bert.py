@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...components.base import MOST_LAYERS
 from .config import Config, Family
-from .parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, labels, layernorm, mlp
+from .parts import ACTIVATIONS, OF_CHOICES, QKVO, Table, architecture, biases, encoder, labels, layernorm, mlp, of_sequences
 
 
 def _bert(c: Config) -> Table:
-    pretraining = {"pooler_labels": 2} if architecture(c).endswith("ForPreTraining") else {}
-    pooled = bool(pretraining) or c.head == "none" or _of_sequences(c)
-    return encoder(c, _block(c), _stack(c), _head(c, _act(c)), {}, pooler=pooled, **pretraining)
+    pretraining = {"pooler_labels": 2} if _pretrains(c) else {}
+    return encoder(c, _block(c), _stack(c), _head(c, _act(c)), {}, pooler=c.head == "none" or of_sequences(c) or _pretrains(c), **pretraining)
 
 
 def _roberta(c: Config) -> Table:
-    return encoder(c, _block(c), _stack(c, _after_padding(c)), _head(c, "gelu"), _score("tanh"), pooler=c.head == "none")
+    score, pooled = _scored_or_pooled(c)
+    return encoder(c, _block(c), _stack(c, _after_padding(c)), _head(c, "gelu"), score, pooler=pooled)
 
 
 def _distilbert(c: Config) -> Table:
@@ -29,7 +30,9 @@ def _distilbert(c: Config) -> Table:
 
 def _electra(c: Config) -> Table:
     model = _embedding_size(c)
-    if architecture(c).endswith("ForPreTraining"):  # the discriminator: was this token replaced?
+    if architecture(c).endswith(OF_CHOICES):
+        c.must("summary_use_proj", True)
+    if _pretrains(c):  # the discriminator: was this token replaced?
         found = {"type": "classification", "num_labels": 1, "over": "token", "transform": {"hidden_act": _act(c), "norm": None}}
         model = {**model, "head": found}
     return encoder(c, _block(c), {**_stack(c), **_input_size(model)}, _head(c, "gelu"), _score("gelu"), **model)
@@ -40,13 +43,15 @@ def _albert(c: Config) -> Table:
     depth, groups, inner = c.size("num_hidden_layers"), c.size("num_hidden_groups"), c.size("inner_group_num")
     if groups > depth:
         raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+    if depth * inner > MOST_LAYERS:
+        raise c.wrong("inner_group_num", inner, f"at most {MOST_LAYERS} layers in all")
     stack: Table = {**_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
     if groups * inner > 1:
         names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(inner)]
         kinds = list(dict.fromkeys(names))
         stack |= {"variants": {name: {} for name in kinds}, "first_layers": names, "pattern": names[-1:], "shared_layers": kinds}
-    pretraining = {"pooler_labels": labels(c)} if architecture(c).endswith("ForPreTraining") else {}
-    pooled = bool(pretraining) or c.head == "none" or _of_sequences(c)
+    pretraining = {"pooler_labels": labels(c)} if _pretrains(c) else {}
+    pooled = c.head == "none" or of_sequences(c) or _pretrains(c)
     model = {**_embedding_size(c, always=True), **pretraining, "pooler": pooled}
     return encoder(c, _block(c), {**stack, **_input_size(model)}, _head(c, _act(c)), {}, **model)
 
@@ -54,12 +59,20 @@ def _albert(c: Config) -> Table:
 def _mpnet(c: Config) -> Table:
     bias = {"num_attention_heads": c.size("num_attention_heads"), "relative_attention_num_buckets": c.size("relative_attention_num_buckets")}
     stack = {"position": _after_padding(c), "embedding_norm": layernorm(c.number("layer_norm_eps")), "relative_bias": bias}
-    return encoder(c, _block(c), stack, _head(c, "gelu"), _score("tanh"), pooler=c.head == "none")
+    score, pooled = _scored_or_pooled(c)
+    return encoder(c, _block(c), stack, _head(c, "gelu"), score, pooler=pooled)
 
 
-def _of_sequences(c: Config) -> bool:
-    """Whether the head scores whole sequences."""
-    return c.head == "classification" and architecture(c).endswith("ForSequenceClassification")
+def _pretrains(c: Config) -> bool:
+    """Whether the head is that of the pretraining, which is more than a map to the vocabulary or another."""
+    return c.head == "lm" and architecture(c).endswith("ForPreTraining")
+
+
+def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
+    """(a classifier of sequences, whether there is a pooler): a map of its own over the first token, but a choice is a score of the pooler."""
+    if c.head == "classification" and architecture(c).endswith(OF_CHOICES):
+        return {}, True
+    return _score("tanh"), c.head == "none"
 
 
 def _block(c: Config, norm: Table | None = None) -> Table:
@@ -118,7 +131,10 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "tie_word_embeddings": True,
 }  # fmt: skip
 DECODER: dict[str, Any] = {"is_decoder": False, "add_cross_attention": False}
-OLD = frozenset({"gradient_checkpointing", "position_embedding_type"})
+OLD = frozenset(
+    {"position_embedding_type", "directionality", "layers_to_keep", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+     "pooler_size_per_head", "pooler_type"}
+)  # fmt: skip
 """Fields of earlier versions of the classes."""
 
 FAMILIES = {
@@ -136,7 +152,8 @@ FAMILIES = {
     ),
     "electra": Family(
         _electra,
-        {**COMMON, **DECODER, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "type_vocab_size": 2},
+        {**COMMON, **DECODER, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "type_vocab_size": 2,
+         "summary_use_proj": True},
         OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj", "generator_size", "generator_hidden_size"},
     ),
     "albert": Family(

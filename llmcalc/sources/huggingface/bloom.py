@@ -45,6 +45,7 @@ def _on(c: Config, name: str) -> bool:
 
 
 def _mpt(c: Config) -> Table:
+    """MPT as published: ALiBi and nothing that MosaicML's own code has beside it, which the class does not read."""
     norm = layernorm(c.number("layer_norm_epsilon"), bias=False)
     c.must("expansion_ratio", 4)
     c.must("no_bias", True)
@@ -53,12 +54,19 @@ def _mpt(c: Config) -> Table:
     given.must("attn_type", "multihead_attention")
     given.must("alibi", True)
     given.must("qk_ln", False)
+    unknown = given.left_over(OF_ATTENTION)
+    if unknown:
+        c.notes.append(f"not understood, and taken to change no count: {', '.join(given.where + name for name in unknown)}")
+    network = c.get("ffn_config")
+    if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
+        raise c.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
     mixer = heads_of(c, position={"type": "alibi"})
     block = {"attention": mixer, "feed_forward": mlp(4 * c.size("hidden_size"), "gelu", bias=False), "norm": norm, "norm_placement": "pre"}
     return decoder(c, block, norm)
 
 
 ATTENTION: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
+OF_ATTENTION = frozenset({"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"})
 
 FAMILIES = {
     "bloom": Family(
@@ -80,9 +88,9 @@ FAMILIES = {
     "mpt": Family(
         _mpt,
         {"vocab_size": 50368, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "max_position_embeddings": 2048,
-         "expansion_ratio": 4, "layer_norm_epsilon": 1e-5, "no_bias": True, "attn_config": None, "tie_word_embeddings": True},
+         "expansion_ratio": 4, "layer_norm_epsilon": 1e-5, "no_bias": True, "attn_config": None, "ffn_config": None, "tie_word_embeddings": True},
         frozenset({
-            "emb_pdrop", "embedding_fraction", "ffn_config", "init_config", "init_device", "learned_pos_emb", "logit_scale", "norm_type", "tokenizer_name",
+            "emb_pdrop", "embedding_fraction", "fc_type", "init_config", "init_device", "learned_pos_emb", "logit_scale", "norm_type", "tokenizer_name",
             "verbose",
         }),
         aliases={"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "max_position_embeddings": "max_seq_len"},

@@ -48,6 +48,7 @@ def _cohere(c: Config) -> Table:
 
 
 def _cohere2(c: Config) -> Table:
+    c.must("use_qk_norm", None, False)
     kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 4)
     mixer = attention(c, **_biased(c))
     if c.maybe("sliding_window") is None:
@@ -56,7 +57,10 @@ def _cohere2(c: Config) -> Table:
 
 
 def _cohere2_moe(c: Config) -> Table:
+    c.must("use_qk_norm", None, False)
     depth, dense = c.size("num_hidden_layers"), c.count("first_k_dense_replace")
+    if dense > depth:
+        raise c.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
     dense_period, period, window = c.size("prefix_dense_sliding_window_pattern"), c.maybe("sliding_window_pattern") or 4, c.maybe("sliding_window")
     default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
     seen = listed(c, "layer_types", FULL_OR_SLIDING, default)
@@ -93,15 +97,15 @@ IGNORED = frozenset(
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
 FAMILIES = {
-    "aya_vision": Family(None, text="cohere2"),
-    "cohere2_vision": Family(None, text="cohere2"),
+    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
+    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
     "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
-    "cohere2": Family(_cohere2, {**COMMON, **WINDOWS}, IGNORED),
+    "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
         _cohere2_moe,
         {**COMMON, **WINDOWS, "head_dim": 128, "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0, "expert_selection_fn": "softmax",
          "mlp_layer_types": None, "first_k_dense_replace": 0, "prefix_dense_sliding_window_pattern": 1, "prefix_dense_intermediate_size": None,
-         "rms_norm_eps": None},
+         "rms_norm_eps": None, "use_qk_norm": None},
         IGNORED,
     ),
 }  # fmt: skip

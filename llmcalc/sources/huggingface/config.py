@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any, Literal, TypeAlias
 
-from ...components.base import LARGEST
+from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...errors import InputError
+from ..files import shown
 
 HeadKind: TypeAlias = Literal["lm", "none", "classification"]
 
 IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels add_cross_attention architectures
-    attention_dropout attention_probs_dropout_prob attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dropout
-    dtype early_stopping embd_dropout embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id hidden_dropout hidden_dropout_prob id2label init_std initializer_factor initializer_range is_decoder
-    is_encoder_decoder label2id layer_norm_eps layer_norm_epsilon length_penalty max_length min_length model_type no_repeat_ngram_size norm_eps
-    norm_epsilon num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits output_scores
-    pad_token_id prefix pretraining_tp problem_type pruned_heads quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop
-    residual_dropout return_dict return_dict_in_generate rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise
-    scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version transformers.js_config trust_remote_code typical_p unsloth_fixed unsloth_version
-    use_bfloat16 use_cache use_flash_attention use_flash_attn use_return_dict
+    attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32 attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens bos_token bos_token_id chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size custom_pipelines
+    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop encoder_no_repeat_ngram_size eos_token
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout
+    hidden_dropout_prob id2label init_method init_std initializer_factor initializer_range is_decoder is_encoder_decoder label2id language
+    layer_norm_eps layer_norm_epsilon length_penalty license mask_token mask_token_id max_length max_sequence_length min_length model_type name
+    name_or_path no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_router_logits output_scores pad_token pad_token_id prefix pretraining_tp problem_type pruned_heads
+    quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
+    rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32
+    scale_attn_by_inverse_layer_idx scale_attn_weights sentence_transformers sep_token sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version trust_remote_code
+    typical_p unk_token unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attn use_return_dict
     """.split()  # noqa: SIM905
 )
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
+
+MOST: dict[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS),
+}
+"""Field, under its usual name → the largest value of it: adapters list layers one by one. `LARGEST` for any other."""
 
 
 @dataclass
@@ -60,7 +68,7 @@ class Config:
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        raise self.wrong(names[0], "missing", f"a field that every {self.model_type} config has")
+        raise self.wrong(self._standing(names), "missing", f"a field that every {self.model_type} config has")
 
     def has(self, name: str) -> bool:
         """Whether the config itself gives the field, and not as null."""
@@ -72,18 +80,22 @@ class Config:
         self.asked.update(names)
         return names
 
+    def _standing(self, names: tuple[str, ...]) -> str:
+        """The name under which the config has the field; the usual one where it has none."""
+        return next((n for n in self._called(names) if n in self.data), names[0])
+
     def size(self, *names: str) -> int:
-        """A positive whole number."""
-        value = self.get(*names)
-        if type(value) is not int or not 0 < value <= LARGEST:
-            raise self.wrong(names[0], value, "a positive whole number")
-        return value
+        """A positive whole number; of layers and of experts no more than a model may have."""
+        return self._whole(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
         """A whole number that may be 0."""
-        value = self.get(*names)
-        if type(value) is not int or not 0 <= value <= LARGEST:
-            raise self.wrong(names[0], value, "a whole number, 0 or more")
+        return self._whole(names, 0, "a whole number, 0 or more")
+
+    def _whole(self, names: tuple[str, ...], least: int, expected: str) -> int:
+        value, most = self.get(*names), MOST.get(names[0], LARGEST)
+        if type(value) is not int or not least <= value <= most:
+            raise self.wrong(self._standing(names), value, expected + (f", at most {most}" if type(value) is int and value > most else ""))
         return value
 
     def maybe(self, *names: str) -> int | None:
@@ -95,45 +107,45 @@ class Config:
     def flag(self, *names: str) -> bool:
         value = self.get(*names)
         if type(value) is not bool:
-            raise self.wrong(names[0], value, "true or false")
+            raise self.wrong(self._standing(names), value, "true or false")
         return value
 
-    def number(self, *names: str) -> float:
+    def number(self, *names: str, least: float = 0) -> float:
         value = self.get(*names)
-        if type(value) not in (int, float) or not isfinite(value):
-            raise self.wrong(names[0], value, "a number")
+        if type(value) not in (int, float) or not least <= value <= LARGEST:  # which no NaN is
+            raise self.wrong(self._standing(names), value, f"a number from {least} to {LARGEST}")
         return float(value)
 
     def text(self, *names: str) -> str:
         value = self.get(*names)
         if not isinstance(value, str):
-            raise self.wrong(names[0], value, "a text")
+            raise self.wrong(self._standing(names), value, "a text")
         return value
 
     def sizes(self, *names: str) -> list[int]:
         """A list of whole numbers, 0 allowed."""
         value = self.get(*names)
-        if not isinstance(value, list) or any(type(v) is not int or not 0 <= v <= LARGEST for v in value):
-            raise self.wrong(names[0], value, "a list of whole numbers")
-        return value
+        if not isinstance(value, list | tuple) or any(type(v) is not int or not 0 <= v <= LARGEST for v in value):
+            raise self.wrong(self._standing(names), value, "a list of whole numbers")
+        return list(value)
 
     def texts(self, *names: str) -> list[str]:
         value = self.get(*names)
-        if not isinstance(value, list) or any(not isinstance(v, str) for v in value):
-            raise self.wrong(names[0], value, "a list of texts")
-        return value
+        if not isinstance(value, list | tuple) or any(not isinstance(v, str) for v in value):
+            raise self.wrong(self._standing(names), value, "a list of texts")
+        return list(value)
 
     def table(self, *names: str) -> Mapping[str, Any]:
         value = self.get(*names)
         if not isinstance(value, dict):
-            raise self.wrong(names[0], value, "a table of fields")
+            raise self.wrong(self._standing(names), value, "a table of fields")
         return value
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """What one of the known texts stands for."""
         value = self.get(*names)
         if not isinstance(value, str) or value not in options:
-            raise self.wrong(names[0], value, "one of " + ", ".join(options))
+            raise self.wrong(self._standing(names), value, "one of " + ", ".join(options))
         return options[value]
 
     def must(self, name: str, *allowed: Any) -> None:
@@ -151,8 +163,7 @@ class Config:
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
         """An error that names the field, its value and what was expected."""
         name = name if name in self.data else self.aliases.get(name, name)
-        shown = repr(value) if isinstance(value, str | int | float | bool) or value is None else f"a {type(value).__name__}"
-        return InputError(f"{self.where}{name}: {shown if len(shown) <= 60 else shown[:57] + '…'}; expected {expected}")
+        return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
 
     def left_over(self, ignored: frozenset[str]) -> list[str]:
         """Fields of the config that nobody asked for and that are not known to be irrelevant."""
@@ -167,7 +178,10 @@ class Family:
     every field that `read` asks for (a test compares them with the installed class). ignored: fields of its own that
     change no count. text: the family of its `text_config`, for a model that wraps a text model. aliases: its `attribute_map`,
     usual name → the name in its configs (`hidden_size` → `n_embd`). like: the model type whose class in `transformers` computes
-    it, where there is none under its own name.
+    it, where there is none under its own name. ties: whose `tie_word_embeddings` the class of a wrapper goes by, where both it and
+    its `text_config` have one: the wrapper's, the text's, either that is true, or `never` where it ties nothing. filled: what the
+    wrapper's class lays under its `text_config`. towers: how the names of the classes begin that build towers beside a text model
+    whose config is not nested.
     """
 
     read: Callable[[Config], dict[str, Any]] | None
@@ -176,6 +190,9 @@ class Family:
     text: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     like: str | None = None
+    ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
+    filled: Mapping[str, Any] = field(default_factory=dict)
+    towers: str = ""
 
 
 __all__ = ["IRRELEVANT", "Config", "Family", "HeadKind"]

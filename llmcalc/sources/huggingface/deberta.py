@@ -49,6 +49,8 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
         stack["position"] = _positions(c)
     if c.count("type_vocab_size"):
         stack["type_vocab_size"] = c.size("type_vocab_size")
+    if norm is not None and not c.flag("relative_attention"):
+        raise c.wrong("norm_rel_ebd", c.get("norm_rel_ebd"), "none without relative_attention")
     if c.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
         kinds = _parts(c, "pos_att_type")

@@ -112,7 +112,7 @@ FAMILIES = {
     ),
     "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING),
     "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
-    "kimi_k25": Family(None, text="deepseek_v3"),
+    "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3"),
     "mistral4": Family(
         _mistral4,
         {**MOE, "vocab_size": 131072, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288,

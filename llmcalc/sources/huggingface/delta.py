@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...components.base import LARGEST
 from .config import Config, Family
 from .deepseek import SIGMOID, mla
 from .parts import QKVO, Table, attention, biases, decoder, dense_or_moe, glu, listed, mixed, moe, prediction, qk_norm, rmsnorm, rope
@@ -85,7 +86,7 @@ def _kimi_linear(c: Config) -> Table:
 def _bailing_hybrid(c: Config) -> Table:
     """Ling 3: whole maps for the gates, and a gate on latent attention too; a layer of it ends each group."""
     heads, period = c.size("num_attention_heads"), c.size("layer_group_size")
-    bound = {"kda_lower_bound": c.number("kda_lower_bound")} if c.flag("kda_safe_gate") else {}
+    bound = {"kda_lower_bound": c.number("kda_lower_bound", least=-LARGEST)} if c.flag("kda_safe_gate") else {}
     linear = _kda(c, heads, c.size("head_dim"), c.size("short_conv_kernel_size"), low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(c.size("num_hidden_layers"))]
     c.must("q_lora_rank", None)
@@ -163,7 +164,7 @@ QWEN: dict[str, Any] = {
 
 MOE: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
-IGNORED = frozenset({"attn_output_gate", "mamba_ssm_dtype", "mtp_use_dedicated_embeddings", "norm_topk_prob", "partial_rotary_factor"})
+IGNORED = frozenset({"attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob", "partial_rotary_factor"})
 
 ROUTING = frozenset(
     """
@@ -172,6 +173,15 @@ ROUTING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Which experts are chosen, and fields that Kimi Linear makes nothing of."""
+
+OF_LING = frozenset(
+    """
+    embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers moe_router_enable_expert_bias
+    moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
+    router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
+    """.split()  # noqa: SIM905
+)
+"""Fields of the checkpoints of Ling that its class does not have."""
 
 KIMI_NAMES = {
     "max_position_embeddings": "model_max_length", "num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token",
@@ -188,13 +198,13 @@ FAMILIES = {
     "qwen3_5_text": Family(
         _qwen3_5, {**QWEN, "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4}, IGNORED
     ),
-    "qwen3_5": Family(None, text="qwen3_5_text"),
+    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
     ),
-    "qwen3_5_moe": Family(None, text="qwen3_5_moe_text"),
+    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
     "kimi_linear": Family(
         _kimi_linear,
         {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
@@ -213,7 +223,7 @@ FAMILIES = {
          "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "num_local_experts": 512,
          "head_dim": 128, "short_conv_kernel_size": 4, "layer_group_size": 6, "kda_safe_gate": True, "kda_lower_bound": -5.0, "layer_types": None,
          "mlp_layer_types": None},
-        ROUTING | {"mtp_loss_scaling_factor", "num_mtp_layers", "num_nextn_predict_layers"},
+        ROUTING | OF_LING,
         aliases=KIMI_NAMES,
     ),
     "olmo_hybrid": Family(

@@ -23,6 +23,6 @@ FAMILIES = {
         _diffllama,
         {**COMMON, "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_key_value_heads": None,
          "head_dim": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "attention_bias": False},
-        frozenset({"lambda_std_dev"}),
+        frozenset({"lambda_std_dev", "mlp_bias"}),
     ),
 }  # fmt: skip

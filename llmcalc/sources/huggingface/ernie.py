@@ -80,6 +80,6 @@ FAMILIES = {
         NO_COUNT,
         aliases=ALIASES,
     ),
-    "ernie4_5_vl_moe": Family(None, text="ernie4_5_vl_moe_text"),
+    "ernie4_5_vl_moe": Family(None, {"tie_word_embeddings": True}, text="ernie4_5_vl_moe_text"),
     "ernie4_5_vl_moe_text": Family(_ernie4_5_vl_moe_text, {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None}, NO_COUNT, aliases=ALIASES),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import FULL_OR_SLIDING, Table, attention, decoder, glu, layer_pattern, listed, moe, qk_norm, rmsnorm, windowed
+from .parts import FULL_OR_SLIDING, Table, attention, decoder, glu, layer_pattern, listed, moe, qk_norm, rmsnorm, uncounted_prediction, windowed
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """`sliding_window_pattern` as a text: local and global layers, repeated."""
@@ -32,9 +32,12 @@ def _exaone4(c: Config) -> Table:
 
 
 def _exaone_moe(c: Config) -> Table:
+    uncounted_prediction(c)
     norm, depth, window = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.maybe("sliding_window")
     dense = c.count("first_k_dense_replace")
     inner = listed(c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense" if i < dense else "sparse" for i in range(depth)])
+    if c.has("is_moe_layer") and c.get("is_moe_layer") != [kind == "sparse" for kind in inner]:
+        raise c.wrong("is_moe_layer", c.get("is_moe_layer"), "what mlp_layer_types or first_k_dense_replace say of each layer")
     seen = listed(c, "layer_types", FULL_OR_SLIDING, _kinds(c))
     width, shared = c.size("moe_intermediate_size"), c.count("num_shared_experts")
     experts = moe(
@@ -64,6 +67,6 @@ FAMILIES = {
         _exaone_moe,
         {**COMMON, "mlp_layer_types": None, "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
          "num_shared_experts": 1},
-        IGNORED,
+        IGNORED | {"first_last_k_dense_replace"},
     ),
 }  # fmt: skip

@@ -63,7 +63,10 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": True, "attention_bias": False, "sliding_window": 4096, "layer_types": None, "use_bidirectional_attention": None,
 }  # fmt: skip
 
-IGNORED = frozenset({"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "cache_implementation", "rope_local_base_freq"})
+IGNORED = frozenset(
+    {"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "cache_implementation", "rope_local_base_freq", "sliding_window_size",
+     "num_image_tokens"}
+)  # fmt: skip
 
 FAMILIES = {
     "gemma": Family(
@@ -71,7 +74,7 @@ FAMILIES = {
         {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16,
          "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
          "tie_word_embeddings": True, "attention_bias": False, "use_bidirectional_attention": None},
-        frozenset({"hidden_activation"}),
+        frozenset({"hidden_activation", "num_image_tokens"}),
     ),
     "gemma2": Family(_gemma2, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
     "vaultgemma": Family(_vaultgemma, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
@@ -80,7 +83,7 @@ FAMILIES = {
         {**COMMON, "vocab_size": 262208, "max_position_embeddings": 131072, "use_bidirectional_attention": False, "sliding_window_pattern": 6},
         IGNORED | {"hidden_act"},
     ),
-    "gemma3": Family(None, text="gemma3_text"),
-    "shieldgemma2": Family(None, text="gemma3_text"),
-    "paligemma": Family(None, text="gemma"),
+    "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
+    "shieldgemma2": Family(None, text="gemma3_text", ties="either"),
+    "paligemma": Family(None, {"tie_word_embeddings": True}, text="gemma"),
 }  # fmt: skip

@@ -62,5 +62,5 @@ IGNORED = frozenset(
 
 FAMILIES = {
     "gemma3n_text": Family(_gemma3n, DEFAULTS, IGNORED),
-    "gemma3n": Family(None, text="gemma3n_text"),
+    "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text"),
 }

@@ -36,7 +36,7 @@ def _layers(c: Config, kinds: list[str]) -> Table:
     for i, kind in enumerate(kinds):
         mixer: Table = dict(sizes[i])
         if kind == "sliding":
-            mixer |= {"sliding_window": window, "position": {"type": "rope", "rope_theta": local_theta(c)}}
+            mixer |= {"sliding_window": window, "position": {"type": "rope", "rope_theta": local_theta(c), "partial_rotary_factor": None}}
         elif c.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
@@ -82,10 +82,10 @@ DEFAULTS: dict[str, Any] = {
 
 IGNORED = frozenset(
     """final_logit_softcapping hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts top_k_experts
-    moe_intermediate_size""".split()  # noqa: SIM905
+    moe_intermediate_size expert_intermediate_size""".split()  # noqa: SIM905
 )  # fmt: skip
 
 FAMILIES = {
     "gemma4_text": Family(_gemma4, DEFAULTS, IGNORED),
-    "gemma4": Family(None, text="gemma4_text"),
+    "gemma4": Family(None, {"tie_word_embeddings": True}, text="gemma4_text"),
 }

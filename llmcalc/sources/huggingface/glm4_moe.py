@@ -63,13 +63,14 @@ FAMILIES = {
         {**COMMON, "vocab_size": 152064, "hidden_size": 4608, "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 32,
          "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": None, "n_shared_experts": None, "num_experts_per_tok": None,
          "first_k_dense_replace": 0, "max_position_embeddings": 2048, "sliding_window": 4096, "max_window_layers": 62, "layer_types": None},
-        ROUTING | {"use_sliding_window"},
+        ROUTING | {"use_sliding_window", "max_window_layers"},
     ),
     "minimax_m2": Family(
         _minimax_m2,
         {**COMMON, "vocab_size": 200064, "hidden_size": 3072, "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8,
          "head_dim": 128, "intermediate_size": 1536, "num_local_experts": 256, "num_experts_per_tok": 8, "max_position_embeddings": 196608,
          "use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0},
-        frozenset({"scoring_func", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "output_router_logits"}),
+        frozenset({"scoring_func", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "sliding_window", "mlp_intermediate_size",
+                   "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"}),
     ),
 }  # fmt: skip

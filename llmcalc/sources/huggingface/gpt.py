@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_pattern, layernorm, learned, mlp, rope
+from .parts import ACTIVATIONS, QKVO, Table, architecture, biases, decoder, labels, layer_pattern, layernorm, learned, mlp, rope
 
 
 def heads_of(c: Config, **fields: Any) -> Table:
@@ -24,15 +24,24 @@ def inner(c: Config, width: str, act: str, bias: bool = True) -> Table:
     return mlp(c.maybe(width) or 4 * c.size("hidden_size"), c.choice(ACTIVATIONS, act), bias)
 
 
-def _gpt(c: Config, mixer: Table, width: str = "n_inner", stack: Table | None = None, head: Table | None = None, **block: Any) -> Table:
+def _gpt(c: Config, mixer: Table, width: str = "n_inner", stack: Table | None = None, head: Table | None = None, answers: int = 2, **block: Any) -> Table:
     norm = layernorm(c.number("layer_norm_epsilon"))
     layer = {"attention": mixer, "feed_forward": inner(c, width, "activation_function"), "norm": norm, "norm_placement": "pre", **block}
-    return decoder(c, layer, norm, stack=stack, head=head)
+    return decoder(c, layer, norm, stack=stack, head=head, answers=answers)
+
+
+def _choosing(c: Config) -> Table:
+    """The second of two heads, a score of the last token: which of several continuations it is."""
+    if c.head != "lm" or not architecture(c).endswith("DoubleHeadsModel"):
+        return {}
+    c.must("summary_use_proj", True)
+    c.must("summary_proj_to_labels", True)
+    return {"pooler_labels": 1}
 
 
 def _gpt2(c: Config) -> Table:
     c.must("add_cross_attention", False)
-    return _gpt(c, heads_of(c, **biases(True, *QKVO)), stack={"position": learned(c)})
+    return {**_gpt(c, heads_of(c, **biases(True, *QKVO)), stack={"position": learned(c)}), **_choosing(c)}
 
 
 def _gpt_bigcode(c: Config) -> Table:
@@ -44,12 +53,15 @@ def _gpt_bigcode(c: Config) -> Table:
 def _gpt_neo(c: Config) -> Table:
     types, depth, window = c.get("attention_types"), c.size("num_hidden_layers"), c.size("window_size")
     types = [[["global", "local"], 12]] if types is None else types
-    try:
-        names = [name for kinds, times in types for _ in range(times) for name in kinds]
-    except (TypeError, ValueError):
-        names = []
     kinds: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
-    if len(names) != depth or any(name not in kinds for name in names):
+    names: list[str] = []
+    for entry in types if isinstance(types, list) else ():
+        match entry:
+            case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(isinstance(one, str) and one in kinds for one in several):
+                names += several * times
+            case _:
+                names.append("")
+    if len(names) != depth or "" in names:
         raise c.wrong("attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]')
     stack = {"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names), "position": learned(c)}
     return _gpt(c, heads_of(c, o_bias=True), "intermediate_size", stack)
@@ -59,13 +71,13 @@ def _openai_gpt(c: Config) -> Table:
     norm = layernorm(c.number("layer_norm_epsilon"))
     network = mlp(4 * c.size("hidden_size"), c.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"))
     block = {"attention": heads_of(c, **biases(True, *QKVO)), "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    return decoder(c, block, None, stack={"position": learned(c)})
+    return decoder(c, block, None, stack={"position": learned(c)}, **_choosing(c))
 
 
 def _gptj(c: Config) -> Table:
     turned = c.maybe("rotary_dim")
     position = {"type": "rope", **({} if turned is None else {"rotary_dim": turned})}
-    return _gpt(c, heads_of(c, position=position), parallel="shared", head={"bias": True})
+    return _gpt(c, heads_of(c, position=position), parallel="shared", head={"bias": True}, answers=labels(c))
 
 
 def _gpt_neox(c: Config) -> Table:
@@ -76,11 +88,14 @@ def _gpt_neox(c: Config) -> Table:
     return decoder(c, {**block, **({"parallel": "separate"} if c.flag("use_parallel_residual") else {})}, norm)
 
 
+CHOICE: dict[str, Any] = {"summary_use_proj": True, "summary_proj_to_labels": True}
+"""Asked of those alone whose head has it."""
+
 ALIASES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 
 GPT2: dict[str, Any] = {
     "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "n_inner": None,
-    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "add_cross_attention": False,
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "add_cross_attention": False, **CHOICE,
 }  # fmt: skip
 
 GPTJ: dict[str, Any] = {
@@ -91,8 +106,8 @@ GPTJ: dict[str, Any] = {
 NO_COUNT = frozenset(
     """
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length pad_key_length
-    pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout gradient_checkpointing
+    summary_use_proj inference_runner max_batch_size pad_key_length
+    pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling normalize_attention_scores
     """.split()  # noqa: SIM905
 )
 
@@ -100,7 +115,7 @@ FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
         {"vocab_size": 40478, "max_position_embeddings": 512, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "afn": "gelu",
-         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+         "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, **CHOICE},
         NO_COUNT, aliases=ALIASES,
     ),
     "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...components.base import LARGEST
+from ..files import shown
 from .config import Config, Family
 from .deepseek import SIGMOID
 from .llama import llama_like
@@ -33,7 +35,7 @@ def _hunyuan_vl_text(c: Config) -> Table:
     """Tencent's names stand for the usual ones in its class, and win over them."""
     for usual, own in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
         if c.data.get(usual) is not None and c.data.get(own) is not None and c.data[usual] != c.data[own]:
-            raise c.wrong(own, c.data[own], f"{usual} ({c.data[usual]})")
+            raise c.wrong(own, c.data[own], f"{usual} ({shown(c.data[usual])})")
     return _hunyuan_v1_dense(c)
 
 
@@ -41,7 +43,7 @@ def _each_layer(c: Config, name: str) -> list[int]:
     """One positive whole number a layer, from a number or a list."""
     depth, given = c.size("num_hidden_layers"), c.get(name)
     values = given if isinstance(given, list) else [c.size(name)] * depth
-    if len(values) < depth or any(type(v) is not int or v < 1 for v in values):
+    if len(values) < depth or any(type(v) is not int or not 0 < v <= LARGEST for v in values):
         raise c.wrong(name, given, f"a positive whole number, or {depth} of them")
     return values[:depth]
 
@@ -66,6 +68,8 @@ def _hy_v3(c: Config) -> Table:
         c.must("first_k_dense_replace", 1)
     uncounted_prediction(c)
     norm, width, bias = rmsnorm(c.number("rms_norm_eps")), c.size("moe_intermediate_size"), c.flag("mlp_bias")
+    if c.count("num_shared_experts") == 0:
+        raise c.wrong("num_shared_experts", 0, "1 or more (for none, the class adds a network of intermediate_size, which no checkpoint has)")
     shared = glu(c, bias, width * c.size("num_shared_experts"))
     experts = moe(c.size("num_experts", "num_local_experts"), c.size("num_experts_per_tok"), glu(c, width=width), shared, **SIGMOID)
     networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
@@ -85,14 +89,14 @@ V1: dict[str, Any] = {
 
 NO_COUNT = frozenset(
     """
-    bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
-    add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim cla_share_factor class_num dense_list
-    enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine eod_token_id group_limited_greedy im_end_id im_newline_id im_start_id
-    kv_lora_rank mask_init_id moe_drop_tokens moe_random_routing_dropped_token moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob
-    num_media_embeds org_vocab_size output_router_logits pool_type position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim route_norm
-    routed_scaling_factor router_scaling_factor skip_cls_token text_end_id text_start_id topk_group use_mixed_mlp_moe use_rotary_pos_emb v_head_dim
-    video_end_id video_start_id vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token
-    vit_type vit_used_rms_norm xdrope_section
+    bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id add_classification_head anyres_pooling_size
+    anyres_vit_max_image_size anyres_vit_two_views attention_head_dim cla_share_factor class_num dense_list enable_attention_fp32_softmax
+    enable_lm_head_fp32 enable_moe_fp32_combine eod_token_id group_limited_greedy im_end_id im_newline_id im_start_id kv_lora_rank mask_init_id
+    moe_drop_tokens moe_random_routing_dropped_token moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob num_media_embeds
+    org_vocab_size output_router_logits pool_type position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim route_norm routed_scaling_factor
+    router_scaling_factor skip_cls_token text_end_id text_start_id topk_group use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id
+    video_start_id vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
+    vit_used_rms_norm xdrope_section
     """.split()  # noqa: SIM905
 )
 
@@ -101,7 +105,7 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 
 FAMILIES = {
     "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS),
-    "hunyuan_vl": Family(None, text="hunyuan_vl_text"),
+    "hunyuan_vl": Family(None, {"tie_word_embeddings": True}, text="hunyuan_vl_text", ties="either"),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text, {**V1, "tie_word_embeddings": True}, NO_COUNT | OF_EXPERTS, aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"}
     ),

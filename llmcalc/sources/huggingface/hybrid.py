@@ -71,7 +71,7 @@ def _jamba(c: Config) -> Table:
 
 def _bamba(c: Config) -> Table:
     network = dense(c, c.flag("mlp_bias"))
-    at = [] if c.get("attn_layer_indices") is None else c.sizes("attn_layer_indices")
+    at = set() if c.get("attn_layer_indices") is None else set(c.sizes("attn_layer_indices"))
     mixers = {"attention": plain(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO)), "mamba": mamba2(c, _expanded(c))}
     names = ["attention" if i in at else "mamba" for i in range(c.size("num_hidden_layers"))]
     return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
@@ -107,7 +107,7 @@ MULTIPLIERS = frozenset(
     """
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers key_multiplier attention_out_multiplier
     attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb
-    init_method normalization_function mamba_dt_rank num_local_experts num_experts_per_tok partial_rotary_factor
+    normalization_function mamba_dt_rank mlp_expansion_factor num_local_experts num_experts_per_tok partial_rotary_factor
     """.split()  # noqa: SIM905
 )
 
@@ -117,7 +117,7 @@ FAMILIES = {
         {**COMMON, "vocab_size": 65536, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "num_experts_per_tok": 2, "num_experts": 16,
          "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
          "mamba_dt_rank": "auto"},
-        IGNORED | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx_tokens"},
+        IGNORED | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
         aliases={"num_experts": "num_local_experts"},
     ),
     "bamba": Family(

@@ -97,7 +97,7 @@ FAMILIES = {
          "num_experts": 32, "use_expert_bias": True},
         UNUSED,
     ),
-    "lfm2_vl": Family(None, text="lfm2"),
+    "lfm2_vl": Family(None, {"tie_word_embeddings": True}, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}),
     "lfm3": Family(
         _lfm3,
         {**COMMON, "vocab_size": 128000, "hidden_size": 2048, "intermediate_size": 7680, "num_hidden_layers": 24, "num_attention_heads": 16,
@@ -105,5 +105,5 @@ FAMILIES = {
          "attention_bias": False},
         UNUSED,
     ),
-    "lfm3_vl": Family(None, text="lfm3"),
+    "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3"),
 }  # fmt: skip

@@ -63,6 +63,7 @@ FAMILIES = {
         _llama,
         {**COMMON, "vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
          "attention_bias": False, "mlp_bias": False, "sliding_window": None},
+        frozenset({"activation", "is_llama_config", "neftune_noise_alpha", "pixel_shuffle_factor", "rope_interleaved", "use_resampler"}),
     ),
     "mistral": Family(
         _mistral,
@@ -73,6 +74,7 @@ FAMILIES = {
         _qwen2,
         {**COMMON, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": None, "max_position_embeddings": 32768,
          "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None},
+        frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
     ),
     "qwen3": Family(
         _qwen3,

@@ -51,5 +51,5 @@ FAMILIES = {
          "layer_types": None, "attention_bias": False},
         frozenset({"attn_scale", "attn_temperature_tuning", "floor_scale", "for_llm_compressor", "output_router_logits"}),
     ),
-    "llama4": Family(None, text="llama4_text"),
+    "llama4": Family(None, text="llama4_text", ties="text"),
 }  # fmt: skip

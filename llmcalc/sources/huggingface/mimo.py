@@ -61,6 +61,9 @@ FAMILIES = {
          "v_head_dim": 128, "intermediate_size": 16384, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
          "sliding_window": 129, "layer_types": None, "mlp_layer_types": None, "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False,
          "max_position_embeddings": 131072, "tie_word_embeddings": False, "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
-        ROUTING | {"attention_chunk_size", "attention_value_scale", "n_shared_experts", "partial_rotary_factor", "sliding_window", "swa_rope_theta"},
+        ROUTING | {
+            "attention_chunk_size", "attention_value_scale", "hybrid_block_size", "layernorm_epsilon", "n_shared_experts", "partial_rotary_factor",
+            "sliding_window", "swa_rope_theta",
+        },
     ),
 }  # fmt: skip

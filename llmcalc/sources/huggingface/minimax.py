@@ -12,6 +12,7 @@ from .parts import ACTIVATIONS, Table, attention, decoder, glu, listed, mixed, m
 
 def _minimax(c: Config) -> Table:
     c.must("sliding_window", None)
+    c.must("shared_intermediate_size", None, 0)
     depth, heads, norm = c.size("num_hidden_layers"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
     lightning = {
         "type": "lightning", "num_attention_heads": heads, "head_dim": c.maybe("head_dim") or c.divided("num_attention_heads", c.size("hidden_size"), heads),
@@ -29,8 +30,10 @@ FAMILIES = {
         _minimax,
         {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "head_dim": None, "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-         "tie_word_embeddings": False, "sliding_window": None, "num_experts_per_tok": 2, "num_local_experts": 8, "layer_types": None, "block_size": 256},
-        frozenset(f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")) | {"postnorm", "rotary_dim"},
+         "tie_word_embeddings": False, "sliding_window": None, "num_experts_per_tok": 2, "num_local_experts": 8, "layer_types": None, "block_size": 256,
+         "shared_intermediate_size": None},
+        frozenset(f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta"))
+        | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .config import Config, Family
 from .deepseek import SIGMOID
-from .parts import DENSE_OR_MOE, Table, attention, crossed, decoder, listed, moe, qk_norm, rmsnorm, rope
+from .parts import DENSE_OR_MOE, Table, attention, crossed, decoder, listed, moe, qk_norm, rmsnorm, rope, uncounted_prediction
 
 OLDER = {
     "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim", "index_block_size": "sparse_block_size",
@@ -16,7 +16,14 @@ OLDER = {
 """Fields of the indexer → their names in the table `sparse_attention_config`, which come first."""
 
 
+FIXED = {"attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head", "use_qk_norm": True, "use_routing_bias": True}
+"""Fields of the checkpoints whose one value is what the class builds."""
+
+
 def _minimax_m3(c: Config) -> Table:
+    uncounted_prediction(c)
+    for name, value in FIXED.items():
+        c.must(name, None, value)
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     given = c.table("sparse_attention_config") if c.has("sparse_attention_config") else {}
     older = Config(given, {}, c.model_type, c.head, f"{c.where}sparse_attention_config.")
@@ -57,9 +64,10 @@ FAMILIES = {
         {"vocab_size": 200064, "hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
          "head_dim": 128, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_experts_per_tok": 4,
          "num_local_experts": 128, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072, "rotary_dim": 64, "mlp_layer_types": None,
-         "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1, "layer_types": None},
+         "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16, "index_local_blocks": 1, "layer_types": None,
+         **dict.fromkeys(FIXED)},
         frozenset({"hidden_act", "moe_layer_freq", "output_router_logits", "partial_rotary_factor", "routed_scaling_factor", "sparse_attention_config",
-                   "swiglu_alpha", "swiglu_limit", *OLDER}),
+                   "scoring_func", "swiglu_alpha", "swiglu_limit", "use_gemma_norm", *OLDER}),
     ),
-    "minimax_m3_vl": Family(None, text="minimax_m3_vl_text"),
+    "minimax_m3_vl": Family(None, text="minimax_m3_vl_text", ties="either"),
 }  # fmt: skip

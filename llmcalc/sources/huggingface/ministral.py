@@ -33,5 +33,5 @@ FAMILIES = {
         {**COMMON, "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
          "sliding_window": None},
     ),
-    "mistral3": Family(None, text="mistral"),
+    "mistral3": Family(None, {"tie_word_embeddings": True}, text="mistral"),
 }  # fmt: skip

@@ -19,7 +19,8 @@ def _mixtral(c: Config) -> Table:
 
 
 def _phimoe(c: Config) -> Table:
-    c.must("num_experts_per_tok", 2)  # its router is written for two
+    if c.size("num_experts_per_tok") != 2:
+        raise c.wrong("num_experts_per_tok", c.get("num_experts_per_tok"), "2: its router (SparseMixer) chooses two, whatever the config says")
     norm = layernorm(c.number("rms_norm_eps"))
     mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(c.flag("attention_bias"), *QKVO))
     block = {"attention": mixer, "feed_forward": moe(c.size("num_local_experts"), 2, glu(c)), "norm": norm, "norm_placement": "pre"}
@@ -32,16 +33,19 @@ def _qwen2_moe(c: Config) -> Table:
     names = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if used and i < first and i % 2 == 0 else "full" for i in range(depth)])
     window = c.maybe("sliding_window")
     windows = (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}}) if used and window is not None else (["full"] * depth, {"full": {}})
-    return _qwen_moe(c, attention(c, **biases(c.flag("qkv_bias"), *QKV)), {"shared": glu(c, width=width), "shared_expert_gate": True}, windows)
+    return qwen_moe(c, attention(c, **biases(c.flag("qkv_bias"), *QKV)), {"shared": glu(c, width=width), "shared_expert_gate": True}, windows)
 
 
 def _qwen3_moe(c: Config) -> Table:
+    for name, value in (("qkv_bias", False), ("shared_expert_intermediate_size", 0), ("use_qk_norm", True)):  # which Qwen3-Coder says, and no class reads
+        if c.has(name):
+            c.must(name, value)
     window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
     normed = qk_norm(rmsnorm(c.number("rms_norm_eps")))
-    return _qwen_moe(c, attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed), {})
+    return qwen_moe(c, attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed), {})
 
 
-def _qwen_moe(c: Config, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
+def qwen_moe(c: Config, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name. fields: what the experts have beyond the routed ones."""
     norm, depth, step = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.size("decoder_sparse_step")
     experts = c.count("num_experts", "num_local_experts")

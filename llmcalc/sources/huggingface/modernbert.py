@@ -15,16 +15,17 @@ from .parts import (
     FULL_OR_SLIDING,
     QKVO,
     Table,
-    architecture,
     attention,
     biases,
     decoder,
     encoder,
     glu,
+    headed,
     labels,
     layer_pattern,
     layernorm,
     listed,
+    of_sequences,
     rmsnorm,
 )
 
@@ -35,9 +36,8 @@ def _modernbert(c: Config) -> Table:
     norm = block["norm"]
     model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
     if c.head == "classification":
-        over = "sequence" if architecture(c).endswith("ForSequenceClassification") or not architecture(c) else "token"
-        model["head"] = {"type": "classification", "num_labels": labels(c), "over": over, "transform": _transform(c, norm)}
-    return encoder(c, block, {**stack, "final_norm": norm}, _modern_head(c, norm), **model)
+        model["head"] = {**headed(c, None, {"over": "sequence"}, labels(c)), "transform": _transform(c, norm)}
+    return encoder(c, block, {**stack, "final_norm": norm}, _modern_head(c, norm), {"over": "sequence"}, **model)
 
 
 def _modernbert_decoder(c: Config) -> Table:
@@ -79,16 +79,20 @@ def _eurobert(c: Config) -> Table:
     return encoder(c, block, {"final_norm": norm}, {"bias": c.flag("mlp_bias")}, {"over": over, "transform": {"hidden_act": "gelu", "norm": None}})
 
 
+GATED = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+"""Activations, and whole gated networks by the name of theirs, as nomic's checkpoints call them."""
+
+
 def _nomic_bert(c: Config) -> Table:
     for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
         c.must(name, None, False)
     norm = layernorm(c.number("layer_norm_eps"))
-    block = {"attention": attention(c), "feed_forward": glu(c), "norm": norm, "norm_placement": "post"}
+    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(GATED, "hidden_act"), "gated": True}
+    block = {"attention": attention(c), "feed_forward": network, "norm": norm, "norm_placement": "post"}
     types = c.count("type_vocab_size")
     stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
-    head = {"bias": True, "transform": {"hidden_act": c.choice(ACTIVATIONS, "hidden_act"), "norm": norm}}
-    pooled = c.head == "classification" and architecture(c).endswith("ForSequenceClassification")
-    return encoder(c, block, stack, head, {}, pooler=pooled)
+    head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
+    return encoder(c, block, stack, head, {}, pooler=of_sequences(c))
 
 
 MODERN: dict[str, Any] = {
@@ -98,8 +102,9 @@ MODERN: dict[str, Any] = {
     "global_attn_every_n_layers": 3,
 }  # fmt: skip
 OF_MODERN = OLD | {
-    "classifier_pooling", "cls_token_id", "compile", "deterministic_flash_attn", "embedding_dropout", "global_rope_theta", "initializer_cutoff_factor",
-    "local_rope_theta", "mlp_dropout", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction",
+    "causal_mask", "is_causal", "classifier_pooling", "cls_token_id", "compile", "deterministic_flash_attn", "embedding_dropout", "global_rope_theta",
+    "initializer_cutoff_factor", "local_rope_theta", "mlp_dropout", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index",
+    "sparse_prediction",
 }  # fmt: skip
 OF_NOMIC = OLD | {
     "dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "initializer_range", "last_layer_subset", "max_trained_positions", "mlp_type", "n_ctx",

@@ -73,7 +73,7 @@ FAMILIES = {
         _nemotron,
         {**COMMON, "vocab_size": 256000, "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 32, "num_attention_heads": 48,
          "head_dim": None, "num_key_value_heads": None, "hidden_act": "relu2", "norm_eps": 1e-5, "attention_bias": False},
-        frozenset({"rope_percent", "partial_rotary_factor", "rotary_percent", "rope_percentage"}),
+        frozenset({"layernorm_type", "rope_percent", "partial_rotary_factor", "rotary_percent", "rope_percentage"}),
     ),
     "nemotron_h": Family(
         _nemotron_h,
@@ -83,7 +83,7 @@ FAMILIES = {
          "layer_norm_epsilon": 1e-5, "hybrid_override_pattern": "ME*-", "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
          "moe_shared_expert_intermediate_size": 7688, "moe_latent_size": None},
         IGNORED | {
-            "attention_bias", "attention_head_dim", "expand", "mamba_expand", "mamba_proj_bias", "sliding_window", "mamba_ssm_cache_dtype",
+            "attention_bias", "attention_head_dim", "expand", "mamba_expand", "mamba_proj_bias", "mamba_d_state", "sliding_window", "mamba_ssm_cache_dtype",
             "n_shared_experts", "moe_shared_expert_overlap", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob", "num_nextn_predict_layers",
             "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_hidden_layers", "tie_word_embeddings",
         } | {

@@ -18,8 +18,6 @@ def _opt(c: Config) -> Table:
         "norm_placement": "pre" if first else "post",
     }  # fmt: skip
     width = c.maybe("word_embed_proj_dim") or hidden
-    if width != hidden and c.head == "none":
-        raise c.wrong("word_embed_proj_dim", width, f"hidden_size {hidden} for a bare model (it maps its output back to {width}); give --head lm")
     last = norm if first and not c.flag("_remove_final_layer_norm") else None
     factorised: Table = {} if width == hidden else {"embedding_size": width}
     return decoder(c, block, last, stack={"position": learned(c, 2)}, **factorised)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...components.stack import merged
+from ...components.base import LARGEST
+from ...components.stack import MOST_KINDS, merged
+from ...errors import InputError
 from .config import Config
 from .registry import HEAD_ENDINGS
 
@@ -53,7 +55,7 @@ def rope(c: Config, share: float = 1.0, share_name: str = "partial_rotary_factor
     if type(part) not in (int, float) or not 0 < part <= 1:
         raise c.wrong(share_name, part, "a number above 0 and at most 1")
     table: Table = {"type": "rope"} if part == 1 else {"type": "rope", "partial_rotary_factor": float(part)}
-    return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and theta > 0 else table
+    return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
 
 
 def biases(on: bool, *names: str) -> Table:
@@ -81,13 +83,15 @@ def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Tab
 
 
 def decoder(
-    c: Config, block: Table, final_norm: Table | None, head: Table | None = None, stack: Table | None = None, score: Table | None = None, **model: Any
-) -> Table:
+    c: Config, block: Table, final_norm: Table | None, head: Table | None = None, stack: Table | None = None, score: Table | None = None,
+    answers: int = 2, **model: Any,
+) -> Table:  # fmt: skip
     """A decoder-only model. block: every layer's table, `{attention, feed_forward, norm, norm_placement, …}`.
 
     head: what the language-model head has beyond the plain map (`bias`). stack: further fields of the stack
     (`variants`, `pattern`, `first_layers`, `position`, …).
-    score: a sequence classifier, where it is not the usual. model: further fields of the model, or others in place of these.
+    score: a sequence classifier, where it is not the usual. answers: scores of a token where answers are looked for. model: further
+    fields of the model, or others in place of these.
     """
     layers = _collapsed({"num_hidden_layers": c.size("num_hidden_layers"), "block": block, **(stack or {})})
     if final_norm is not None:
@@ -95,7 +99,7 @@ def decoder(
     table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": c.flag("tie_word_embeddings")}
     if c.maybe("max_position_embeddings") is not None:
         table["max_position_embeddings"] = c.size("max_position_embeddings")
-    table |= {"decoder": layers, "head": headed(c, head, score)}
+    table |= {"decoder": layers, "head": headed(c, head, score, answers)}
     return {**table, **model}
 
 
@@ -110,12 +114,21 @@ def _collapsed(layers: Table) -> Table:
 
 def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
     """An encoder that stands alone; one that its config makes a decoder (`is_decoder`) where `stack` allows it. Arguments as those of `decoder`."""
-    table = {**decoder(c, block, None, head, stack, score), **model}
+    table = {**decoder(c, block, None, head, stack, score, labels(c)), **model}
     if "is_decoder" in c.defaults and c.flag("is_decoder"):
         c.must("add_cross_attention", False)
         return table
     table["encoder"] = table.pop("decoder")
     return table
+
+
+OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"
+"""How the architectures of classifiers end, but for that of a sequence by labels."""
+
+
+def of_sequences(c: Config) -> bool:
+    """Whether the head scores whole sequences: so does a classifier whose architecture names none of tokens or of answers."""
+    return c.head == "classification" and not architecture(c).endswith((OF_TOKENS, OF_ANSWERS))
 
 
 def architecture(c: Config) -> str:
@@ -125,27 +138,36 @@ def architecture(c: Config) -> str:
 
 
 def labels(c: Config) -> int:
-    """How many classes a classifier tells apart: 2 where the config says nothing."""
+    """How many classes a classifier tells apart: `num_labels`, else as many as have names, else 2."""
     named = c.data.get("id2label")
-    if isinstance(named, dict) and named:
+    if isinstance(named, dict) and named and not c.has("num_labels"):
         return len(named)
     return c.size("num_labels") if c.has("num_labels") or "num_labels" in c.defaults else 2
 
 
-def headed(c: Config, head: Table | None = None, score: Table | None = None) -> Table:
+def headed(c: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """The head that the config's architecture has.
 
     score: of a sequence classifier; by default that of a decoder, a score of every token without a bias. A classifier of tokens,
-    or of the two ends of an answer, is one map with a bias in every family.
+    or of the two ends of an answer, is one map with a bias in every family. answers: how many scores the latter gives each token.
+
+    Raises `InputError` for a choice between sequences of a family that has no class for it.
     """
+    name = architecture(c)
     if c.head == "none":
+        if "For" in name and name.endswith("Model"):
+            c.notes.append(f"architectures: the head of {name} is not read; none is counted (--head lm for a language-model head)")
         return {"type": "none"}
+    if c.head == "classification" and not of_sequences(c):
+        return {"type": "classification", "num_labels": answers if name.endswith(OF_ANSWERS) else labels(c), "over": "token"}
     if c.head == "classification":
-        each_token = not architecture(c).endswith("ForSequenceClassification") and bool(architecture(c))
-        how = {"over": "token"} if each_token else {"over": "token", "bias": False} if score is None else score
-        return {"type": "classification", "num_labels": labels(c), **how}
-    if architecture(c) and not architecture(c).endswith(tuple(HEAD_ENDINGS)):
-        c.notes.append(f"architectures: the head of {architecture(c)} is not read; a language-model head is counted (--head none for none)")
+        between = name.endswith((OF_CHOICES, OF_PAIRS))
+        if between and score is None:
+            raise c.wrong("architectures", name, f"a class of {c.model_type} (--head lm or --head none counts another head)")
+        many = labels(c) if not between else 1 if name.endswith(OF_CHOICES) else 2
+        return {"type": "classification", "num_labels": many, **({"over": "token", "bias": False} if score is None else score)}
+    if name and not name.endswith(tuple(HEAD_ENDINGS)):
+        c.notes.append(f"architectures: the head of {name} is not read; a language-model head is counted (--head none for none)")
     return {"type": "lm", **(head or {})}
 
 
@@ -154,12 +176,21 @@ def layer_pattern(names: list[str]) -> Table:
     best: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
         rest = names[start:]
-        for period in range(1, len(rest) // 2 + 1):
-            if all(name == rest[i % period] for i, name in enumerate(rest)):
-                if start + period < len(best[0]) + len(best[1]):
-                    best = (names[:start], rest[:period])
-                break
+        period = _period(rest)
+        if period <= len(rest) // 2 and start + period < len(best[0]) + len(best[1]):
+            best = (names[:start], rest[:period])
     return {"first_layers": best[0], "pattern": best[1]}
+
+
+def _period(names: list[str]) -> int:
+    """The least p with `names[i] == names[i % p]` throughout, in as many steps as there are names (Knuth, Morris, Pratt 1977)."""
+    border = [0] * len(names)  # how long an end of names[: i + 1] is the same as their beginning
+    for i in range(1, len(names)):
+        same = border[i - 1]
+        while same and names[i] != names[same]:
+            same = border[same - 1]
+        border[i] = same + (names[i] == names[same])
+    return len(names) - border[-1]
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
@@ -257,10 +288,13 @@ def laid_out(layers: list[tuple[str, Table]]) -> Table:
     """Fields of a stack, from each layer's name and what it changes in the block; layers that change the same are of one kind."""
     names: list[str] = []
     variants: Table = {}
+    found: dict[str, str] = {}  # what a layer changes, written out → its name
     for i, (label, changes) in enumerate(layers):
-        same = next((name for name, other in variants.items() if other == changes), None)
+        same = found.get(repr(changes))
         if same is None:
-            same = label if label not in variants else f"{label}_{i}"
+            same = found[repr(changes)] = label if label not in variants else f"{label}_{i}"
             variants[same] = changes
+            if len(variants) > MOST_KINDS:
+                raise InputError(f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers that are more alike")
         names.append(same)
     return {"variants": variants, **layer_pattern(names)}

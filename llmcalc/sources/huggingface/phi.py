@@ -78,7 +78,7 @@ FAMILIES = {
         _stablelm,
         {**COMMON, "vocab_size": 50304, "hidden_size": 2560, "intermediate_size": 6912, "num_key_value_heads": 32, "hidden_act": "silu",
          "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
-        frozenset({"head_dim", "rope_pct"}),
+        frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
     ),
     "starcoder2": Family(
         _starcoder2,

@@ -1,4 +1,4 @@
-"""The text model of Phi-4-multimodal: Phi-3's layers, three quarters of a head turned. Its towers and adapters are not counted.
+"""The text model of Phi-4-multimodal: Phi-3's layers, three quarters of a head turned. Its adapters are not counted.
 
 transformers: models/phi4_multimodal.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from .config import Config, Family
 from .llama import llama_like
-from .parts import Table, architecture, attention
+from .parts import Table, attention
 
 
 def _phi4_multimodal(c: Config) -> Table:
-    if architecture(c).startswith("Phi4Multimodal"):
-        c.notes.append("the text model alone is counted: no vision or audio tower")
     return llama_like(c, attention(c))
 
 
@@ -28,5 +26,6 @@ FAMILIES = {
             original_max_position_embeddings speech_lora vision_config vision_lora
             """.split()  # noqa: SIM905
         ),
+        towers="Phi4Multimodal",
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ def _recurrent_gemma(c: Config) -> Table:
     recurrent["hidden_act"] = c.choice(ACTIVATIONS, "hidden_activation")
     network = glu(c, bias=True, width=c.divided("intermediate_size", c.size("intermediate_size") // 2 * 2, 2), act="hidden_activation")
     block: Table = {"attention": local, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    listed = list(c.get("block_types"))
+    listed = c.texts("block_types")
     if not listed or set(listed) - {"recurrent", "attention"}:
         raise c.wrong("block_types", c.get("block_types"), "a list of recurrent and attention")
     names = (listed * depth)[:depth]

@@ -7,12 +7,13 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import InputError, suggest
+from ..files import shown
 from .config import Config, Family, HeadKind
 
 FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3"),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet"),
-    "t5": ("t5", "mt5", "umt5"),
+    "t5": ("t5", "mt5", "umt5", "longt5"),
     "bart": ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "plbart"),
     "whisper": ("whisper",),
     "switch": ("switch_transformers", "nllb-moe"),
@@ -61,15 +62,20 @@ FILES: dict[str, tuple[str, ...]] = {
     "deepseek_v4": ("deepseek_v4",),
     "xlstm": ("xlstm",),
     "dbrx": ("dbrx",),
+    "doge": ("doge",),
     "jetmoe": ("jetmoe",),
+    "longcat_flash": ("longcat_flash",),
     "minimax_m3": ("minimax_m3_vl", "minimax_m3_vl_text"),
+    "qwen_vl": ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+    "glm_vl": ("glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"),
+    "multimodal": ("llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "qwen2_audio", "voxtral"),
 }
 """File in this package → the model types it reads. A new family is its file and its line here."""
 
 HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForCausalLM": "lm", "LMHeadModel": "lm", "ForConditionalGeneration": "lm", "ForMaskedLM": "lm", "WithLMHeadModel": "lm", "ForPreTraining": "lm",
-    "MTModel": "lm", "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
-    "ForQuestionAnswering": "classification", "Model": "none",
+    "MTModel": "lm", "DoubleHeadsModel": "lm", "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
+    "ForQuestionAnswering": "classification", "ForMultipleChoice": "classification", "ForNextSentencePrediction": "classification", "Model": "none",
 }  # fmt: skip
 """How the name of an architecture ends → its head; the first that fits holds."""
 
@@ -79,8 +85,8 @@ def model_types() -> list[str]:
     return sorted(kind for kinds in FILES.values() for kind in kinds)
 
 
-def family_of(model_type: str) -> Family:
-    """The adapter of a model type.
+def family_of(model_type: str, where: str = "") -> Family:
+    """The adapter of a model type. where: the path to it in a config, for the message.
 
     Raises `InputError`, which lists near ones, where there is none.
     """
@@ -89,7 +95,7 @@ def family_of(model_type: str) -> Family:
             families: dict[str, Family] = import_module(f".{file}", __package__).FAMILIES
             return families[model_type]
     near = suggest(model_type, model_types())
-    raise InputError(f"model_type: '{model_type}' is not read.{near} (--measure measures its transformers class instead)")
+    raise InputError(f"{where}model_type: '{model_type}' is not read.{near} (--measure measures its transformers class instead)")
 
 
 def head_of(data: Mapping[str, Any]) -> HeadKind:
@@ -103,23 +109,73 @@ def head_of(data: Mapping[str, Any]) -> HeadKind:
     return "lm"
 
 
+def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
+    """(the path to the text model's fields, those fields, its model type) of a config, which may be a wrapper's.
+
+    Raises `InputError` where the wrapper, or what it says of its text model, is not known.
+    """
+    kind, inner = data.get("model_type"), data.get("text_config")
+    if not isinstance(kind, str) or not kind:
+        raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
+    family = family_of(kind)
+    text = family.text
+    if text is None:
+        return "", data, kind
+    if inner is None:
+        return "", data, text
+    if not isinstance(inner, dict):
+        raise InputError(f"text_config: {shown(inner)}; expected a table of fields")
+    own = inner.get("model_type") or text
+    if not isinstance(own, str):
+        raise InputError(f"text_config.model_type: {shown(own)}; expected the name of a model type")
+    named = {"architectures": data["architectures"]} if "architectures" in data else {}
+    return "text_config.", {**named, **family.filled, **inner, **_tied(family, data)}, own
+
+
+def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
+    """The `tie_word_embeddings` of a wrapper that the text model is read with in place of its own.
+
+    Where the wrapper's config has none, the text's holds: a checkpoint that holds both tensors is loaded untied, whatever the default
+    of the wrapper's class.
+    """
+    if family.ties == "never":
+        return {"tie_word_embeddings": False}
+    names = dict.fromkeys((family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings"))
+    own = next((outer[name] for name in names if outer.get(name) is not None), None)
+    if own is None or family.ties == "text" or (family.ties == "either" and own is False):
+        return {}
+    if type(own) is not bool:
+        raise InputError(f"tie_word_embeddings: {shown(own)}; expected true or false")
+    return dict.fromkeys(names, own)
+
+
+def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """A remark where a wrapper's config leaves to its class whether the head is tied, and that says other than the text model."""
+    family = family_of(kind)
+    default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
+    told = any(outer.get(name) is not None for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", "")))
+    if family.text is None or told or default is None or default == tied or (family.ties == "either" and tied) or model["head"]["type"] != "lm":
+        return []
+    said, other = str(tied).lower(), str(default).lower()
+    return [f"tie_word_embeddings: not given beside text_config; counted as {said}, as the text model has it, where {kind}'s class takes {other}"]
+
+
+def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
+    """Whether the class that `architectures` names builds towers: a text model alone, which a wrapper's config may be given to, does not."""
+    family, names = family_of(kind), outer.get("architectures")
+    cls = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if family.towers:
+        return not cls or cls.startswith(family.towers)
+    return family.text is not None and not cls.endswith("ForCausalLM")
+
+
 def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
     """(the `model` table of a native description, remarks for the user).
 
     Raises `InputError` naming the field, its value and what was expected.
     """
-    kind = data.get("model_type")
-    if not isinstance(kind, str) or not kind:
-        raise InputError("model_type: missing; expected a config.json of a transformers model")
-    family, where, outer, wrapper = family_of(kind), "", data, kind
-    if family.text is not None:
-        inner = data.get("text_config")
-        if isinstance(inner, dict):
-            where = "text_config."
-            shared = {k: outer[k] for k in ("tie_word_embeddings", "architectures") if k in outer and k not in inner}
-            data = {**shared, **inner}
-        kind = str(data.get("model_type") or family.text) if where else family.text
-        family = family_of(kind)
+    outer, (where, data, kind) = data, text_of(data)
+    wrapper, family = str(outer["model_type"]), family_of(kind, where)
     if family.read is None:
         raise InputError(f"{where}model_type: '{kind}' wraps a text model and holds no text_config")
     config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases)
@@ -127,7 +183,8 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
     unknown = config.left_over(family.ignored)
     if unknown:
         config.notes.append(f"not understood, and taken to change no count: {', '.join(where + name for name in unknown)}")
-    if family_of(wrapper).text is not None:
+    config.notes += _doubt(wrapper, outer, model)
+    if _builds_towers(wrapper, outer):
         from .towers import read_towers
 
         towers, notes = read_towers(wrapper, outer, model["hidden_size"])

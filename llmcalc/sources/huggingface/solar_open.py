@@ -71,7 +71,7 @@ FAMILIES = {
         {**COMMON, "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168, "num_hidden_layers": 28, "num_attention_heads": 32,
          "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "sliding_window": 1024, "moe_intermediate_size": 896, "num_experts": 64, "layer_types": None,
          "mlp_layer_types": None},
-        frozenset({"intermediate_size", "mtp_layer_types", "mtp_mlp_layer_types", "norm_topk_prob", "output_router_logits"}),
+        frozenset({"intermediate_size", "mtp_layer_types", "mtp_mlp_layer_types", "norm_topk_prob", "max_window_layers", "use_sliding_window"}),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
     ),
 }  # fmt: skip

@@ -27,9 +27,9 @@ def _switch(c: Config) -> Table:
 
 def _step(c: Config, side: str, depth: int) -> int:
     """Every so many layers one has experts: as many layers as the config asks for, spread evenly."""
+    sparse = c.count(f"num_sparse_{side}_layers")
     if c.has(f"{side}_sparse_step"):
         return c.count(f"{side}_sparse_step")
-    sparse = c.count(f"num_sparse_{side}_layers")
     return depth // sparse if sparse else depth
 
 
@@ -40,7 +40,7 @@ def _switches(i: int, step: int) -> bool:
 def _nllb_moe(c: Config) -> Table:
     table = bart.bart_like(c, "pre", {"type": "sinusoidal"})
     act = c.choice(ACTIVATIONS, "activation_function")
-    for side in ("encoder", "decoder"):
+    for side in (side for side in ("encoder", "decoder") if side in table):
         step, depth = c.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
         experts = moe(c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router_bias=c.flag("router_bias"))
         table[side] |= _some_sparse([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)

@@ -1,6 +1,6 @@
-"""T5 and its kin: t5, mt5, umt5 (a table of relative positions in every layer).
+"""T5 and its kin: t5, mt5, umt5 (a table of relative positions in every layer), longt5 (an encoder of local attention).
 
-transformers: models/t5, models/mt5, models/umt5. What these classes tie whatever the config says (T5 1.1, mT5 and UMT5 are published
+transformers: models/t5, models/mt5, models/umt5, models/longt5. What these classes tie whatever the config says (T5 1.1, mT5 and UMT5 are published
 with a head of their own) is counted as the config says.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import ACTIVATIONS, Table, architecture, headed, rmsnorm
+from .parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
 
 
 def _t5(c: Config) -> Table:
@@ -21,6 +21,18 @@ def _umt5(c: Config) -> Table:
     buckets = {k: v for k, v in shared_bias(c)["relative_bias"].items() if k != "num_attention_heads"}
     block["attention"] |= {"position": {"type": "relative_bias", **buckets}}
     return t5_like(c, block, {})
+
+
+def _longt5(c: Config) -> Table:
+    """The decoder is T5's. An encoder that sums blocks has a table of relative positions for them too."""
+    block = t5_block(c)
+    summing = c.choice({"local": False, "transient-global": True}, "encoder_attention_type")
+    near = {"type": "local", **block["attention"], "local_radius": c.size("local_radius")}
+    near |= {"global_block_size": c.size("global_block_size"), "global_norm": block["norm"]} if summing else {}
+    table = t5_like(c, {**block, "attention": near}, shared_bias(c), block)
+    if summing:
+        table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
+    return table
 
 
 def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
@@ -37,7 +49,7 @@ def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None =
     crossing = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
     decoder = {**(decoder_block or block), "cross_attention": crossing}
     table["decoder"] = {"num_hidden_layers": deep, "block": decoder, "final_norm": norm, **stack}
-    return {**table, "head": headed(c, None, {"transform": {"hidden_act": "tanh", "norm": None}})}
+    return {**table, "head": headed(c, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(c))}
 
 
 def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
@@ -48,13 +60,14 @@ def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
 
 
 def t5_feed_forward(c: Config) -> Table:
-    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it."""
+    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it; is_gated_act, where it is given, decides that."""
     name = c.text("feed_forward_proj")
     kind, _, act = name.rpartition("-")
     if kind not in ("", "gated") or act not in ACTIVATIONS:
         raise c.wrong("feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)")
     ours = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[act]
-    return {"intermediate_size": c.size("intermediate_size"), "hidden_act": ours, "gated": kind == "gated"}
+    gated = c.flag("is_gated_act") if c.has("is_gated_act") else kind == "gated"
+    return {"intermediate_size": c.size("intermediate_size"), "hidden_act": ours, "gated": gated}
 
 
 def shared_bias(c: Config) -> Table:
@@ -78,4 +91,10 @@ FAMILIES = {
     "t5": Family(_t5, T5, IGNORED, aliases=ALIASES),
     "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES),
     "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES),
+    "longt5": Family(
+        _longt5,
+        {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
+        IGNORED | {"global_block_size"},
+        aliases=ALIASES,
+    ),
 }

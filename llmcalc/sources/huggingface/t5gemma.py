@@ -35,12 +35,17 @@ def _t5gemma(c: Config) -> Table:
     if not c.flag("is_encoder_decoder"):
         sizes = {"vocab_size": reads.size("vocab_size"), "hidden_size": reads.size("hidden_size")}
         c.asked.update(("decoder", "tie_word_embeddings"))
-        return {**sizes, "tie_word_embeddings": False, "encoder": encoder, "head": {"type": "none"}}
+        return {**sizes, "tie_word_embeddings": False, "encoder": encoder, "head": _head(c) if c.head == "classification" else {"type": "none"}}
     writes, decoder = _side(c, "decoder", crosses=True)
     width, vocab = reads.size("hidden_size"), reads.size("vocab_size")
     encoder |= {"vocab_size": vocab, **({} if width == writes.size("hidden_size") else {"hidden_size": width})}
     sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
-    return {**sizes, "tie_word_embeddings": c.flag("tie_word_embeddings"), "encoder": encoder, "decoder": decoder, "head": headed(c)}
+    return {**sizes, "tie_word_embeddings": c.flag("tie_word_embeddings"), "encoder": encoder, "decoder": decoder, "head": _head(c)}
+
+
+def _head(c: Config) -> Table:
+    """A classifier scores every token, with a bias."""
+    return headed(c, None, {"over": "token"})
 
 
 MODULE: dict[str, Any] = {

@@ -16,8 +16,9 @@ def _whisper(c: Config) -> Table:
     said = {"type": "learned", "max_position_embeddings": c.size("max_target_positions")}
     table = bart_like(c, "pre", said, encoder={"stem": stem, "position": heard})
     for side, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
-        attention = table[side]["block"][name]
-        table[side]["block"][name] = {k: v for k, v in attention.items() if k != "k_bias"}
+        if side in table:
+            attention = table[side]["block"][name]
+            table[side]["block"][name] = {k: v for k, v in attention.items() if k != "k_bias"}
     return table
 
 

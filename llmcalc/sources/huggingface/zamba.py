@@ -18,7 +18,7 @@ FIRST = ["mamba", "mamba", "hybrid"]
 ZAMBA2 = ["mamba", *["mamba", "mamba", "mamba", "mamba", "mamba", "hybrid"] * 7, *["mamba"] * 4, "hybrid", *["mamba"] * 3, "hybrid", "mamba", "mamba"]
 
 
-def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: int) -> Table:
+def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
     """A decoder whose hybrid layers run `blocks` shared blocks in turn."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     if len(names) != depth:
@@ -27,11 +27,14 @@ def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: in
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     turns = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     kinds: dict[str, Table] = {"mamba": {"type": "block", **plain}}
-    kinds |= {name: {"type": "zamba", **plain, "transformer": block} for name in turns.values()}
+    tied, layers = c.flag("tie_word_embeddings"), list(turns.values())  # the classes tie the blocks, and all else, or nothing
+    for name in dict.fromkeys(layers):
+        held = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
+        kinds[name] = {"type": "zamba", **plain, "transformer": {**block, **held}}
     which = [turns.get(i, "mamba") for i in range(depth)]
     stack = mixed(kinds, which)
-    shared = list(dict.fromkeys(turns.values())) if c.flag("tie_word_embeddings") else []  # the classes tie all of this or nothing
-    return decoder(c, stack.pop("block"), norm, stack={**stack, **layer_pattern(which), "shared_layers": shared})
+    shared = list(dict.fromkeys(layers)) if tied else []
+    return decoder(c, stack.pop("block"), norm, stack={**stack, **layer_pattern(which), "shared_layers": shared}, **model)
 
 
 def _attention(c: Config, position: Table | None) -> Table:
@@ -58,12 +61,14 @@ def _zamba(c: Config) -> Table:
 def _zamba2(c: Config) -> Table:
     heads, inner, biased = c.size("n_mamba_heads"), c.size("mamba_expand") * c.size("hidden_size"), c.flag("add_bias_linear")
     head_dim = c.divided("n_mamba_heads", inner, heads)
-    c.must("tie_word_embeddings", True)
     if c.has("mamba_headdim") and c.size("mamba_headdim") != head_dim:
         raise c.wrong("mamba_headdim", c.get("mamba_headdim"), f"{inner} / {heads} = {head_dim}")
     sizes = {"num_heads": heads, "head_dim": head_dim, "state_size": c.size("mamba_d_state"), "n_groups": c.size("mamba_ngroups")}
     rest = {"conv_kernel": c.size("mamba_d_conv"), "chunk_size": c.size("chunk_size"), "norm": rmsnorm(1e-5)}
     mixer = {"type": "mamba2", **sizes, **rest, "use_bias": biased, "out_bias": biased}
+    wide = 2 * c.size("hidden_size") // c.size("num_attention_heads")
+    if (c.maybe("attention_head_dim") or wide) != wide:
+        raise c.wrong("attention_head_dim", c.get("attention_head_dim"), f"2 × hidden_size / num_attention_heads = {wide}")
     heads_of = _attention(c, rope(c) if c.flag("use_mem_rope") else None)
     adapted = c.flag("use_shared_attention_adapter")
     if adapted and heads_of.get("num_key_value_heads") is not None:
@@ -73,7 +78,8 @@ def _zamba2(c: Config) -> Table:
     block: Table = {"attention": heads_of, "feed_forward": network, "adapter_rank": c.size("adapter_rank"), "attention_adapters": adapted}
     given: Any = c.get("layers_block_type", "layer_types")
     names = ZAMBA2 if given is None else listed(c, "layers_block_type", KINDS, [""] * c.size("num_hidden_layers"))
-    return _stacked(c, mixer, block, names, c.size("num_mem_blocks"))
+    long = {"max_position_embeddings": 16384} if c.flag("use_long_context") else {}
+    return _stacked(c, mixer, block, names, c.size("num_mem_blocks"), **long)
 
 
 COMMON: Table = {
@@ -83,7 +89,8 @@ COMMON: Table = {
 OTHER = IGNORED | {
     "kv_channels", "num_query_groups", "use_long_context", "use_mem_eff_path", "sliding_window", "n_layer", "ffn_hidden_size", "num_layers", "state_size",
     "attn_layer_period", "attn_layer_offset", "adapter_rank", "expert_layer_period", "expert_layer_offset", "use_shared_mlp_adapter", "head_dim",
-    "use_conv_bias", "mamba_dt_rank", "ft_lora", "use_shared_block_lora", "lora_rank", "vocab_pad", "gated_linear_unit",
+    "use_conv_bias", "mamba_dt_rank", "ft_lora", "use_shared_block_lora", "lora_rank", "vocab_pad", "gated_linear_unit", "hybrid_layer_ids",
+    "state_rank", "use_shared_attention_lora",
 }  # fmt: skip
 
 FAMILIES = {
@@ -99,7 +106,7 @@ FAMILIES = {
         _zamba2,
         {**COMMON, "hidden_size": 2560, "intermediate_size": None, "num_hidden_layers": 54, "num_attention_heads": 32, "n_mamba_heads": 8,
          "mamba_d_state": 64, "mamba_ngroups": 1, "chunk_size": 256, "add_bias_linear": False, "num_mem_blocks": 1, "use_shared_attention_adapter": False,
-         "adapter_rank": 128, "use_mem_rope": False},
+         "adapter_rank": 128, "use_mem_rope": False, "use_long_context": False},
         OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
     ),

@@ -1,0 +1,172 @@
+"""Attention under a mask that is learned from the values: Doge (Shi et al. 2024, arXiv:2412.11834, dynamic mask attention).
+
+A small map of every value that is held, softplus and one weight a head give each key a strength, which is added to its scores; of the
+keys that a token may see it attends to the keep_window_size strongest. The strengths are no part of the cache: every pass maps all
+values again, those of earlier tokens too. The mask is dense: scores of all keys are computed and those of the others covered, while
+decoding too. transformers: models/doge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from .. import ops
+from ..algebra import Number, is_zero, minimum
+from ..tree import Node
+from ..workload import Workload
+from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window
+from .norm import Norm, norm_reference
+from .position import Rope, rotate
+from .runtime import Run, allowed, cache_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingCore(ops.AttentionCore):
+    """Attention whose mask lets through `keep` of the keys that a token may see; all of them are computed with."""
+
+    keep: Number = 1
+
+    def pairs(self, w: Workload) -> Number:
+        if w.pairs == "full":
+            return ops.AttentionCore.pairs(self, w)
+        most = self.keep if self.window is None else minimum(self.keep, self.window)
+        return ops.AttentionCore.pairs(replace(self, window=most), w)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLinear(ops.Linear):
+    """A map of the new tokens' values and of all that are held from earlier passes: of a window of W, those W − 1 that can be seen."""
+
+    window: Number = None
+
+    def forward_flops(self, w: Workload) -> Number:
+        held = w.context if self.window is None or is_zero(w.context) else minimum(w.context, self.window - 1)
+        return 2 * w.batch * (w.seq + held) * self.n_in * self.n_out
+
+
+class DynamicMaskAttention(Component):
+    """keep_window_size: keys that a token attends to at most. sliding_window: it sees only so many, itself included.
+
+    attention_bias: of all maps. norm: on each head's query and key, before their positions.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+
+    type: Literal["dynamic_mask"] = "dynamic_mask"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    keep_window_size: Window
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        a, k, turned = self.num_attention_heads, self.num_key_value_heads, self.position.turned(self.head_dim)
+        if a % k:
+            raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
+        if turned < 2 or turned % 2 or turned > self.head_dim:
+            raise ValueError(f"head_dim: RoPE would turn {turned} of its {self.head_dim} dimensions; expected an even number, for it turns pairs")
+        return self
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        biased, window, kind = self.attention_bias, self.sliding_window, "full_attention" if self.sliding_window is None else "sliding_attention"
+        norm = ops.Norm(d, self.norm.weight, self.norm.has_bias)
+        parts = (
+            Node("q_proj", ops.Linear(h, a * d, biased)),
+            Node("k_proj", ops.Linear(h, k * d, biased)),
+            Node("v_proj", ops.Linear(h, k * d, biased)),
+            Node("q_norm", norm),
+            Node("k_norm", norm),
+            Node("cache", ops.KVCache(2 * k * d, kind, window)),
+            Node("A", ops.Weight(k)),
+            Node("dt_proj", HeldLinear(k * d, k, biased, window=window)),
+            Node("core", KeepingCore(a, d, d, window=window, keep=self.keep_window_size)),
+            Node("o_proj", ops.Linear(a * d, h, biased)),
+        )
+        return Node(name, children=parts, kind="attention", source="Shi et al. 2024 (Doge)")
+
+    def describe(self, hidden_size: int) -> str:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {self.keep_window_size} keys kept{window}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, keep_window_size=64),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, keep_window_size=3, attention_bias=True),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, keep_window_size=4, sliding_window=6),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """mask: what is added to the scores, [batch, heads, queries, keys]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    class Vector(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(size) * 0.5)
+
+    class DynamicMaskReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d, biased = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.attention_bias
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=biased))
+            self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            self.cache, self.core = cache_class()(spec.sliding_window), Core()
+            self.A, self.dt_proj = Vector(kv_heads), nn.Linear(kv_heads * d, kv_heads, bias=biased)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=biased)
+
+        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return heads
+
+        def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
+            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each key that is kept, −∞ for the others."""
+            steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
+            strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
+            mask = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
+            if mask.shape[-1] <= self.spec.keep_window_size:
+                return mask
+            ranked = mask.round(decimals=4)  # the same token has the same value but for rounding: of equals, the first are kept
+            best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
+            return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
+            turned, theta = spec.position.turned(spec.head_dim), spec.position.rope_theta
+            q = rotate(self.q_norm(self._heads_of("q_proj", x)), run, run.past, turned, theta)
+            k = rotate(self.k_norm(self._heads_of("k_proj", x)), run, run.past, turned, theta)
+            k, v = self.cache(run, k, self._heads_of("v_proj", x))
+            seen = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            out = self.core(q, *(t.repeat_interleave(group, 1) for t in (k, v, self._mask(v, seen))))
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return DynamicMaskReference

@@ -1,0 +1,148 @@
+"""Very many experts of one unit each, found by pairs of keys: Doge's cross-domain mixture of experts (Shi et al. 2024, arXiv:2412.11834).
+
+Experts stand in a square of num_keys by num_keys: a map gives each token a score for every row and every column, and an expert's is the
+sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An expert is one vector that meets the token
+and one that it gives (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`), which takes rows of one token for columns of
+another in a pass over several; here each token's are its own, at the same cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from .. import ops
+from ..algebra import Number
+from ..tree import Node
+from ..workload import Workload
+from .base import Around, Component, Experts, TopK
+from .feed_forward import Activation, FeedForward, activate
+from .runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows(ops.Op):
+    """A table of one vector an expert, of which each token's product takes `top_k`."""
+
+    num_experts: Number
+    top_k: Number
+    width: Number
+
+    def params(self) -> Number:
+        return self.num_experts * self.width
+
+    def tensors(self) -> tuple[ops.ParamTensor, ...]:
+        return (ops.ParamTensor((self.num_experts, self.width), "table"),)
+
+    def active_params(self) -> Number:
+        return self.top_k * self.width
+
+    def forward_flops(self, w: Workload) -> Number:
+        return 2 * w.rows("tokens") * self.top_k * self.width
+
+
+class ProductKeyMoE(Component):
+    """num_experts vectors in and as many out, of which a token uses num_experts_per_tok; num_keys: rows, and columns, of the square.
+
+    shared_expert: a feed-forward network that sees every token. Experts beyond num_keys² are held and never chosen.
+    """
+
+    node_name: ClassVar[str] = "mlp"
+
+    type: Literal["product_key_moe"] = "product_key_moe"
+    num_experts: Experts
+    num_keys: Experts
+    num_experts_per_tok: TopK
+    hidden_act: Activation
+    shared_expert: FeedForward
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_keys**2 > self.num_experts:
+            raise ValueError(f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; expected at most its root")
+        if self.num_experts_per_tok > self.num_keys**2:
+            raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_keys² = {self.num_keys**2}")
+        return self
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        h, rows = around.hidden_size, ExpertRows(self.num_experts, self.num_experts_per_tok, around.hidden_size)
+        parts = (
+            Node("router", ops.Linear(h, 2 * self.num_keys), kind="router"),
+            Node("experts", children=(Node("down_embed", rows), Node("up_embed", rows)), kind="experts", source="He 2024, §2"),
+            replace(self.shared_expert.anatomy("shared_expert", around), kind="shared_expert"),
+        )
+        return Node(name, children=parts, kind="experts", source="Shi et al. 2024 (Doge)")
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MoE {self.num_experts_per_tok} of {self.num_experts} × 1 unit + shared {self.shared_expert.describe(hidden_size)}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        swiglu = FeedForward(intermediate_size=28, hidden_act="silu", gated=True, down_bias=True)
+        plain = FeedForward(intermediate_size=20, hidden_act="relu")
+        return [
+            cls(num_experts=16, num_keys=4, num_experts_per_tok=3, hidden_act="silu", shared_expert=swiglu),
+            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=plain),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Rows(nn.Module):
+        def __init__(self, experts: int, hidden: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
+
+    class Met(Rows):
+        """x: [rows, hidden], chosen: [rows, k] → [rows, k]."""
+
+        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+            return (self.weight[chosen] @ x[:, :, None])[:, :, 0]
+
+    class Given(Rows):
+        """units: [rows, k], chosen: [rows, k] → [rows, hidden]."""
+
+        def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
+            return (units[:, None] @ self.weight[chosen])[:, 0]
+
+    class ExpertsReference(nn.Module):
+        def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
+            super().__init__()
+            self.act = spec.hidden_act
+            self.down_embed, self.up_embed = Met(spec.num_experts, hidden), Given(spec.num_experts, hidden)
+
+        def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, chosen)) * weights, chosen)
+            return out
+
+    class ProductKeyReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: ProductKeyMoE, around: Around) -> None:
+            super().__init__()
+            self.top_k = spec.num_experts_per_tok
+            self.router = nn.Linear(around.hidden_size, 2 * spec.num_keys, bias=False)
+            self.experts = ExpertsReference(spec, around.hidden_size)
+            self.shared_expert = spec.shared_expert.reference(around)
+
+        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+            flat = x.flatten(0, 1)
+            rows, columns = self.router(flat).float().chunk(2, -1)
+            best = (rows[:, :, None] + columns[:, None]).flatten(1).topk(self.top_k, -1)
+            out = self.experts(flat, best.indices, best.values.softmax(-1).to(x.dtype))
+            result: Tensor = (out + self.shared_expert(flat)).unflatten(0, x.shape[:2])
+            return result
+
+    return ProductKeyReference

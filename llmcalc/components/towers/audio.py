@@ -1,0 +1,89 @@
+"""A transformer over the frames of a sound: Whisper's encoder (Radford 2022, arXiv:2212.04356, §2.2) beside a text model.
+
+transformers: models/qwen2_audio, models/voxtral.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
+
+from ...tree import Node
+from ..attention import Attention
+from ..base import Around, Component, Width
+from ..block import Block
+from ..feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Learned
+from ..runtime import Run
+from ..stack import Stack
+from ..stem import ConvStem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class AudioTower(Component):
+    """Frames → the stack's stem, positions and layers, which see both ways → hidden_size."""
+
+    type: Literal["audio"] = "audio"
+    hidden_size: Width
+    stack: Stack
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stack.stem is None:
+            raise ValueError("stack.stem: missing; an encoder of sound reads frames")
+        for _, block, _, _ in self.stack.groups():
+            heads = getattr(block.attention, "num_attention_heads", 1)
+            if getattr(block.attention, "head_dim", None) is None and self.hidden_size % heads:
+                raise ValueError(f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor")
+        return self
+
+    @property
+    def gives(self) -> int:
+        """Width of what it gives."""
+        return self.hidden_size
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        children = self.stack.anatomy("stack", Around(self.hidden_size, causal=False)).children
+        return Node(name, children=children, source="Radford et al. 2022, §2.2")
+
+    def describe(self, hidden_size: int) -> str:
+        return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        layernorm = Norm(type="layernorm")
+        mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
+        plain = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
+        block = Block(attention=mixer, feed_forward=plain, norm=layernorm, norm_placement="pre")
+        stem = ConvStem(num_mel_bins=5, max_source_positions=9)
+        stack = Stack(num_hidden_layers=2, block=block, stem=stem, position=Learned(max_position_embeddings=9), final_norm=layernorm)
+        return [cls(hidden_size=12, stack=stack)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class AudioTowerReference(nn.Module):
+        """frames: [sounds, num_mel_bins, 2 × max_source_positions] → [sounds, max_source_positions, hidden]."""
+
+        def __init__(self, spec: AudioTower) -> None:
+            super().__init__()
+            stack = spec.stack.reference(Around(spec.hidden_size, causal=False))
+            for name, child in stack.named_children():
+                self.add_module(name, child)
+            self._stack = (stack,)  # in a tuple: its children are this tower's own
+
+        def forward(self, frames: Tensor) -> Tensor:
+            out: Tensor = self._stack[0].forward(frames, Run())
+            return out
+
+    return AudioTowerReference

@@ -1,0 +1,131 @@
+"""What stands below an encoder of sound: convolutions over time and pitch that leave fewer frames, and a map of what is left to one vector a frame.
+
+transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023, arXiv:2305.05084, §2.1).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...algebra import floor_div
+from ...tree import Node
+from ..base import Around, Component, Flag, Kernel, Part, Width
+from ..norm import Norm
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class SpectrumConv(Part):
+    """A convolution over time and pitch, and a ReLU. kernel, stride: of time and of pitch; one zero stands on either side of the pitches.
+
+    separable: of each channel by itself, then a map of the channels.
+    """
+
+    channels: Width
+    kernel: tuple[Kernel, Kernel] = (3, 3)
+    stride: tuple[Kernel, Kernel] = (2, 2)
+    bias: Flag = False
+    separable: Flag = False
+
+
+class Subsampling(Component):
+    """Frames of num_mel_bins pitches → fewer frames of as many values as the tower is wide.
+
+    norm: on the channels after each convolution. bias: on the map. standardize: a mean and a scale of each pitch that a checkpoint
+    holds and no gradient reaches.
+    """
+
+    num_mel_bins: Width
+    convolutions: tuple[SpectrumConv, ...] = Field(min_length=1, max_length=16)
+    norm: Norm | None = None
+    bias: Flag = False
+    standardize: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        pitches = self.num_mel_bins
+        for conv in self.convolutions:
+            pitches = (pitches + 2 - conv.kernel[1]) // conv.stride[1] + 1
+            if pitches < 1:
+                raise ValueError(f"num_mel_bins: {self.num_mel_bins} pitches are too few for these convolutions; expected more")
+        if self.convolutions[0].separable:
+            raise ValueError("convolutions: the first reads one channel; expected it not separable")
+        return self
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        parts = [Node("standardize", ops.Buffer(2 * self.num_mel_bins))] if self.standardize else []
+        pitches: Any = self.num_mel_bins
+        channels: Any = 1
+        for i, conv in enumerate(self.convolutions, 1):
+            time, pitch = conv.kernel
+            if conv.separable:
+                parts.append(Node(f"depthwise_{i}", ops.Conv1d(channels, channels, time * pitch, groups=channels, bias=conv.bias)))
+                parts.append(Node(f"pointwise_{i}", ops.Linear(channels, conv.channels, conv.bias)))
+            else:
+                parts.append(Node(f"conv_{i}", ops.Conv1d(channels, conv.channels, time * pitch, bias=conv.bias)))
+            channels, pitches = conv.channels, floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
+            if self.norm is not None:
+                parts.append(self.norm.anatomy(f"norm_{i}", Around(channels)))
+        parts.append(Node("proj", ops.Linear(channels * pitches, around.hidden_size, self.bias)))
+        return Node(name, children=tuple(parts), kind="embedding", source="Rekesh et al. 2023, §2.1")
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Held(nn.Module):
+        def __init__(self, bins: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(bins))
+            self.register_buffer("scale", torch.ones(bins))
+
+        def forward(self, frames: Tensor) -> Tensor:
+            out: Tensor = (frames - self.get_buffer("mean")) * self.get_buffer("scale")
+            return out
+
+    class SubsamplingReference(nn.Module):
+        """frames: [sounds, frames, num_mel_bins] → [sounds, fewer frames, hidden]. A frame sees its neighbours of both sides."""
+
+        def __init__(self, spec: Subsampling, hidden_size: int) -> None:
+            super().__init__()
+            self.spec, seen, left = spec, 1, spec.num_mel_bins
+            if spec.standardize:
+                self.standardize = Held(spec.num_mel_bins)
+            for i, conv in enumerate(spec.convolutions, 1):
+                padding = (conv.kernel[0] // 2, 1)
+                if conv.separable:
+                    self.add_module(f"depthwise_{i}", nn.Conv2d(seen, seen, conv.kernel, conv.stride, padding, groups=seen, bias=conv.bias))
+                    self.add_module(f"pointwise_{i}", nn.Linear(seen, conv.channels, bias=conv.bias))
+                else:
+                    self.add_module(f"conv_{i}", nn.Conv2d(seen, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias))
+                if spec.norm is not None:
+                    self.add_module(f"norm_{i}", spec.norm.reference(Around(conv.channels)))
+                seen, left = conv.channels, (left + 2 - conv.kernel[1]) // conv.stride[1] + 1
+            self.proj = nn.Linear(seen * left, hidden_size, bias=spec.bias)
+
+        def forward(self, frames: Tensor) -> Tensor:
+            if hasattr(self, "standardize"):
+                frames = self.standardize(frames)
+            x = frames[:, None]  # [sounds, channels, frames, pitches]
+            for i, conv in enumerate(self.spec.convolutions, 1):
+                x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
+                if conv.separable or self.spec.norm is not None:
+                    last = x.permute(0, 2, 3, 1)
+                    last = self.get_submodule(f"pointwise_{i}")(last) if conv.separable else last
+                    last = self.get_submodule(f"norm_{i}")(last) if self.spec.norm is not None else last
+                    x = last.permute(0, 3, 1, 2)
+                x = torch.relu(x)
+            out: Tensor = self.proj(x.transpose(1, 2).flatten(2))
+            return out
+
+    return SubsamplingReference

@@ -1,0 +1,105 @@
+"""Any encoder of images beside any text model: LLaVA's line, Idefics 3 and SmolVLM, InternVL.
+
+LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3). transformers: models/llava, llava_next, llava_onevision, idefics3, smolvlm, internvl.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, mlp, qk_norm, rmsnorm
+from .pixtral import PIXTRAL, pixtral
+from .section import Section, merged_by, one_layer, projector, side, two_maps, vit
+from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
+
+ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
+
+
+def _llava(outer: Config, c: Config, width: int) -> Table:
+    """One encoder of several kinds, and two maps."""
+    one_layer(outer)
+    return {"vision_tower": ENCODERS[c.model_type](c), "multi_modal_projector": two_maps(outer, c.size("hidden_size"), width)}
+
+
+def _llava_next(outer: Config, c: Config, width: int) -> Table:
+    """The same, and a vector for the ends of lines."""
+    towers = _llava(outer, c, width)
+    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
+
+
+def _idefics3(outer: Config, c: Config, width: int) -> Table:
+    """SigLIP, and one map of squares of patches side by side."""
+    connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=outer.size("scale_factor"))
+    return {"vision_model": headless(c), "connector": connector}
+
+
+def _internvl(outer: Config, c: Config, width: int) -> Table:
+    """A class vector, layers whose sublayers are scaled element by element, a norm on what is put side by side."""
+    c.must("use_mask_token", False)
+    one_layer(outer)
+    h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), outer.number("downsample_ratio")
+    merge = merged_by(ratio)
+    if not merge:
+        raise outer.wrong("downsample_ratio", ratio, "1 / a whole number")
+    eps = c.number("layer_norm_eps")
+    norm = c.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
+    normed = qk_norm(rmsnorm(eps), "projection") if c.flag("use_qk_norm") else {}
+    mixer = {
+        "num_attention_heads": heads, "head_dim": c.divided("num_attention_heads", h, heads), "o_bias": True,
+        **biases(c.flag("attention_bias"), *QKV), **normed,
+    }  # fmt: skip
+    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"))
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre", "residual_scale": "output"}
+    sides = {name: _square(c, name) for name in ("image_size", "patch_size")}
+    own = Config({**c.data, **sides}, c.defaults, c.model_type, where=c.where, asked=c.asked)
+    positions: Table = {"positions": {"rows": side(own) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
+    top: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    tower = vit(own, block, stack=top, patches={"num_channels": c.size("num_channels"), "bias": True}, class_embedding=True, **positions)
+    act = outer.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = projector(h, (width, True, act), (width, True, "identity"), merge=merge, norm=layernorm(), norm_of="merged")
+    return {"vision_tower": tower, "multi_modal_projector": maps}
+
+
+def _square(c: Config, name: str) -> int:
+    """One number, or two equal ones."""
+    given = c.get(name)
+    if isinstance(given, list | tuple) and len(given) == 2 and given[0] == given[1] and type(given[0]) is int and given[0] > 0:
+        return given[0]
+    return c.size(name)
+
+
+IDEFICS3: Table = {
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16, "num_channels": 3, "image_size": 224,
+    "patch_size": 32, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
+}  # fmt: skip
+
+LLAVA: Table = {"projector_hidden_act": "gelu", "vision_feature_layer": -2, "multimodal_projector_bias": True}
+VIT_L: Table = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24, "num_attention_heads": 16}
+KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
+
+WRAPPERS = {
+    "llava": {"vision_config": Section(_llava, KINDS, LLAVA, VIT_L)},
+    "llava_next": {"vision_config": Section(_llava_next, KINDS, LLAVA, VIT_L)},
+    "llava_onevision": {
+        "vision_config": Section(
+            _llava_next,
+            {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
+            {**LLAVA, "vision_feature_layer": -1},
+            {**SO400M, "image_size": 384, "num_hidden_layers": 26},
+        )
+    },
+    "idefics3": {"vision_config": Section(_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2})},
+    "smolvlm": {"vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})},
+    "internvl": {
+        "vision_config": Section(
+            _internvl,
+            {"internvl_vision": {
+                "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "attention_bias": False, "use_qk_norm": False,
+                "intermediate_size": 4096, "hidden_act": "gelu", "norm_type": "layer_norm", "layer_norm_eps": 1e-6, "image_size": (448, 448),
+                "patch_size": (14, 14), "num_channels": 3, "use_mask_token": False, "use_absolute_position_embeddings": True, "use_mean_pooling": True,
+            }},
+            {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
+            ignored=frozenset({"dropout", "drop_path_rate", "initializer_factor", "layer_scale_init_value", "projection_dropout", "qk_normalization",
+                               "qkv_bias", "shared_relative_position_bias", "use_relative_position_bias"}),
+        )
+    },
+}  # fmt: skip

@@ -1,0 +1,129 @@
+"""Encoders of images whose queries and keys are turned, of Mistral 3, Llama 4, LFM3-VL; and HunyuanOCR's.
+
+Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3; models/llama4, lfm3_vl, hunyuan_vl.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed, qk_norm, rmsnorm
+from .section import Section, biased, merged_by, one_layer, projector, side, two_maps, vit
+
+
+def pixtral(c: Config) -> Table:
+    """Gated layers without biases, and a norm below them."""
+    norm, width, heads = rmsnorm(1e-5), c.size("hidden_size"), c.size("num_attention_heads")
+    mixer = {"num_attention_heads": heads, "head_dim": c.divided("num_attention_heads", width, heads), "position": {"type": "rope"}}
+    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
+    return vit(c, block, stack={"embedding_norm": norm}, patches={"num_channels": c.size("num_channels")})
+
+
+def _mistral3(outer: Config, c: Config, width: int) -> Table:
+    """Squares of patches are mapped back to one patch's width, then twice to the text's."""
+    one_layer(outer)
+    maps = two_maps(outer, c.size("hidden_size"), width, merge=outer.size("spatial_merge_size"), norm=rmsnorm(1e-5))
+    return {"vision_tower": pixtral(c), "multi_modal_projector": {**maps, "maps": [{"size": c.size("hidden_size")}, *maps["maps"]]}}
+
+
+def _llama4(outer: Config, c: Config, width: int) -> Table:
+    """A class vector, a norm on either side of the layers, a pixel shuffle before the adapter's two maps."""
+    ratio, inner, out = c.number("pixel_shuffle_ratio"), c.size("projector_input_dim"), c.size("projector_output_dim")
+    merge = merged_by(ratio)
+    if not merge:
+        raise c.wrong("pixel_shuffle_ratio", ratio, "1 / a whole number")
+    c.must("intermediate_size", c.size("hidden_size") * merge * merge)
+    c.must("projector_input_dim", out)
+    c.must("vision_output_dim", out)
+    norm = layernorm(c.number("norm_eps"))
+    tower = vit(
+        c, biased(c, norm, position={"type": "rope"}), stack={"embedding_norm": norm, "final_norm": norm},
+        patches={"num_channels": c.size("num_channels")}, positions={"rows": side(c) ** 2 + 1}, class_embedding=True,
+    )  # fmt: skip
+    adapter = projector(c.size("hidden_size"), (inner, False, "gelu"), (out, False, "gelu"), merge=merge)
+    return {"vision_model": tower, "vision_adapter": adapter, "multi_modal_projector": projector(out, (width, False, "identity"))}
+
+
+def _lfm3(outer: Config, c: Config, width: int) -> Table:
+    """Gated convolutions over the grid of patches, and layers of attention among them."""
+    norm, h, heads, kv = rmsnorm(c.number("norm_eps")), c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_key_value_heads")
+    c.divided("num_key_value_heads", heads, kv)
+    mixer = {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": c.divided("num_attention_heads", h, heads), "position": {"type": "rope"}}
+    kernel = c.size("conv_kernel_size")
+    if kernel % 2 == 0:
+        raise c.wrong("conv_kernel_size", kernel, "an odd number")
+    mixers: Table = {"conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True}, "full": {"type": "attention", **mixer, **qk_norm(norm)}}
+    default = ["conv" if i < 2 or i % 2 else "full" for i in range(c.size("num_hidden_layers"))]
+    names = listed(c, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
+    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": "silu", "gated": True}
+    block = {"attention": mixers[names[0]], "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    kinds = {name: {"attention": mixers[name]} for name in dict.fromkeys(names)}
+    layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
+    patches = {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
+    tower = vit(c, block, stack={"embedding_norm": norm, **layers}, patches=patches)
+    bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
+    return {"vision_tower": tower, "multi_modal_projector": projector(h, *maps, merge=c.size("spatial_merge_size"), norm=layernorm(1e-6))}
+
+
+def _hunyuan(outer: Config, c: Config, width: int) -> Table:
+    """A table of positions; a merger of four times the width, with vectors for the ends of lines and of images."""
+    norm, rms, h = layernorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps")), c.size("hidden_size")
+    rows = (c.size("max_image_size") // c.size("patch_size")) ** 2 + 1
+    patches = {"num_channels": c.size("num_channels"), "bias": True}
+    tower = vit(c, biased(c, norm), patches=patches, positions={"rows": rows})
+    act = c.choice(ACTIVATIONS, "hidden_act")
+    merger = projector(h, (2 * h, True, act), (4 * h, True, "identity"), merge=c.size("spatial_merge_size"), norm=rms)
+    ends = projector(4 * h, (width, True, "identity"), input_marks=1, output_marks=3, out_norm=rms)
+    return {"vision_tower": tower, "vision_merger": merger, "vision_projector": ends}
+
+
+PIXTRAL: Table = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "num_channels": 3, "image_size": 1024,
+    "patch_size": 16, "hidden_act": "gelu",
+}  # fmt: skip
+
+WRAPPERS = {
+    "mistral3": {
+        "vision_config": Section(
+            _mistral3, {"pixtral": PIXTRAL},
+            {"projector_hidden_act": "gelu", "vision_feature_layer": -1, "multimodal_projector_bias": False, "spatial_merge_size": 2},
+            {"patch_size": 14, "image_size": 1540},
+        )
+    },
+    "llama4": {
+        "vision_config": Section(
+            _llama4,
+            {"llama4_vision_model": {
+                "hidden_size": 768, "hidden_act": "gelu", "num_hidden_layers": 34, "num_attention_heads": 16, "num_channels": 3, "intermediate_size": 5632,
+                "vision_output_dim": 7680, "image_size": 448, "patch_size": 14, "norm_eps": 1e-5, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
+                "projector_output_dim": 4096,
+            }},
+        )
+    },
+    "lfm3_vl": {
+        "vision_config": Section(
+            _lfm3,
+            {"lfm3_vl_vision": {
+                "hidden_size": 1024, "intermediate_size": 2560, "in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+                "num_hidden_layers": 14, "num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": None, "conv_kernel_size": 3, "norm_eps": 1e-5,
+            }},
+            {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
+        )
+    },
+    "hunyuan_vl": {
+        "vision_config": Section(
+            _hunyuan,
+            {"hunyuan_vl_vision": {
+                "hidden_act": "gelu", "hidden_size": 1152, "intermediate_size": 4304, "rms_norm_eps": 1e-5, "num_attention_heads": 16, "num_channels": 3,
+                "num_hidden_layers": 27, "patch_size": 16, "spatial_merge_size": 2, "max_image_size": 2048,
+            }},
+            ignored=frozenset(
+                """
+                add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token hidden_size_text img_max_token_num
+                interpolate_mode max_vit_seq_len min_image_size num_key_value_heads out_hidden_size remove_prenorm resize_resolution temporal_patch_size
+                text_hidden_size video_max_image_size video_min_image_size
+                """.split()  # noqa: SIM905
+            ),
+        )
+    },
+}  # fmt: skip

@@ -1,0 +1,157 @@
+"""Encoders of images whose patches are merged by squares on the way out: Qwen's, Kimi's, ERNIE's and MiniMax's.
+
+transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, glu, layernorm, mlp, rmsnorm
+from .section import Section, biased, projector, vit
+
+TURNED: Table = {"position": {"type": "rope"}}
+
+
+def _patches(c: Config, **fields: Any) -> Table:
+    return {"num_channels": c.size("in_channels"), "temporal_patch_size": c.size("temporal_patch_size"), **fields}
+
+
+def _merger(c: Config, width: int, into: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
+    """Squares of patches side by side through two maps."""
+    edge = c.size("spatial_merge_size")
+    return projector(width, (width * edge * edge, True, act), (into, True, "identity"), merge=edge, norm=norm, **fields)
+
+
+def _qwen2(outer: Config, c: Config, width: int) -> Table:
+    """Patches of several frames; `hidden_size` is what the merger gives."""
+    norm, inner = layernorm(1e-6), c.size("embed_dim")
+    own = Config({**c.data, "hidden_size": inner}, c.defaults, c.model_type, where=c.where, asked=c.asked)
+    block = biased(own, norm, heads="num_heads", network=mlp(inner * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")), **TURNED)
+    tower = vit(own, block, depth="depth", patches=_patches(c))
+    return {"visual": tower, "visual_merger": _merger(c, inner, c.size("hidden_size"), norm)}
+
+
+def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
+    """RMSNorm, gated layers."""
+    norm = rmsnorm(1e-6)
+    tower = vit(c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c))
+    return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
+
+
+def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
+    """A table of positions and rotary ones."""
+    norm = layernorm(1e-6)
+    block = biased(c, norm, heads="num_heads", **TURNED)
+    tower = vit(c, block, depth="depth", patches=_patches(c, bias=True), positions={"rows": c.size("num_position_embeddings")})
+    return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
+
+
+def _qwen3(outer: Config, c: Config, width: int) -> Table:
+    """The same, and a merger for each lower layer that is read too (DeepStack: Meng 2024, arXiv:2406.04334)."""
+    indexes = c.get("deepstack_visual_indexes")
+    if not isinstance(indexes, list | tuple) or len(indexes) > 90:
+        raise c.wrong("deepstack_visual_indexes", indexes, "a list of layers")
+    deep = _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), layernorm(1e-6), norm_of="merged")
+    return {**_qwen3_5(outer, c, width), **{f"visual_deepstack_{i}": deep for i in range(len(indexes))}}
+
+
+def _kimi(outer: Config, c: Config, width: int) -> Table:
+    """MoonViT: a table of positions for rows by columns, and rotary ones."""
+    if named := [name for name in c.data if name.startswith("vt_")]:
+        raise c.wrong(named[0], c.data[named[0]], "the names of the class in transformers")
+    outer.must("projection_hidden_size", c.size("hidden_size"))
+    kernel = c.get("merge_kernel_size")
+    if not isinstance(kernel, list | tuple) or len(kernel) != 2 or kernel[0] != kernel[1] or type(kernel[0]) is not int or kernel[0] < 1:
+        raise c.wrong("merge_kernel_size", kernel, "two equal numbers")
+    norm, edge, h = layernorm(1e-5), kernel[0], c.size("hidden_size")
+    rows = c.size("pos_emb_height") * c.size("pos_emb_width")
+    tower = vit(c, biased(c, norm, **TURNED), stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows})
+    return {"vision_tower": tower, "mm_projector": projector(h, (h * edge * edge, True, "gelu"), (width, True, "identity"), merge=edge, norm=norm)}
+
+
+def _ernie(outer: Config, c: Config, width: int) -> Table:
+    """Squares of patches, then pairs of frames, each through two maps of four patches' width and a norm."""
+    norm, h, edge = layernorm(c.number("rms_norm_eps")), c.size("hidden_size"), c.size("spatial_merge_size")
+    tower = vit(c, biased(c, layernorm(1e-6), heads="num_heads", **TURNED), depth="depth", stack={"final_norm": layernorm(1e-6)},
+                patches={"num_channels": c.size("in_channels")})  # fmt: skip
+    inner = h * edge * edge
+    maps = ((inner, True, "gelu"), (inner, True, "identity"))
+    return {
+        "vision_tower": tower,
+        "resampler_spatial": projector(h, *maps, merge=edge, out_norm=norm),
+        "resampler_temporal": projector(inner, *maps, frames=c.size("temporal_merge_size"), out_norm=norm),
+        "resampler_out": projector(inner, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
+    }
+
+
+def _minimax(outer: Config, c: Config, width: int) -> Table:
+    """Each patch through two maps, then squares of what they give through two more."""
+    norm, inner = layernorm(c.number("layer_norm_eps")), outer.size("projector_hidden_size")
+    patches = {"num_channels": c.size("num_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
+    tower = vit(c, biased(c, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)
+    maps = ((inner, True, "gelu"), (width, True, "identity"))
+    return {
+        "vision_tower": tower,
+        "multi_modal_projector": projector(c.size("hidden_size"), *maps),
+        "multi_modal_merger": projector(width, *maps, merge=c.size("spatial_merge_size")),
+    }
+
+
+QWEN2: Table = {
+    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "hidden_act": "quick_gelu", "mlp_ratio": 4, "num_heads": 16, "in_channels": 3, "patch_size": 14,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+
+QWEN2_5: Table = {
+    "depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+}  # fmt: skip
+
+QWEN3_5: Table = {
+    "depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4304, "num_heads": 16, "in_channels": 3, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584, "num_position_embeddings": 2304,
+}  # fmt: skip
+
+QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
+
+WINDOWS = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
+
+WRAPPERS = {
+    "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=WINDOWS)},
+    "qwen2_5_vl": {"vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)},
+    "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
+    "qwen3_vl_moe": {"vision_config": Section(_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3})},
+    "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
+    "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
+    "kimi_k25": {
+        "vision_config": Section(
+            _kimi,
+            {"kimi_k25_vision": {
+                "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "num_attention_heads": 16, "num_hidden_layers": 27, "hidden_size": 1152,
+                "intermediate_size": 4304, "hidden_act": "gelu_pytorch_tanh", "merge_kernel_size": (2, 2),
+            }},
+            {"projection_hidden_size": 1152},
+        )
+    },
+    "ernie4_5_vl_moe": {
+        "vision_config": Section(
+            _ernie,
+            {"ernie4_5_vl_moe_vision": {
+                "depth": 32, "hidden_size": 1280, "hidden_act": "quick_gelu", "num_heads": 16, "in_channels": 3, "patch_size": 14,
+                "spatial_merge_size": 2, "intermediate_size": 5120, "temporal_merge_size": 2, "rms_norm_eps": 1e-6,
+            }},
+        )
+    },
+    "minimax_m3_vl": {
+        "vision_config": Section(
+            _minimax,
+            {"minimax_m3_vl_vision": {
+                "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16, "num_channels": 3, "patch_size": 14,
+                "temporal_patch_size": 2, "spatial_merge_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
+            }},
+            {"projector_hidden_size": 6144},
+        )
+    },
+}  # fmt: skip

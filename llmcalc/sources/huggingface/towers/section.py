@@ -1,0 +1,85 @@
+"""How one part of a wrapper's config (`vision_config`, `audio_config`) is read, and the tables that readers put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..config import Config
+from ..parts import ACTIVATIONS, QKVO, Table, biases, mlp
+
+Reader: TypeAlias = Callable[[Config, Config, int], Table]
+"""(the wrapper's config, the section's, the text model's width) → towers by name."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """kinds: model types that the section may have → the defaults of their configuration classes; the first is the wrapper's own choice.
+
+    above: defaults of the wrapper's fields that `read` asks for. built: what the wrapper's class makes a tower of where its config
+    gives no section; None where it makes none then. ignored: fields of the section that change no count.
+    """
+
+    read: Reader
+    kinds: Mapping[str, Table]
+    above: Table = field(default_factory=dict)
+    built: Table | None = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+
+def vit(c: Config, block: Table, depth: str = "num_hidden_layers", stack: Table | None = None, patches: Table | None = None, **fields: Any) -> Table:
+    return {
+        "type": "vision", "hidden_size": c.size("hidden_size"), "patches": {"patch_size": c.size("patch_size"), **(patches or {})},
+        "stack": {"num_hidden_layers": c.size(depth), "block": block, **(stack or {})}, **fields,
+    }  # fmt: skip
+
+
+def biased(c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any) -> Table:
+    """A layer of the original vision transformer: biases everywhere, a norm before each sublayer, an ungated network."""
+    width, many = c.size("hidden_size"), c.size(heads)
+    mixer = {"num_attention_heads": many, "head_dim": c.divided(heads, width, many), **biases(True, *QKVO), **fields}
+    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act")) if network is None else network
+    return {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+
+
+def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
+    """width: of what it reads. maps: (size, bias, activation after it) of each."""
+    steps = [{"size": size, "bias": bias, "hidden_act": act} for size, bias, act in maps]
+    return {"type": "projector", "input_size": width, "maps": steps, **fields}
+
+
+def two_maps(outer: Config, width: int, into: int, bias: str = "multimodal_projector_bias", **fields: Any) -> Table:
+    """LLaVA 1.5's projector: to the text's width and, after an activation, to it again."""
+    on, act = outer.flag(bias), outer.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(width, (into, on, act), (into, on, "identity"), **fields)
+
+
+def one_layer(outer: Config) -> None:
+    """Raises `InputError` where the projector reads several layers of the tower."""
+    if type(outer.get("vision_feature_layer")) is not int:
+        raise outer.wrong("vision_feature_layer", outer.get("vision_feature_layer"), "one layer")
+
+
+def side(c: Config) -> int:
+    """Patches along one side of the image that the config names."""
+    image, patch = c.size("image_size"), c.size("patch_size")
+    if image < patch:
+        raise c.wrong("image_size", image, f"{patch} or more, which is patch_size")
+    return image // patch
+
+
+def merged_by(ratio: float) -> int:
+    """How many patches of a side become one, where their number shrinks by `ratio`; 0 where that is no whole number."""
+    merge = round(1 / ratio) if ratio > 0 else 0
+    return merge if merge >= 1 and merge * ratio == 1 else 0
+
+
+IGNORED = frozenset(
+    """
+    attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range max_position_embeddings
+    multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim projector_dropout projector_hidden_act vision_feature_layer
+    vision_feature_select_strategy vocab_size
+    """.split()  # noqa: SIM905
+)
+"""Fields of towers that change no count; `attention_bias` and `head_dim` are read where a class reads them."""

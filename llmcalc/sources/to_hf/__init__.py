@@ -1,0 +1,156 @@
+"""A spec as the `config.json` of a `transformers` class that computes the same.
+
+The way back from `sources.huggingface`: what a family's reader asks for is given the spec's values, the reader reads that, and only a config that
+reads back as the same spec is taken. So a class never computes something that the spec does not say, and a field that is
+proposed wrongly costs a config, not its truth. Of families that compute the same the first in the registry's order is taken, those whose own
+activation it is before others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...errors import InputError
+from ...model import ModelSpec
+from ..huggingface.config import Config, Family
+from ..huggingface.parts import ACTIVATIONS
+from ..huggingface.registry import FILES, family_of, head_of, read_config
+from .classes import class_names
+from .compare import Difference, canonical, differences, weight
+from .facts import Absent, Facts
+from .fields import ALSO, FIELDS, USUAL
+from .own import OWN, SPELLED_AS_READ
+from .wrappers import wrapped
+
+NOT_THERE = (LookupError, AttributeError, TypeError)
+"""What asking a part for a field raises that another kind of part has, or that is none: the spec says nothing of it."""
+
+
+def to_config(spec: ModelSpec) -> dict[str, Any]:
+    """The config, `model_type` and `architectures` included.
+
+    Raises `InputError` for a spec that no known class computes; it names the nearest one and where that differs.
+    """
+    facts, ours = Facts(spec), canonical(spec)
+    nearest: tuple[int, str, Difference] | None = None
+    for kind, family in _families(facts):
+        for name in class_names(kind, spec):
+            config = wrapped(_proposed(kind, family, name, facts), spec)
+            theirs = _read_back(config)
+            if theirs is None:
+                continue
+            found = list(differences(ours, canonical(theirs)))
+            if not found:
+                return config
+            far = sum(map(weight, found))
+            if nearest is None or far < nearest[0]:
+                nearest = far, name, found[0]
+    raise InputError("no transformers class is known here that computes this architecture" + _said(nearest))
+
+
+def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
+    """Those that have a class, the likely ones first."""
+    others: list[tuple[str, Family]] = []
+    for kind in (kind for kinds in FILES.values() for kind in kinds):
+        family = family_of(kind)
+        if family.read is None or family.like is not None:
+            continue
+        if _likely(family, facts):
+            yield kind, family
+        else:
+            others.append((kind, family))
+    yield from others
+
+
+def _likely(family: Family, facts: Facts) -> bool:
+    """Whether the family's own activation is the spec's, and it is made for experts where the spec has some and only there."""
+    names = [USUAL.get(name, name) for name in family.defaults]
+    own = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
+    return ("num_experts" in names) == bool(facts.with_experts()) and (not own or ACTIVATIONS.get(own[0], own[0]) == _activation(facts))
+
+
+def _activation(facts: Facts) -> str | None:
+    try:
+        act: str = FIELDS["hidden_act"](facts)
+    except NOT_THERE:
+        return None
+    return ACTIVATIONS.get(act, act)
+
+
+def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
+    """A config of that class whose fields say what the spec says, as far as they are known to mean it."""
+    config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
+    _fill(config, family, facts, [*family.defaults, *OWN.get(kind, {})])
+    asked = _asked(family, config)
+    _fill(config, family, facts, [field for field in ALSO if field in asked])
+    return config
+
+
+def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
+    """Gives the config each field that says something of the spec, but for a null that its class has anyway."""
+    own = OWN.get(config["model_type"], {})
+    other_names = {} if config["model_type"] in SPELLED_AS_READ else family.aliases
+    for field in (other_names.get(field, field) for field in fields):
+        try:
+            value = _value(config["model_type"], family, field, facts)
+        except NOT_THERE:
+            continue
+        default = family.defaults.get(field)
+        if field not in config and (value is not None or default is not None or field in own):
+            config[field] = default if _same_activation(value, default) else value
+
+
+def _same_activation(value: Any, default: Any) -> bool:
+    """A class's own name for an activation is kept."""
+    return isinstance(value, str) and isinstance(default, str) and ACTIVATIONS.get(value, value) == ACTIVATIONS.get(default)
+
+
+def _value(kind: str, family: Family, field: str, facts: Facts) -> Any:
+    """What a field says of the spec, its name understood as the family's own, by another name it has, or as the spec's."""
+    usual = {other: name for name, other in family.aliases.items()}.get(field, field)
+    own, names = OWN.get(kind, {}), (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
+    for known in (own, FIELDS):
+        for name in names:
+            if name in known:
+                return known[name](facts)
+    for name in names[:-1]:
+        try:
+            return facts.named(name)
+        except Absent:
+            continue
+    return facts.named(names[-1])
+
+
+def _asked(family: Family, config: dict[str, Any]) -> set[str]:
+    """Every field that the family's reader asks of a config, as far as it comes with it."""
+    read = Config(config, family.defaults, config["model_type"], head_of(config), "", family.aliases)
+    assert family.read is not None
+    with suppress(InputError):
+        family.read(read)
+    return read.asked
+
+
+def _read_back(config: dict[str, Any]) -> ModelSpec | None:
+    """The spec that a config is read as; none where it is refused."""
+    try:
+        return ModelSpec.model_validate(read_config(config)[0])
+    except (InputError, ValidationError):
+        return None
+
+
+def _said(nearest: tuple[int, str, Difference] | None) -> str:
+    if nearest is None:
+        return ""
+    _, name, (where, ours, theirs) = nearest
+    return f"; nearest is {name}, which has {_shown(theirs)} where {where} is {_shown(ours)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "others" if isinstance(value, list) else f"'{value.get('type', 'given')}'"
+    return "none" if value is None else json.dumps(value)

@@ -1,0 +1,96 @@
+"""Whether two specs say the same, and where they differ first.
+
+A spec can say one thing in several ways: a head size or the number of key/value heads left out or given, layers as variants under
+any names. Here each is written in one way. What changes no count and no function's form is left out: the ε of norms, the base of
+rotary angles, weights of auxiliary losses, and the context where no table has its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from ...components import Attention, Norm
+from ...components.base import Part
+from ...components.position import Rope
+from ...components.stack import Stack
+from ...model import ModelSpec, MultiTokenPrediction
+
+NUMERICS = frozenset({"eps", "norm_eps", "rope_theta", "router_aux_loss_coef", "router_z_loss_coef"})
+
+
+Difference: TypeAlias = tuple[str, Any, Any]
+"""Where, and what either side has there."""
+
+
+def canonical(spec: ModelSpec) -> dict[str, Any]:
+    """A model as plain values, the same for specs that say the same."""
+    table = {name: getattr(spec, name) for name in ModelSpec.model_fields if name not in ("encoder", "decoder", "max_position_embeddings", "mtp")}
+    table = {name: _plain(value, spec.hidden_size) for name, value in table.items()}
+    for side, stack in spec.stacks():
+        table[side] = _stack(stack, stack.hidden_size or spec.hidden_size)
+    return {**table, "mtp": _prediction(spec, spec.mtp)}
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
+    """(where, one value, the other) for everything that differs; layers that differ alike are named once, by the lowest."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for name in dict.fromkeys((*ours, *theirs)):
+            yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs) and any(isinstance(one, dict) for one in ours):
+        seen: list[tuple[Any, Any]] = []
+        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+            if pair not in seen:  # a layer of a kind is the same table each time
+                seen.append(pair)
+                yield from differences(*pair, f"{path}.{i}")
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+def weight(difference: Difference) -> int:
+    """How many values a difference is of: a part that only one side has counts for all that it holds."""
+    return max(_values(difference[1]), _values(difference[2]))
+
+
+def _values(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_values, inner))
+
+
+def _stack(stack: Stack, width: int) -> dict[str, Any]:
+    """One table for each layer, and the number of the layer whose parameters it has."""
+    names = stack.layer_names()
+    layers = {name: _plain(stack.layer(name), width) for name in dict.fromkeys(names)}
+    fields = (name for name in Stack.model_fields if name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size"))
+    table = {"vocab_size": stack.vocab_size, "hidden_size": stack.hidden_size, **{name: _plain(getattr(stack, name), width) for name in fields}}
+    first = {name: names.index(name) for name in layers}
+    owners = [first[name] if name in stack.shared_layers else i for i, name in enumerate(names)]
+    return {**table, "shared_layers": owners, "layers": [layers[name] for name in names]}
+
+
+def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
+    if mtp is None:
+        return None
+    return {"num_nextn_predict_layers": mtp.num_nextn_predict_layers, "layer": _plain(spec.mtp_block(), spec.hidden_size)}
+
+
+def _plain(value: Any, width: int) -> Any:
+    """A part as a table, a tuple as a list. width: of the residual stream, from which a head size follows that is not given."""
+    if isinstance(value, Stack):
+        return _stack(value, width)
+    if isinstance(value, Part):
+        width = getattr(value, "hidden_size", None) or width  # a tower's own
+        table = {name: _plain(getattr(value, name), width) for name in type(value).model_fields if name not in NUMERICS}
+        if isinstance(value, Norm):
+            table["bias"] = value.has_bias
+        if isinstance(value, Attention):
+            _, table["num_key_value_heads"], table["head_dim"] = value.sizes(width)
+            table["v_head_dim"] = value.v_head_dim or table["head_dim"]
+            if isinstance(value.position, Rope):
+                table["position"] = {"type": "rope", "rotary_dim": value.position.turned(table["head_dim"])}
+        return table
+    if isinstance(value, dict):
+        return {name: _plain(one, width) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, width) for one in value]
+    return value

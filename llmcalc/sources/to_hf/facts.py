@@ -1,0 +1,201 @@
+"""What a spec says, as the fields of a config ask for it.
+
+Our fields have the names that most configs use, so what a config calls by one of them is the first value of that name in the
+spec. The properties here are for what stands elsewhere under another name, or has to be worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from ...components import MLA, Attention, FeedForward, MoE
+from ...components.base import Part
+from ...components.block import Layer
+from ...components.position import Rope
+from ...components.stack import Stack
+from ...model import ModelSpec
+
+LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
+STATE_SPACE = ("mamba", "mamba2")
+
+
+class Absent(LookupError):
+    """The spec has nothing that a field could say: the field is left to its class."""
+
+
+def present(value: Any) -> Any:
+    """The value; raises `Absent` where there is none."""
+    if value is None:
+        raise Absent
+    return value
+
+
+class Facts:
+    """Of one spec. Whatever it asks of a part that the spec has not raises `Absent`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.main: Stack = spec.main
+        self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        """Of the first stack, bottom first."""
+        return [self.first.layer(name) for name in self.first.layer_names()]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Every part of the text model, outer ones before what they hold, layers in the order in which they run."""
+        parts: list[Part] = [self.spec]
+        for _, stack in self.spec.stacks():
+            layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
+            parts += [stack, *(part for layer in layers.values() for part in _within(layer))]
+            parts += [part for name in type(stack).model_fields if name not in ("block", "variants") for part in _within(getattr(stack, name))]
+        return [*parts, *_within(self.spec.head), *_within(self.spec.mtp)]
+
+    def named(self, name: str) -> Any:
+        """The first value under that name, none only where every part that has the field leaves it out."""
+        values = [getattr(part, name) for part in self.parts if name in type(part).model_fields]
+        if not values:
+            raise Absent
+        return next((value for value in values if value is not None), None)
+
+    def find(self, cls: type[Any], *, where: Any = lambda part: True) -> Any:
+        """The first part of that class."""
+        return present(next((part for part in self.parts if isinstance(part, cls) and where(part)), None))
+
+    def typed(self, *types: str) -> Any:
+        """The first part with one of these values of `type`."""
+        return present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
+
+    @property
+    def head(self) -> Any:
+        return self.spec.head
+
+    @property
+    def full(self) -> Attention:
+        """Attention without a window, where there is any."""
+        try:
+            found: Attention = self.find(Attention, where=lambda part: part.sliding_window is None)
+        except Absent:
+            found = self.find(Attention)
+        return found
+
+    @property
+    def sliding(self) -> Any:
+        """The first mixer with a window."""
+        return present(next((mixer for mixer in self.mixers if getattr(mixer, "sliding_window", None) is not None), None))
+
+    @cached_property
+    def mixers(self) -> list[Any]:
+        return [layer.attention for layer in self.layers]
+
+    @cached_property
+    def networks(self) -> list[Any]:
+        return [layer.feed_forward for layer in self.layers]
+
+    @property
+    def mla(self) -> MLA:
+        found: MLA = self.find(MLA)
+        return found
+
+    @property
+    def moe(self) -> MoE:
+        found: MoE = self.find(MoE)
+        return found
+
+    @property
+    def dense(self) -> FeedForward:
+        """The network of a layer without experts, or the one that stands beside them."""
+        for layer in map(self.first.layer, dict.fromkeys(self.first.layer_names())):
+            for network in (layer.feed_forward, getattr(layer, "dense", None)):
+                if isinstance(network, FeedForward):
+                    return network
+        raise Absent
+
+    @property
+    def network(self) -> FeedForward:
+        """What all layers have: the dense network, or one expert."""
+        try:
+            return self.dense
+        except Absent:
+            return self.moe.expert
+
+    @property
+    def shared(self) -> FeedForward:
+        found: FeedForward = present(self.moe.shared_expert)
+        return found
+
+    @property
+    def position(self) -> Rope:
+        """Rotary positions, those of a layer without a window where there are both."""
+        for mixer in sorted(self.mixers, key=lambda mixer: getattr(mixer, "sliding_window", None) is not None):
+            position = getattr(mixer, "position", None)
+            if isinstance(position, Rope):
+                return position
+        raise Absent
+
+    @property
+    def window(self) -> int | None:
+        try:
+            found: int = self.sliding.sliding_window
+        except Absent:
+            return None
+        return found
+
+    @property
+    def head_dim(self) -> int:
+        """Of a query, where all layers have the same or the first layer's where not."""
+        mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
+        given: int | None = getattr(mixer, "head_dim", None)
+        width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
+        return width if given is None else given
+
+    @property
+    def turned(self) -> int:
+        """How many of a head's dimensions RoPE turns."""
+        return self.position.turned(self.head_dim)
+
+    def dense_layers(self) -> list[int]:
+        """Which layers have no experts."""
+        return [i for i, network in enumerate(self.networks) if not isinstance(network, MoE)]
+
+    def with_experts(self) -> list[int]:
+        """Which layers have them."""
+        return [i for i, network in enumerate(self.networks) if isinstance(network, MoE)]
+
+    def layers_before_experts(self) -> int:
+        """How many layers stand below the first with experts."""
+        return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
+
+    def kinds(self, **words: str) -> list[str]:
+        """What each layer is, in the words of `layer_types`; words: those of a family that has its own."""
+        return [words.get(kind, kind) for kind in self._kinds]
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        return [kind_of(mixer) for mixer in self.mixers]
+
+
+def kind_of(mixer: Any) -> str:
+    """What most configs call a layer with that mixer."""
+    kind = getattr(mixer, "type", "attention")
+    if kind in LINEAR:
+        return "linear_attention"
+    if kind in STATE_SPACE:
+        return "mamba"
+    if kind in ("short_conv", "rglru", "none"):
+        return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
+    if getattr(mixer, "attention_chunk_size", None) is not None:
+        return "chunked_attention"
+    return "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+
+
+def _within(value: Any) -> Iterator[Part]:
+    """A part, and those that it holds."""
+    if isinstance(value, Part):
+        yield value
+        for name in type(value).model_fields:
+            yield from _within(getattr(value, name))

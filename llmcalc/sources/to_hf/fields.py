@@ -1,0 +1,193 @@
+"""What each field of a config says of a spec, under the names that configs have.
+
+A field that stands under its own name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot become a wrong config:
+what is proposed is read back and compared with the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from ...components import Attention, Classifier, Learned, MoE
+from ...components.position import RelativeBias
+from .facts import Absent, Facts, present
+
+Value: TypeAlias = Callable[[Facts], Any]
+
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
+"""Our activations → names in configs, where they differ."""
+
+
+def _positions(s: Facts) -> int:
+    """Rows of a table, or the context that the model was made for."""
+    if isinstance(s.first.position, Learned):
+        return s.first.position.max_position_embeddings
+    found: int = present(s.spec.max_position_embeddings)
+    return found
+
+
+def _act(s: Facts) -> str:
+    try:
+        act = s.network.hidden_act
+    except Absent:
+        act = s.named("hidden_act")
+    return ACTIVATIONS.get(act, act)
+
+
+def _kv_heads(s: Facts) -> int:
+    """As many as there are query heads where nothing else is said."""
+    mixer = s.find(Attention) if any(isinstance(m, Attention) for m in s.mixers) else None
+    many = s.named("num_key_value_heads") if mixer is None and not _latent(s) else getattr(mixer, "num_key_value_heads", None)
+    heads: int = many or s.named("num_attention_heads")
+    return heads
+
+
+def _latent(s: Facts) -> bool:
+    return any(getattr(mixer, "type", "") == "mla" for mixer in s.mixers)
+
+
+def _attention_bias(s: Facts) -> bool:
+    for mixer in s.mixers:
+        for name in ("q_bias", "attention_bias"):
+            if hasattr(mixer, name):
+                return bool(getattr(mixer, name))
+    raise Absent
+
+
+def _mlp_bias(s: Facts) -> bool:
+    """Of a dense network, else of the one beside the experts, else theirs."""
+    with suppress(Absent):
+        return s.dense.up_bias
+    with suppress(Absent):
+        return s.shared.up_bias
+    return s.network.up_bias
+
+
+def _experts(s: Facts) -> int:
+    return s.moe.num_experts if any(isinstance(n, MoE) for n in s.networks) else 0
+
+
+def _shared_width(s: Facts) -> int:
+    return 0 if s.moe.shared_expert is None else s.moe.shared_expert.intermediate_size
+
+
+def _shared_experts(s: Facts) -> int | None:
+    """How many of the routed experts' width the shared one is wide."""
+    many, rest = divmod(_shared_width(s), s.moe.expert.intermediate_size)
+    if rest:
+        raise Absent
+    return many
+
+
+def _labels(s: Facts) -> int:
+    if isinstance(s.spec.head, Classifier):
+        return s.spec.head.num_labels
+    found: int = present(s.spec.pooler_labels)
+    return found
+
+
+def _latest(s: Facts) -> int | None:
+    """How many layers stand below the first with a window."""
+    return next((i for i, mixer in enumerate(s.mixers) if getattr(mixer, "sliding_window", None) is not None), len(s.layers))
+
+
+def _bidirectional(s: Facts) -> bool:
+    if s.spec.kind == "decoder":
+        raise Absent
+    return True
+
+
+def _prediction(s: Facts) -> int:
+    found: int = present(s.spec.mtp).num_nextn_predict_layers
+    return found
+
+
+def _theta(s: Facts) -> float:
+    return s.position.rope_theta
+
+
+def _buckets(s: Facts) -> RelativeBias:
+    found: RelativeBias = s.typed("relative_bias") if s.first.relative_bias is None else s.first.relative_bias
+    return found
+
+
+FIELDS: dict[str, Value] = {
+    "hidden_size": lambda s: s.spec.hidden_size,
+    "vocab_size": lambda s: s.spec.vocab_size,
+    "num_hidden_layers": lambda s: s.first.num_hidden_layers,
+    "max_position_embeddings": _positions,
+    "n_positions": lambda s: s.spec.max_position_embeddings,
+    "is_decoder": lambda s: s.spec.kind == "decoder",
+    "type_vocab_size": lambda s: s.first.type_vocab_size or 0,
+    "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
+    "num_labels": _labels,
+    "use_bidirectional_attention": _bidirectional,
+    "num_nextn_predict_layers": _prediction,
+    # norms and activations
+    "rms_norm_eps": lambda s: s.layers[0].norm.eps,
+    "hidden_act": _act,
+    # attention
+    "num_key_value_heads": _kv_heads,
+    "num_kv_heads": _kv_heads,
+    "head_dim": lambda s: s.head_dim,
+    "attention_bias": _attention_bias,
+    "qk_layernorm": lambda s: s.full.qk_norm is not None,
+    "multi_query": lambda s: _kv_heads(s) == 1,
+    "rope_theta": _theta,
+    "partial_rotary_factor": lambda s: s.turned / s.head_dim,
+    "rotary_dim": lambda s: s.turned,
+    "sliding_window": lambda s: present(s.window),
+    "use_sliding_window": lambda s: s.window is not None,
+    "max_window_layers": _latest,
+    "layer_types": lambda s: s.kinds(),
+    "no_rope_layers": lambda s: [int(getattr(mixer, "position", None) is not None) for mixer in s.mixers],
+    "relative_attention_num_buckets": lambda s: _buckets(s).relative_attention_num_buckets,
+    "relative_attention_max_distance": lambda s: _buckets(s).relative_attention_max_distance,
+    # feed-forward networks and experts
+    "intermediate_size": lambda s: s.network.intermediate_size,
+    "mlp_bias": _mlp_bias,
+    "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
+    "num_experts": _experts,
+    "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
+    "n_shared_experts": _shared_experts,
+    "shared_intermediate_size": _shared_width,
+    "first_k_dense_replace": lambda s: s.layers_before_experts(),
+    "mlp_only_layers": lambda s: s.dense_layers(),
+    "decoder_sparse_step": lambda s: 1,
+    "mlp_layer_types": lambda s: ["sparse" if isinstance(network, MoE) else "dense" for network in s.networks],
+    "use_parallel_residual": lambda s: s.layers[0].parallel is not None,
+}  # fmt: skip
+"""Usual name of a field → its value."""
+
+SYNONYMS = {
+    "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
+    "hidden_act": ("hidden_activation", "activation_function", "activation", "afn", "mlp_hidden_act", "dense_act_fn"),
+    "attention_bias": ("qkv_bias", "use_qkv_bias", "use_bias"),
+    "qk_layernorm": ("use_qk_norm",),
+    "partial_rotary_factor": ("rotary_pct",),
+    "rope_theta": ("rotary_emb_base",),
+    "intermediate_size": ("ffn_dim", "ffn_hidden_size", "n_inner", "hidden_dim", "intermediate_size_mlp", "dense_intermediate_size"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_k", "moe_topk", "top_k_experts"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+    "shared_intermediate_size": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "first_k_dense_replace": ("num_dense_layers",),
+    "num_hidden_layers": ("encoder_layers",),
+    "embedding_size": ("word_embed_proj_dim",),
+}
+"""Usual name → other names for the same."""
+
+USUAL = {other: usual for usual, others in SYNONYMS.items() for other in others}
+
+ALSO = ("rope_theta", "rotary_emb_base", "head_dim", "num_nextn_predict_layers", "num_labels", "max_position_embeddings")
+"""Fields that a reader may ask for without a default of their own."""
+
+PARTLY_TURNED = frozenset(
+    """
+    bamba glm glm4 glm4_moe glm4_moe_lite gpt_neox minimax_m2 nemotron persimmon phi phi3 qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma
+    stablelm zaya
+    """.split()  # noqa: SIM905
+)
+"""Families whose classes turn as much of each head as `partial_rotary_factor` says; others turn all of it, whatever their config says."""

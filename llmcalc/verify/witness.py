@@ -1,0 +1,59 @@
+"""Which class of `transformers` a config is run by, and the fields that it is made from.
+
+transformers: models/auto/modeling_auto, modeling_rope_utils.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InputError
+from ..sources.huggingface.registry import family_of, model_types
+
+OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
+"""Fields that say nothing of what a class builds."""
+
+BY_LENGTH = ("dynamic", "longrope", "su")
+"""Kinds of RoPE whose angles depend on how long a sequence is: some classes look at its positions, which have no values on meta."""
+
+
+def witness_of(model_type: str) -> str:
+    """The model type of `transformers` whose class computes this one: its own, but for a family that has none there."""
+    like = family_of(model_type).like if model_type in model_types() else None
+    return like or model_type
+
+
+def class_of(config: Mapping[str, Any]) -> str:
+    """The class that `architectures` names, however it spells it (hubs have `MPTForCausalLM`, the library `MptForCausalLM`).
+
+    The language model of the model type where it names none, or one that only code on a hub has (`RWForCausalLM`).
+    Raises `InputError` where there is none of that either.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    names = config.get("architectures")
+    given = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    spelled = [name for name in dir(transformers) if name.lower() == given.lower()]
+    if spelled:
+        return given if given in spelled else spelled[0]
+    kinds = ("CAUSAL_LM",) if given.endswith("ForCausalLM") else () if given else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
+    for kind in kinds:
+        found = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
+        if isinstance(found, str):
+            return found
+    raise InputError(f"--against transformers: the installed transformers {transformers.__version__} has no {given or 'such model'}")
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields for the configuration class, with RoPE by length made plain: its angles change no count."""
+    fields = {k: v for k, v in config.items() if k not in OF_THE_HUB}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = fields.get(name)
+        if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in BY_LENGTH:
+            fields[name] = {"rope_type": "default", **{k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given}}
+    if isinstance(fields.get("text_config"), dict):
+        inner = fields["text_config"]
+        fields["text_config"] = {**{k: inner[k] for k in ("model_type",) if k in inner}, **fields_of(inner)}
+    return fields

@@ -1,0 +1,79 @@
+"""What tests of damaged input share: values that are no sizes, strategies of random ones, and what must hold of whatever is read.
+
+A damaged description or config is read and can be counted in every way, or is refused by one printable line; within 2 s.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import llmcalc
+from llmcalc.costs.limits import longest_sequence
+from llmcalc.errors import LONGEST_MESSAGE, InputError
+from llmcalc.sources.preset import Preset
+
+NO_SIZES: tuple[Any, ...] = (-1, -(2**63), 0, 1.5, 1e300, float("nan"), float("inf"), "", "8", True, [], [8], {}, {"a": 1}, 2**63, 10**30)
+ENDLESS = 10**5000
+"""Python refuses to print it."""
+
+LONGEST = 2.0
+"""Seconds of the processor that one input may take."""
+
+fuzzed = settings(max_examples=400, deadline=2000, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+numbers = st.one_of(st.sampled_from(NO_SIZES), st.integers(-3, 200_000), st.integers(2**39, 2**41), st.floats())
+
+
+def anything_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """Values, lists and tables of them; `words` are texts and names of fields."""
+    simple = st.one_of(numbers, words, st.none(), st.booleans())
+    return st.recursive(simple, lambda x: st.lists(x, max_size=3) | st.dictionaries(words, x, max_size=3), max_leaves=8)
+
+
+def counts(preset: Preset) -> None:
+    """It can be counted in every way: whole numbers, none negative."""
+    spec = preset.model
+    found = llmcalc.params(spec)
+    assert found.total == sum(found.by_component.values())
+    assert 0 <= found.embedding <= found.total
+    assert all(type(n) is int and n >= 0 for n in (found.total, found.active, *found.by_component.values()))
+    work = llmcalc.flops(spec, batch=2, seq=3)
+    assert 0 <= work.causal <= work.full
+    longest_sequence(spec)
+    if spec.kind != "encoder":
+        assert llmcalc.kv(spec, seq=5).bytes >= 0
+
+
+def refused(make: Callable[[], Preset], count: Callable[[Preset], None] = counts) -> str:
+    """The message with which it is refused; empty where it is read and can be counted."""
+    try:
+        count(make())
+    except InputError as error:
+        message = str(error)
+        assert message.isprintable()
+        assert len(message) <= LONGEST_MESSAGE + 3
+        return message
+    return ""
+
+
+@contextmanager
+def within(seconds: float = LONGEST) -> Iterator[None]:
+    """Raises `TimeoutError` where what is done takes longer, of this process's time: a machine that does other work is no failure."""
+
+    def stop(_: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"took more than {seconds} s, at {frame}")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -1,0 +1,185 @@
+"""The worst `config.json` files that were thought of, and what the command line says of damaged ones.
+
+Each takes less than 2 s and 300 MB, whichever command reads it; one that is refused leaves no file behind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Result
+from test_fuzz_config import LLAMA, SIZED, Config, shapes
+
+DEEP = {**LLAMA, "num_hidden_layers": 100_000}
+MIXED = {**DEEP, "model_type": "qwen3", "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 16}
+KINDS = {"model_type": "gemma3n_text", **SIZED, "num_hidden_layers": 256, "num_key_value_heads": 2, "head_dim": 16, "num_kv_shared_layers": 0,
+         "layer_types": ["full_attention"] * 256, "intermediate_size": list(range(100, 356))}  # fmt: skip
+SOME = json.dumps(LLAMA)
+EVERY_COMMAND = ("params", "flops", "kv", "memory", "explain", "compare", "convert")
+
+FINE: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "as deep as may be": (DEEP, EVERY_COMMAND),
+    "a pattern that never ends": ({**MIXED, "layer_types": [*["full_attention", "sliding_attention", "full_attention"] * 33_333, "sliding_attention"]},
+                                  EVERY_COMMAND),
+    "the last layer alone differs": ({**MIXED, "layer_types": ["full_attention"] * 99_999 + ["sliding_attention"]}, ("params", "flops", "kv")),
+    "as many kinds as may be": (KINDS, ("params", "flops", "kv", "memory", "convert")),
+    "every size as large as may be": ({**LLAMA, **dict.fromkeys((*SIZED, "head_dim", "num_key_value_heads", "max_position_embeddings"), 2**40),
+                                       "num_hidden_layers": 100_000}, EVERY_COMMAND),
+    "layers taken one by one": ({**LLAMA, "num_hidden_layers": 1000, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},
+                                ("memory",)),
+    "lists that nobody asked for": ({**LLAMA, "x": [[]] * 1_240_000}, ("params",)),
+    "tables that nobody asked for": ({**LLAMA, "x": [{"": 0}] * 550_000}, ("params",)),
+    "labels": ({**LLAMA, "architectures": ["LlamaForSequenceClassification"], "id2label": {str(i): "" for i in range(350_000)}}, ("params",)),
+    "a name and fields that a terminal obeys": ({**LLAMA, "_name_or_path": "\x1b[31m\n" * 1000, "\x1b[31mred\n": 1}, ("params",)),
+    "a field twice: the last holds": (SOME[:-1] + ', "num_hidden_layers": 0, "num_hidden_layers": 3}', ("params",)),
+    "a byte order mark": (b"\xef\xbb\xbf" + SOME.encode(), ("params",)),
+}  # fmt: skip
+"""What is counted: its content, under which commands."""
+
+REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
+    "a million layers": ({**LLAMA, "num_hidden_layers": 10**6}, EVERY_COMMAND, "num_hidden_layers: 1000000; expected a positive whole number, at most 100000"),
+    "a billion layers": ({**MIXED, "num_hidden_layers": 10**9}, ("params",), "num_hidden_layers: 1000000000"),
+    "more layers than are taken one by one": ({**DEEP, "quantization_config": {"quant_method": "fp8"}}, ("memory",), "at most 1000 for a scheme"),
+    "more kinds than may be": ({**KINDS, "num_hidden_layers": 257, "intermediate_size": list(range(1, 258)), "layer_types": ["full_attention"] * 257},
+                               ("params",), "more than 256 kinds"),
+    "more kinds than are explained": (KINDS, ("explain",), "256 kinds of layers are too many for one formula"),
+    "a list of layers that are none": ({**MIXED, "layer_types": ["x"] * 900_000}, ("params",), "layer_types: a list; expected 100000 times full_attention"),
+    "a list of sizes": ({**LLAMA, "hidden_size": [2**39] * 300_000}, ("params",), "hidden_size: a list; expected a positive whole number"),
+    "sizes past all": ({**LLAMA, **dict.fromkeys(SIZED, 10**4000)}, ("params",), "…; expected a positive whole number, at most"),
+    "10^5 tables in each other": ('{"a": ' * 10**5 + "1" + "}" * 10**5, ("params",), "nested too deeply"),
+    "10^5 lists in each other": ('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}", ("params",), "nested too deeply"),
+    "100 lists in each other": (SOME[:-1] + ', "quantization_config": ' + "[" * 100 + "]" * 100 + "}", ("params", "memory"), "nested too deeply"),
+    "a number of 10^5 digits": (SOME.replace("64", "6" * 10**5), ("params",), "a number of thousands of digits"),
+    "a float of 10^5 digits": (SOME.replace("64", "6" * 10**5 + ".0"), ("params",), "hidden_size: inf; expected a positive whole number"),
+    "NaN": (SOME.replace("64", "NaN"), ("params",), "hidden_size: nan; expected a positive whole number"),
+    "-Infinity": (SOME.replace("64", "-Infinity"), ("params",), "hidden_size: -inf; expected a positive whole number"),
+    "too large a file": ({**LLAMA, "x": "x" * 5_000_000}, EVERY_COMMAND, "bytes is too large"),
+    "UTF-16": (SOME.encode("utf-16"), ("params",), "not a text file (byte 0 is not UTF-8); expected JSON"),
+    "UTF-16 without its mark": (SOME.encode("utf-16-le"), ("params",), "not valid JSON"),
+    "truncated": (SOME[:-9], ("params",), "not valid JSON"),
+    "binary": (bytes(range(256)) * 99, ("params",), "not a text file"),
+    "empty": (b"", ("params",), "not valid JSON"),
+    "a list": ("[]", ("params",), "holds no object"),
+    "null": ("null", ("params",), "holds no object"),
+    "an empty table": ("{}", ("params",), "model_type: missing"),
+    "a slow pattern": ({**LLAMA, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["(.|.)" * 40 + "x"]}},
+                       ("memory",), "expected a pattern that is quick to match"),
+    "patterns that are slow together": ({**LLAMA, "num_hidden_layers": 900, "quantization_config": {
+        "quant_method": "fp8", "modules_to_not_convert": [f".*.*.*.*{i}x" for i in range(99)]}}, ("memory",), "its patterns take longer than 1 s"),
+}  # fmt: skip
+"""What is refused: its content, by which commands, and words of the message."""
+
+MEASURED = """
+import io, json, sys, time
+from contextlib import redirect_stderr, redirect_stdout
+from llmcalc.cli.main import main
+for line in sys.stdin.read().splitlines():
+    sys.argv = ["llmcalc", *json.loads(line)]
+    out, err, code, began = io.StringIO(), io.StringIO(), 0, time.process_time()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException as error:
+        code = repr(error)
+    peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    print(json.dumps([code, out.getvalue()[:2000], err.getvalue(), time.process_time() - began, int(peak)]))
+"""
+
+
+def measured(commands: list[list[str]]) -> list[tuple[Any, str, str, float, int]]:
+    """(exit code, start of stdout, stderr, seconds, the largest memory so far in KiB) of commands that one process runs after each other."""
+    lines = "\n".join(json.dumps(command) for command in commands)
+    done = subprocess.run([sys.executable, "-c", MEASURED], input=lines, capture_output=True, text=True, timeout=300, check=True)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def written(content: Any, folder: Path, name: str) -> str:
+    path = folder / re.sub(r"\W+", "-", name) / "config.json"
+    path.parent.mkdir()
+    path.write_bytes(content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content)).encode())
+    return str(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory there")
+def test_the_worst_take_neither_time_nor_memory(tmp_path: Path) -> None:
+    asked = [(name, command, written(content, tmp_path, name), "") for name, (content, commands) in FINE.items() for command in commands[:1]]
+    asked += [(name, command, written(content, tmp_path, name), words) for name, (content, commands, words) in REFUSED.items() for command in commands[:1]]
+    paths = {name: path for name, _, path, _ in asked}
+    asked += [(name, command, paths[name], "") for name, (_, commands) in FINE.items() for command in commands[1:]]
+    asked += [(name, command, paths[name], words) for name, (_, commands, words) in REFUSED.items() for command in commands[1:]]
+    found = measured([[command, path] for _, command, path, _ in asked])
+    assert len(found) == len(asked)
+    for (name, command, _, words), (code, out, err, seconds, peak) in zip(asked, found, strict=True):
+        where = f"{command} of {name}: {code} {err[:300]}"
+        assert code == (2 if words else 0), where
+        assert words in err, where
+        assert all(line.isprintable() and len(line) < 1100 for line in err.splitlines()), where
+        assert bool(out) is not bool(words), where
+        assert err.count("error: ") == bool(words), where
+        assert seconds < 2, (where, seconds)
+        assert peak < 300_000, (where, peak)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+GEMMA = shapes("gemma3_text")[0]
+DAMAGED: dict[str, tuple[Config, str]] = {
+    "a wrong type": ({**LLAMA, "hidden_size": "64"}, "hidden_size: '64'; expected a positive whole number"),
+    "a missing field": ({"model_type": "t5gemma", "encoder": {"hidden_size": 0}}, "encoder.hidden_size: 0; expected a positive whole number"),
+    "another name for it": ({**shapes("mixtral")[0], "num_local_experts": -1}, "num_local_experts: -1; expected"),
+    "a name of its family": ({**shapes("gpt2")[0], "n_embd": None}, "n_embd: None; expected"),
+    "in a wrapper": ({"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}}, "text_config.num_hidden_layers: 0; expected"),
+    "a wrapper around nothing": ({"model_type": "gemma3", "text_config": 7}, "text_config: 7; expected a table of fields"),
+    "a wrapper around an unknown": ({"model_type": "gemma3", "text_config": {"model_type": "lama"}}, "text_config.model_type: 'lama' is not read. Did you"),
+    "a tie that is none": ({"model_type": "gemma3", "tie_word_embeddings": 7, "text_config": GEMMA}, "json: tie_word_embeddings: 7; expected"),
+    "sizes that do not fit": ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 4"),
+    "what the description calls otherwise": (
+        {**shapes("mixtral")[0], "num_local_experts": 1}, "num_experts_per_tok: 2 is more than num_experts 1 (in the config: num_local_experts)"),
+    "an unknown number format": ({**LLAMA, "torch_dtype": "float7"}, "'float7'"),
+}  # fmt: skip
+"""A config, and words of the message with which every command refuses it."""
+
+
+def one_error(result: Result, words: str) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.count("error: ") == 1, result.err
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_every_command_says_what_is_wrong(name: str, run: Any, tmp_path: Path) -> None:
+    config, words = DAMAGED[name]
+    checkpoint, report = tmp_path / "model.safetensors", tmp_path / "report"
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    checkpoint.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    path = written(config, tmp_path, "damaged")
+    for line in (*EVERY_COMMAND, "shape", "verify", "memory --quantize q4_k_m", "convert --to hf"):
+        command, *options = line.split()
+        one_error(run(command, path, *options, "-o", str(report)), words)
+        one_error(run(command, str(Path(path).parent), *options), words)
+    one_error(run("check", str(checkpoint), path, "-o", str(report)), words)
+    one_error(run("compare", "gpt2", path, "-o", str(report)), words)
+    assert not report.exists()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["damaged", "model.safetensors"]
+
+
+def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:
+    """Damage that shows when the answer is written, not when the config is read."""
+    path, report = written({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, tmp_path, "damaged"), tmp_path / "report"
+    report.write_text("of yesterday")
+    one_error(run("memory", path, "-o", str(report)), "bits: 5; expected one of 4 (--quantize none counts without it)")
+    one_error(run("params", "gpt2", path, "--set", "num_key_value_heads=3", "-o", str(report)), "num_key_value_heads: 3 does not divide")
+    assert report.read_text() == "of yesterday"
+    assert run("params", path, "-o", str(report)).code == 0
+    assert "parameters" in report.read_text()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["damaged", "report"]

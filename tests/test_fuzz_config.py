@@ -1,0 +1,242 @@
+"""Damaged `config.json` files: each is read and can be counted, or is refused by one line that names a field as it stands there.
+
+Every field of a config of every model type, of every wrapper's towers and of every method of quantisation is replaced by values that are
+none; random damage goes to any depth of any of these and of published configs. Each takes less than 2 s; `test_bad_config.py` holds the worst
+that were thought of.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import llmcalc
+from llmcalc.costs.quantization.config import METHODS
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
+from llmcalc.sources.preset import Preset
+from llmcalc.sources.target import load
+from tests.tower_shapes import WRAPPERS
+
+Config: TypeAlias = dict[str, Any]
+Place: TypeAlias = tuple[str | int, ...]
+
+CASES = {p.parent.name: json.loads(p.read_text()) for p in sorted((Path(__file__).parent / "data/cases").glob("*/config.json"))}
+READ = [kind for kind in model_types() if family_of(kind).read is not None]
+WRAPPING = [kind for kind in model_types() if family_of(kind).text is not None]
+SIZED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2}
+LLAMA = {"model_type": "llama", **SIZED}
+WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True, "actorder": None, "observer": "minmax"}
+ENDLESS = "a number of 5001 digits"
+"""Stands for one, which Python refuses to write."""
+
+CHOOSES = ("modules_to_not_convert", "modules_in_block_to_quantize", 0)
+"""Lists of modules: where another choice fits no module, the message is about these."""
+
+QUANTIZED: dict[str, list[Config]] = {
+    "fp8": [{"activation_scheme": "dynamic", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0"}],
+    "fbgemm_fp8": [{"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}],
+    "awq": [{"bits": 4, "group_size": 32, "version": "gemm", "zero_point": True, "modules_to_not_convert": ["gate"]}],
+    "gptq": [{"bits": 4, "group_size": 32, "desc_act": True, "sym": True, "checkpoint_format": "gptq", "lm_head": False,
+              "modules_in_block_to_quantize": [["self_attn.q_proj"]]}],
+    "bitsandbytes": [{"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
+                      "llm_int8_skip_modules": ["lm_head"]}],
+    "compressed-tensors": [
+        {"format": "pack-quantized", "ignore": ["lm_head", "re:.*gate"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}},
+        {"format": "float-quantized", "ignore": [], "kv_cache_scheme": None, "config_groups": {"group_0": {
+            "targets": ["re:.*proj"], "input_activations": {"dynamic": True, "num_bits": 8, "type": "float"},
+            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32], "dynamic": False}}}},
+    ],
+    "mxfp4": [{"modules_to_not_convert": ["lm_head"]}],
+    "modelopt": [{"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*gate"]}, {"quant_algo": "FP8", "exclude_modules": []}],
+    "bitnet": [{"quantization_mode": "offline", "linear_class": "bitlinear", "modules_to_not_convert": None}],
+    "eetq": [{"weights": "int8", "modules_to_not_convert": ["lm_head"]}],
+}  # fmt: skip
+"""Method → configs that it is read from."""
+
+
+def shapes(kind: str) -> list[Config]:
+    """The small configs of a model type, with the class that they are for."""
+    file = next(f for f, kinds in FILES.items() if kind in kinds)
+    found = import_module(f"tests.families.{file}").SHAPES.items()
+    return [json.loads(json.dumps({"architectures": [cls], **shape})) for cls, several in found for shape in several if shape["model_type"] == kind]
+
+
+def wrapped(kind: str) -> list[Config]:
+    """Configs of a wrapper around a small text model, beside each of its towers' shapes."""
+    text = family_of(kind).text
+    assert text is not None
+    cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
+    outer = {"model_type": kind, "architectures": [cls], "text_config": shapes(text)[0], "quantization_config": {"quant_method": "fp8"}}
+    return [json.loads(json.dumps({**outer, **tower})) for tower in towers]
+
+
+def quantized(method: str) -> list[Config]:
+    base = {**shapes("mixtral")[0], **SIZED} if method == "mxfp4" else LLAMA
+    return [{**base, "quantization_config": {"quant_method": method, **fields}} for fields in QUANTIZED[method]]
+
+
+def places(table: Any, before: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Every path in tables and lists, with what is there."""
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+        yield (*before, key), value
+        if isinstance(value, dict | list):
+            yield from places(value, (*before, key))
+
+
+def holder(table: Any, path: Place) -> Any:
+    """The table or list that holds what is at a path."""
+    for step in path[:-1]:
+        table = table[step]
+    return table
+
+
+def replaced(table: Config, path: Place, value: Any) -> Config:
+    out = copy.deepcopy(table)
+    holder(out, path)[path[-1]] = value
+    return out
+
+
+def text_of(config: Config) -> str:
+    """JSON as Python writes it, NaN and Infinity included."""
+    return json.dumps(config).replace(json.dumps(ENDLESS), "1" + "0" * 5000)
+
+
+def counts_and_bytes(preset: Preset) -> None:
+    """`counts`, and the bytes of its weights as its config stores them."""
+    counts(preset)
+    assert llmcalc.memory(preset, with_towers=True).total_bytes >= 0
+
+
+def read(path: Path, config: Config) -> str:
+    """The message with which a config of that content is refused; empty where it is read and can be counted."""
+    path.write_text(text_of(config))
+    with within():
+        return refused(lambda: load(str(path)), counts_and_bytes)
+
+
+def name_of(path: Place) -> str:
+    """The field that holds what is at a path."""
+    return [step for step in path if isinstance(step, str)][-1]
+
+
+def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, several: int) -> int:
+    """Replaces what is at each of the places by `several` of the values that are no sizes, in turn, and every whole number by one in which
+    nothing may be repeated. Gives how many were refused.
+    """
+    values, refusals = cycle((*NO_SIZES, None, ENDLESS, 10**6)), 0
+    for path, before in found:
+        for value in (*islice(values, several), *([10**9] if type(before) is int else [])):
+            message = read(file, replaced(config, path, value))
+            refusals += bool(message)
+            if message and type(value) is not type(before) and value is not ENDLESS and path[-1] not in CHOOSES:
+                assert re.search(rf"\b{re.escape(name_of(path))}\b", message), (path, value, message)
+    return refusals
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
+    """Of its first shape, lists and tables within it included, and every field that its class has a default for."""
+    shape = shapes(kind)[0]
+    defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
+    assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) > 20
+
+
+@pytest.mark.parametrize("kind", WRAPPING)
+def test_every_field_of_a_wrapper(kind: str, tmp_path: Path) -> None:
+    """A tower that is not understood is left out, so that its wrong fields refuse nothing."""
+    for config in wrapped(kind):
+        found = [(path, value) for path, value in places(config) if path[0] != "text_config" or path[1:] in ((), ("model_type",))]
+        assert damage_all(config, found, tmp_path / "config.json", several=2) > 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_field_of_a_quantization(method: str, tmp_path: Path) -> None:
+    for config in quantized(method):
+        assert read(tmp_path / "config.json", config) == ""
+        found = [(path, value) for path, value in places(config) if path[0] == "quantization_config"]
+        assert damage_all(config, found, tmp_path / "config.json", several=19) > 20
+
+
+def test_every_method_has_a_config() -> None:
+    assert sorted(QUANTIZED) == sorted(METHODS)
+
+
+# --- random damage ----------------------------------------------------------------------------------------------------
+
+CONFIGS: dict[str, Config] = {
+    **{kind: shapes(kind)[-1] for kind in READ},
+    **{f"wrapped {kind}": wrapped(kind)[0] for kind in WRAPPING},
+    **{f"quantized {method}": quantized(method)[-1] for method in METHODS},
+    **CASES,
+}
+NESTED = [(name, path) for name, config in CONFIGS.items() for path, _ in places(config) if len(path) > 1 and path[0] not in ("id2label", "label2id")]
+NAMES = sorted({str(path[-1]) for config in CONFIGS.values() for path, _ in places(config)} | {name for kind in READ for name in family_of(kind).defaults})
+words = st.one_of(st.text(max_size=8), st.sampled_from([*NAMES, "full_attention", "sliding_attention", "linear_attention", "mamba", "sparse", "\x1b[0m"]))
+anything = st.one_of(anything_of(words), st.just(ENDLESS), st.lists(st.sampled_from(["full_attention", "sliding_attention", "mamba", 1, 0]), max_size=70))
+anywhere = st.one_of(st.sampled_from([(name, path) for name, config in CONFIGS.items() for path, _ in places(config)]), st.sampled_from(NESTED))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzzed") / "config.json"
+
+
+@fuzzed
+@given(place=anywhere, value=anything)
+@example(place=("olmo-3-32b", ("num_hidden_layers",)), value=10**9)
+@example(place=("granite-4.0-h-micro", ("layer_types",)), value=["mamba"] * 99_999 + ["attention"])
+@example(place=("albert", ("inner_group_num",)), value=10**9)
+@example(place=("cohere2_moe", ("first_k_dense_replace",)), value=10**9)
+@example(place=("gpt_neo", ("attention_types",)), value=[[["global"], 2**62]])
+@example(place=("gpt_neo", ("attention_types",)), value=[[[], 2**63]])
+@example(place=("recurrent_gemma", ("block_types",)), value=[["recurrent"]])
+@example(place=("gemma3n_text", ("intermediate_size",)), value=list(range(1, 100_001)))
+def test_a_field_replaced_by_anything(place: tuple[str, Place], value: Any, file: Path) -> None:
+    name, path = place
+    read(file, replaced(CONFIGS[name], path, value))
+
+
+@fuzzed
+@given(place=anywhere, key=words, value=anything, remove=st.booleans())
+def test_a_field_removed_or_inserted(place: tuple[str, Place], key: str, value: Any, remove: bool, file: Path) -> None:
+    name, path = place
+    config = copy.deepcopy(CONFIGS[name])
+    below = holder(config, path)
+    if remove:
+        del below[path[-1]]
+    elif isinstance(below, dict):
+        below[key] = value
+    else:
+        below.insert(int(path[-1]), value)
+    read(file, config)
+
+
+@fuzzed
+@given(
+    name=st.sampled_from(sorted(CONFIGS)),
+    changes=st.dictionaries(words, anything, min_size=1, max_size=4),
+    head=st.sampled_from(["lm", "none", "classification", None]),
+)
+def test_several_fields_at_once(name: str, changes: Config, head: Any, file: Path) -> None:
+    file.write_text(text_of({**CONFIGS[name], **changes}))
+    with within():
+        refused(lambda: load(str(file), head=head), counts_and_bytes)
+
+
+@fuzzed
+@given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)), cut=st.integers(0, 900), name=st.sampled_from(sorted(CASES)))
+def test_a_file_of_anything(content: bytes, cut: int, name: str, file: Path) -> None:
+    file.write_bytes(json.dumps(CASES[name]).encode()[:cut] + content)
+    with within():
+        refused(lambda: load(str(file)), counts_and_bytes)

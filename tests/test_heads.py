@@ -1,0 +1,99 @@
+"""Every head that `transformers` has for the families that are read: counted as its class builds it, or refused by name.
+
+The classes are found, not listed, so that a head that a new version adds is held to the same. Three labels: two would hide a class that
+scores the two ends of an answer whatever its labels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.flops import forward_of
+from llmcalc.costs.params import total_of
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.verify.measure import count_flops, parameters
+from llmcalc.verify.transformers import build
+from llmcalc.verify.witness import witness_of
+from llmcalc.workload import Workload
+from tests.differential import shapes_of
+
+LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+
+
+@cache
+def _classes() -> dict[str, list[str]]:
+    """Model type of transformers → its classes with a head."""
+    import transformers
+
+    found: dict[str, list[str]] = {}
+    for name in dir(transformers):
+        cls = getattr(transformers, name) if "For" in name or name.endswith("DoubleHeadsModel") else None
+        if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
+            found.setdefault(cls.config_class.model_type, []).append(name)
+    return found
+
+
+def _heads() -> list[Any]:
+    kinds = [kind for kind in model_types() if family_of(kind).read is not None]
+    return [pytest.param(kind, name, id=name) for kind in kinds if witness_of(kind) == kind for name in _classes().get(kind, [])]
+
+
+@pytest.mark.parametrize(("kind", "name"), _heads())
+def test_a_head_is_counted_as_its_class_has_it(kind: str, name: str) -> None:
+    config = deepcopy({**shapes_of(kind)[0], "architectures": [name], **LABELS})
+    try:
+        table, _ = read_config(config)
+    except InputError as error:
+        table, refused = {}, str(error)
+    if not table:
+        assert refused.startswith("architectures: ")
+        return
+    spec = ModelSpec.model_validate(table)
+    try:
+        model = build(config)
+    except ValueError as error:  # DistilBERT answers with two labels only
+        pytest.skip(f"the class refuses this config: {error}")
+    assert spec.anatomy().total(total_of, include=frozenset({"towers"})) == parameters(model).get("", 0)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])
+def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None:
+    """The class takes several sequences a question; each is one of the batch."""
+    import torch
+
+    name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
+    config = {**shapes_of(kind)[0], "architectures": [name]}
+    model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).anatomy()
+    ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
+    forward, _ = count_flops(model, lambda: model(input_ids=ids))
+    assert tree.total(forward_of, Workload(batch=6, seq=12)) == forward[""]
+
+
+def test_a_head_of_an_unknown_name_is_said() -> None:
+    """Qwen2.5-Math-PRM's class ends in `Model` and has a head that is not read."""
+    config = shapes_of("qwen2")[0]
+    assert "ForProcessRewardModel" in read_config({**config, "architectures": ["Qwen2ForProcessRewardModel"]})[1][0]
+    assert "ForImageText" in read_config({**config, "architectures": ["Qwen2ForImageText"]})[1][0]
+    assert not read_config({**config, "architectures": ["Qwen2Model"]})[1]
+
+
+@pytest.mark.parametrize("kind", ["bert", "nomic_bert", "albert"])
+def test_a_classifier_asked_for_is_that_of_sequences(kind: str) -> None:
+    """`--head classification` counts the pooler below it, whatever head the config names or does not."""
+    config = {k: v for k, v in shapes_of(kind)[0].items() if k != "architectures"}
+    for named in ({}, {"architectures": ["XForMaskedLM"]}, {"architectures": ["XForSequenceClassification"]}):
+        table, _ = read_config({**config, **named}, "classification")
+        assert table["pooler"] is True
+        assert table["head"]["num_labels"] == 2
+
+
+def test_a_choice_of_a_family_without_one_is_refused() -> None:
+    with pytest.raises(InputError, match="architectures: 'LlamaForMultipleChoice'; expected a class of llama"):
+        read_config({**shapes_of("llama")[0], "architectures": ["LlamaForMultipleChoice"]})

@@ -1,0 +1,173 @@
+"""Quantised weights against the modules that `transformers` puts in the place of a model's own, for every family of configs.
+
+`replace_with_fp8_linear` (transformers/integrations/finegrained_fp8.py) goes through a class on meta: what it converts is what a scheme
+that takes every `nn.Linear` has to convert, fused or not. The other modules are compared one by one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.quantization import quantized, scheme_named, scheme_of_config
+from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.linear import LinearScheme
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.verify.transformers import build
+
+# Every family
+
+ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
+"""Their routers are an `nn.Linear`, which `transformers` would convert where a config does not name it; here a router never is."""
+
+OTHER_CLASSES = {"falcon", "gpt2", "openai-gpt", "gpt_bigcode"}
+"""Their maps are of a class of their own (`Conv1D`, `FalconLinear`), which that function leaves alone."""
+
+LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "zamba", "zamba2"}
+"""`get_keys_to_not_convert` leaves the module of the last parameter out, and shared ones: here the last map of the model, or shared blocks."""
+
+REFUSED = {"dbrx", "ernie4_5_moe", "ernie4_5_vl_moe_text", "gpt_oss", "jetmoe", "lfm2_moe", "nemotron_h", "nllb-moe", "switch_transformers"}
+"""`FP8Experts` cannot be built for them, from some of their configs at least."""
+
+
+def shapes() -> list[Any]:
+    """One config of each model type: the first whose head is a language model's."""
+    found: dict[str, Any] = {}
+    for file in FILES:
+        for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+            for shape in some:
+                kind = shape["model_type"]
+                if kind not in found and "Classification" not in cls and "QuestionAnswering" not in cls and "PreTraining" not in cls:
+                    found[kind] = pytest.param({"architectures": [cls], **shape}, id=kind)
+    return [found[kind] for kind in found if kind not in ROUTERS | OTHER_CLASSES | LAST_OR_TIED | REFUSED]
+
+
+def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:
+    """The class with its maps replaced, but for those that `transformers` leaves out where a config names none."""
+    from transformers import FineGrainedFP8Config
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    kept = get_keys_to_not_convert(model)
+    config = FineGrainedFP8Config(weight_block_size=block)
+    return replace_with_fp8_linear(model, modules_to_not_convert=kept, quantization_config=config, pre_quantized=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", shapes())
+def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
+    import torch
+
+    spec = ModelSpec.model_validate(read_config(config)[0])
+    real = [p for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn]
+    scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
+    assert scheme is not None
+    assert quantized(spec, scheme).by_part.weights == sum(p.numel() for p in real) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_routers_alone_are_what_is_not_converted() -> None:
+    """Of the classes that hold routers as linear maps, the difference is those."""
+    import torch
+
+    for kind in ROUTERS:
+        spec, config = first(kind)
+        real = sum(p.numel() for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn)
+        scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
+        assert scheme is not None
+        routers = sum(site.tensor.size for site in sites(spec.anatomy()) if site.kind == "router" and site.tensor.role == "matrix")
+        assert real - quantized(spec, scheme).by_part.weights == routers
+
+
+def first(kind: str) -> tuple[ModelSpec, dict[str, Any]]:
+    """Its first config whose experts are of one width, which those modules need."""
+    for file in FILES:
+        for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+            for shape in some:
+                config = {"architectures": [cls], **shape}
+                if shape["model_type"] == kind and not isinstance(shape.get("moe_intermediate_size"), list):
+                    return ModelSpec.model_validate(read_config(config)[0]), config
+    raise AssertionError(kind)
+
+
+# Module by module
+
+
+def one_map(scheme: Any, n_out: int, n_in: int) -> int:
+    assert isinstance(scheme, LinearScheme)
+    total = scheme.groups[0].format.of(n_out, n_in, 2).total
+    assert isinstance(total, int)
+    return total
+
+
+def bytes_of(module: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in module.state_dict().values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_linear_modules_of_transformers() -> None:
+    import torch
+    from transformers.integrations.bitnet import BitLinear
+    from transformers.integrations.eetq import EetqLinear
+    from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
+
+    with torch.device("meta"):
+        assert one_map(scheme_named("fp8-channel"), 136, 96) == bytes_of(FbgemmFp8Linear(96, 136, bias=False))
+        bitnet = scheme_of_config({"quantization_config": {"quant_method": "bitnet"}})
+        assert one_map(bitnet, 136, 96) == bytes_of(BitLinear(96, 136, bias=False, dtype=torch.bfloat16))
+        eetq = scheme_of_config({"quantization_config": {"quant_method": "eetq"}})
+        assert one_map(eetq, 136, 96) == bytes_of(EetqLinear(96, 136))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_bitnet_model() -> None:
+    """All but the output head, which is a map of its own in the first shape; trained online, it holds plain weights."""
+    import torch
+    from transformers import BitNetQuantConfig
+    from transformers.integrations.bitnet import replace_with_bitnet_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    spec, config = first("bitnet")
+    model = build(config)
+    replace_with_bitnet_linear(model, get_keys_to_not_convert(model), BitNetQuantConfig())
+    model.to(torch.bfloat16)
+    scheme = scheme_of_config({"quantization_config": {"quant_method": "bitnet", "modules_to_not_convert": None}})
+    assert scheme is not None
+    held = {id(t): t for t in (*model.parameters(), *model.buffers()) if t.dtype in (torch.bfloat16, torch.uint8)}
+    rotary = sum(t.numel() for name, t in model.named_buffers() if "inv_freq" in name and t.dtype == torch.bfloat16)
+    assert quantized(spec, scheme).total == sum(t.numel() * t.element_size() for t in held.values()) - 2 * rotary
+    assert scheme_of_config({"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}}) is None
+
+
+# Published checkpoints: the bytes of all tensors, as their safetensors headers have them
+
+
+G_IDX = {"actorder": "group", "type": "int", "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "total"),
+    [
+        # RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: one bf16 scale a row
+        ("llama3-8b", {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
+            "input_activations": {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True}}}}, 9_083_953_152),
+        # RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16: group indices for every column
+        ("llama3-70b", {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+                        "config_groups": {"group_0": {"targets": ["Linear"], "weights": G_IDX}}}, 39_525_311_232),
+        # nvidia/Llama-3.3-70B-Instruct-FP4
+        ("llama3-70b", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, 42_709_045_632),
+        # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16, made by AutoGPTQ: 43,008 rows in each of 32 layers have a bias of 2 bytes, too
+        ("llama3-8b", {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 5_735_587_840 - 2 * 32 * 43_008),
+    ],
+    ids=["fp8-dynamic", "w4a16", "nvfp4", "gptq"],
+)  # fmt: skip
+def test_published_checkpoints(name: str, config: dict[str, Any], total: int) -> None:
+    """What was summed over `data_offsets` in the headers of their safetensors files."""
+    scheme = scheme_of_config({"quantization_config": config})
+    assert scheme is not None
+    assert quantized(llmcalc.load(name).model, scheme).total == total

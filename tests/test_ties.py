@@ -1,0 +1,60 @@
+"""Whose `tie_word_embeddings` decides whether a wrapper's head is tied: what the class of each does, at every combination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from tests.test_towers import wrapped
+from tests.tower_shapes import WRAPPERS
+
+KINDS = [kind for kind in WRAPPERS if family_of(kind).text is not None]
+BOTH = [(outer, inner) for outer in (True, False) for inner in (True, False, None)]
+
+
+def told(kind: str, outer: bool | None, inner: bool | None) -> dict[str, Any]:
+    """A small config of a wrapper that says so beside its text_config and in it."""
+    config = {k: v for k, v in wrapped(kind, WRAPPERS[kind][2][0]).items() if k != "tie_word_embeddings"}
+    text = {k: v for k, v in config["text_config"].items() if k != "tie_word_embeddings"}
+    config["text_config"] = text if inner is None else {**text, "tie_word_embeddings": inner}
+    return config if outer is None else {**config, "tie_word_embeddings": outer}
+
+
+def tied_by_class(config: dict[str, Any]) -> bool:
+    import transformers
+
+    fields = {k: v for k, v in config.items() if k != "model_type"}
+    with torch.device("meta"):
+        model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(config["model_type"], **fields))
+    return bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize(("outer", "inner"), BOTH)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool, inner: bool | None) -> None:
+    config = told(kind, outer, inner)
+    assert read_config(config)[0]["tie_word_embeddings"] == tied_by_class(config)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_another_default(kind: str, inner: bool) -> None:
+    """A checkpoint that holds a head is loaded with it, though the class would tie where the config is silent."""
+    config = told(kind, None, inner)
+    table, notes = read_config(config)
+    assert table["tie_word_embeddings"] == (inner and family_of(kind).ties != "never")
+    remarked = any(note.startswith("tie_word_embeddings: not given beside text_config") for note in notes)
+    assert remarked == (tied_by_class(config) != table["tie_word_embeddings"])
+
+
+def test_lfm2_vl_has_another_name_for_it() -> None:
+    config = {**told("lfm2_vl", True, None), "tie_embedding": False}
+    assert not read_config(config)[0]["tie_word_embeddings"]
+    assert not tied_by_class(config)
+
+
+def test_every_wrapper_is_here() -> None:
+    assert {kind for kind in model_types() if family_of(kind).text is not None} - {"gemma3n"} == set(KINDS)

@@ -1,0 +1,129 @@
+"""References of towers compute what towers compute: against the outputs of a class, and in who depends on whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.components.base import Around
+from llmcalc.components.towers.audio import AudioTower
+from llmcalc.components.towers.conformer import Conformer
+from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.sources.huggingface.registry import read_config
+from tests.tower_shapes import PHI4_AUDIO
+
+
+def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = weight.chunk(2)
+    return first, second
+
+
+def _phi4(reference: Any, cls: Any) -> None:
+    """The weights of transformers' Phi-4-multimodal conformer, where the reference holds them."""
+
+    def same(ours: Any, theirs: Any) -> None:
+        ours.weight.copy_(theirs.weight.reshape(ours.weight.shape))
+        ours.bias.copy_(theirs.bias)
+
+    below, conv = reference.subsampling, cls.embed.conv
+    for ours, theirs in ((below.conv_1, conv[0]), (below.depthwise_2, conv[2]), (below.pointwise_2, conv[3]), (below.depthwise_3, conv[5])):
+        same(ours, theirs)
+    same(below.pointwise_3, conv[6])
+    same(below.proj, cls.embed.out)
+    reference.relative_bias.weight.copy_(cls.relative_attention_bias_layer.bias_values.weight)
+    for ours, theirs in zip(reference.layers, cls.encoders, strict=True):
+        for mine, network in ((ours.mlp_1, theirs.feed_forward_in), (ours.mlp_2, theirs.feed_forward_out)):
+            (up, gate), (up_bias, gate_bias) = _halves(network.gate_up_proj.weight), _halves(network.gate_up_proj.bias)
+            for linear, weight, bias in ((mine.up_proj, up, up_bias), (mine.gate_proj, gate, gate_bias)):
+                linear.weight.copy_(weight)
+                linear.bias.copy_(bias)
+            same(mine.down_proj, network.down_proj)
+        for which in "qkvo":
+            same(ours.self_attn.get_submodule(f"{which}_proj"), theirs.self_attn.get_submodule(f"{which}_proj"))
+        inner, module = ours.convolution, theirs.conv
+        same(inner.in_proj, module.glu.ext_pw_conv_1d)
+        inner.gate_bias.weight.copy_(torch.stack([module.glu.b1.flatten(), module.glu.b2.flatten()]))
+        for mine, part in (
+            (inner.conv, module.dw_sep_conv_1d.dw_conv),
+            (inner.pointwise, module.dw_sep_conv_1d.pw_conv),
+            (inner.out_proj, module.ext_pw_conv_1d),
+        ):
+            same(mine, part)
+        norms = {"mlp_1_pre_norm": theirs.feed_forward_in.layer_norm, "mlp_2_pre_norm": theirs.feed_forward_out.layer_norm, "norm": theirs.layer_norm,
+                 "self_attn_pre_norm": theirs.layer_norm_att, "convolution_pre_norm": theirs.conv.layer_norm}  # fmt: skip
+        for name, norm in norms.items():
+            same(ours.get_submodule(name), norm)
+
+
+def test_a_conformer_gives_what_the_class_of_phi4_multimodal_gives() -> None:
+    from transformers.models.phi4_multimodal.configuration_phi4_multimodal import Phi4MultimodalAudioConfig
+    from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
+
+    torch.manual_seed(0)
+    config = {"model_type": "phi4_multimodal", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    table, _ = read_config({**config, "vocab_size": 50, "intermediate_size": 20, "audio_config": PHI4_AUDIO})
+    spec = Conformer.model_validate(table["towers"]["audio_encoder"])
+    made = Phi4MultimodalAudioConfig(**PHI4_AUDIO)
+    made._attn_implementation = "eager"
+    cls, reference = Phi4MultimodalAudioModel(made).eval(), spec.reference(Around(32)).eval()
+    with torch.no_grad():
+        for parameter in cls.parameters():
+            parameter.normal_(std=0.3)
+        _phi4(reference, cls)
+        frames = torch.randn(2, 90, PHI4_AUDIO["input_size"])
+        theirs = cls(frames, mask=None)
+        torch.testing.assert_close(reference(frames), getattr(theirs, "last_hidden_state", theirs), atol=1e-4, rtol=1e-4)
+
+
+def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
+    torch.manual_seed(0)
+    spec = Conformer.examples()[0]
+    net, frames = spec.reference(Around(24)).eval(), torch.randn(1, 160, spec.subsampling.num_mel_bins)
+    changed = frames.clone()
+    changed[:, 80:84] += 1
+    with torch.no_grad():
+        out, other = net(frames), net(changed)
+    assert out.shape == (1, 40, spec.gives)
+    differs = (out != other).any(-1)[0].nonzero().flatten().tolist()
+    back, ahead = spec.attention.context_left, spec.attention.context_right
+    assert back is not None
+    reach = spec.num_hidden_layers * (back - 1 + spec.convolution.kernel_size - 1)
+    assert min(differs) == 20 - spec.num_hidden_layers * ahead
+    assert max(differs) <= 21 + reach
+    assert len(differs) > 1
+
+
+def test_an_encoder_of_sound_sees_all_frames() -> None:
+    torch.manual_seed(0)
+    spec = AudioTower.examples()[0]
+    net, frames = spec.reference(Around(24)).eval(), torch.randn(2, 5, 18)
+    changed = frames.clone()
+    changed[:, :, -1] += 1
+    with torch.no_grad():
+        out, other = net(frames), net(changed)
+    assert out.shape == (2, 9, spec.hidden_size)
+    assert (out != other).any(-1).all()
+
+
+def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
+    frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(Around(5))
+    x = torch.randn(4, 6, 3)
+    torch.testing.assert_close(frames(x, 6)[1], frames.get_submodule("map_1")(torch.cat([x[2], x[3]], -1)))
+    gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(Around(4))
+    value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
+    torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"input_size": 4, "maps": [{"size": 5, "gated": True}]}, "5 has no two halves"),
+        ({"input_size": 4, "maps": [{"size": 5}], "merged": "mean", "frames": 2}, "expected no frames"),
+        ({"input_size": 4, "maps": [{"size": 5}], "vocab_size": 9}, "expected a norm"),
+    ],
+)
+def test_projectors_that_cannot_be(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Projector.model_validate(table)
