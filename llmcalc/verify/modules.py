@@ -23,7 +23,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "cross_attn": ("layer.1.EncDecAttention", "encoder_attn", "cross_attention", "cross_attn"),
     "mlp": (
-        "layer.2.DenseReluDense", "layer.1.DenseReluDense", "layer.2.mlp", "layer.1.mlp", "intermediate.dense + output.dense", "fc1 + fc2", "feed_forward", "ffn",
+        "layer.2.DenseReluDense", "layer.1.DenseReluDense", "layer.2.mlp", "layer.1.mlp", "intermediate.dense + output.dense", "fc1 + fc2",
+        "feed_forward", "ffn",
         "block_sparse_moe + shared_mlp", "block_sparse_moe", "shared_mlp", "router + experts", "mlp_block", "mlp - mlp.post_mlp_layernorm", "mlp", "mixer",
     ),
     "dense": ("mlp",),
@@ -75,7 +76,7 @@ def places(tree: Node, held: Mapping[str, int], kind: str) -> Found:
 def _numbered(held: Mapping[str, int], depth: int, side: str) -> str | None:
     """The path of the numbered list that has exactly as many modules as the stack has layers: the one with the most parameters."""
     lists = {path.rpartition(".")[0] for path in held if path.endswith(".0")}
-    fitting = [p for p in lists if side in p.split(".") + [""] and f"{p}.{depth - 1}" in held and f"{p}.{depth}" not in held]
+    fitting = [p for p in lists if side in [*p.split("."), ""] and f"{p}.{depth - 1}" in held and f"{p}.{depth}" not in held]
     return min(fitting, key=lambda p: (-held[p], p), default=None)
 
 

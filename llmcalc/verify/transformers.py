@@ -1,7 +1,8 @@
 """The class of `transformers` as a witness: built from a config on meta and run, eager attention, exactly top-k experts.
 
 It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths, and
-parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`). Where a class departs from its architecture, that is one line in `DEVIATIONS`, and nothing
+parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`).
+Where a class departs from its architecture, that is one line in `DEVIATIONS`, and nothing
 else is excused.
 """
 
@@ -252,7 +253,8 @@ def _head(tree: Node, model: nn.Module) -> Found:
     """The map to the vocabulary, which every class can name, where it is all of the head."""
     module = model.get_output_embeddings()  # type: ignore[operator]
     plain = any(child.name == "lm_head" and child.op is not None for child in tree.children)
-    return {"lm_head": (path,) for path, other in model.named_modules() if plain and other is module}
+    path = next((path for path, other in model.named_modules() if other is module), None)
+    return {"lm_head": (path,)} if plain and path is not None else {}
 
 
 def _followed(cls: str, quantity: str, cost: Callable[[Op, Any], Any], spec: ModelSpec) -> Callable[[Op, Any], Any]:

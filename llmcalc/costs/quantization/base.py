@@ -17,7 +17,6 @@ from ...ops import ParamTensor
 from ...tree import Node
 from ...units import DTYPE_BITS, bits_to_bytes
 
-
 MOST_TAKEN_APART = 1000
 """Layers of a stack whose tensors are counted one by one."""
 
