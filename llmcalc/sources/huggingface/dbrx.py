@@ -11,12 +11,12 @@ from .parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 def _dbrx(c: Config) -> Table:
     attn, ffn = _inner(c, "attn_config", {"kv_n_heads": 1}), _inner(c, "ffn_config", FFN)
-    heads, norm = c.size("n_heads"), layernorm(bias=False)
+    heads, norm = c.size("num_attention_heads"), layernorm(bias=False)
     act = ffn.table("ffn_act_fn").get("name", "silu")
     if act not in ACTIVATIONS:
         raise ffn.wrong("ffn_act_fn", act, "a name among " + ", ".join(ACTIVATIONS))
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
-    c.divided("n_heads", c.size("hidden_size"), heads)
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
     block = {"attention": mixer, "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert), "norm": norm, "norm_placement": "pre"}
     return decoder(c, block, norm)

@@ -51,7 +51,7 @@ def _each_layer(c: Config, name: str) -> list[int]:
 def _hunyuan_v1_moe(c: Config) -> Table:
     """Every layer has experts and one network of the same width that sees every token; how many are chosen may differ by layer."""
     _as_published(c)
-    norm, width, experts = rmsnorm(c.number("rms_norm_eps")), c.size("intermediate_size"), c.size("num_experts")
+    norm, width, experts = rmsnorm(c.number("rms_norm_eps")), c.size("intermediate_size"), c.size("num_experts", "num_local_experts")
     for name, only in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
         if c.has(name) and {*_each_layer(c, name)} != {only}:
             raise c.wrong(name, c.get(name), f"{only} in every layer, as the class has it")
