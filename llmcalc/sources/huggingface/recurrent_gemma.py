@@ -13,7 +13,8 @@ def _recurrent_gemma(c: Config) -> Table:
     depth, hidden, heads, norm = c.size("num_hidden_layers"), c.size("hidden_size"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
     width = c.maybe("lru_width") or hidden
     c.divided("num_attention_heads", width, heads)
-    local = attention(c, position=rope(c, 0.5), sliding_window=c.size("attention_window_size", "sliding_window"), o_bias=True, **biases(c.flag("attention_bias"), *QKV))
+    window = c.size("attention_window_size", "sliding_window")
+    local = attention(c, position=rope(c, 0.5), sliding_window=window, o_bias=True, **biases(c.flag("attention_bias"), *QKV))
     recurrent: Table = {"type": "rglru", "lru_width": width, "num_attention_heads": heads, "conv1d_width": c.size("conv1d_width")}
     recurrent["hidden_act"] = c.choice(ACTIVATIONS, "hidden_activation")
     network = glu(c, bias=True, width=c.divided("intermediate_size", c.size("intermediate_size") // 2 * 2, 2), act="hidden_activation")
