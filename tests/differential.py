@@ -24,9 +24,25 @@ from llmcalc.verify.witness import witness_of
 
 UNTOUCHED = frozenset(
     {
-        "model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "id2label", "label2id", "problem_type",
-        "is_encoder_decoder", "output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript", "chunk_size_feed_forward",
-        "add_cross_attention", "is_decoder", "tie_encoder_decoder"
+        "model_type",
+        "architectures",
+        "torch_dtype",
+        "dtype",
+        "transformers_version",
+        "_name_or_path",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "is_encoder_decoder",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "use_cache",
+        "torchscript",
+        "chunk_size_feed_forward",
+        "add_cross_attention",
+        "is_decoder",
+        "tie_encoder_decoder",
     }
 )
 """Fields of the run and of other uses of the class, not of the architecture."""
