@@ -179,11 +179,6 @@ def _stored(config: dict[str, Any]) -> Checkpoint:
 
 
 def _deviates(config: dict[str, Any]) -> bool:
-    """Whether its class holds other parameters than the architecture (see DEVIATIONS): an untied BERT has a bias too many."""
-    return config["model_type"] == "bert" and config.get("tie_word_embeddings") is False
-
-
-def _deviates(config: dict[str, Any]) -> bool:
     """Whether its class holds other parameters than the architecture (see DEVIATIONS): an untied BERT or T5."""
     return config["model_type"] in ("bert", "t5") and config.get("tie_word_embeddings") is False
 

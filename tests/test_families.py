@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.sources.target import load
 from llmcalc.tree import Place
+from llmcalc.verify.deviations import total
 from llmcalc.verify.modules import IN_THE_LAYER
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
-from llmcalc.verify.transformers import _followed, verify_config
+from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
 from llmcalc.workload import Workload
 
@@ -120,13 +120,9 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
 def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")
     spec = load(str(case)).model
-    tree, cls = spec.anatomy(), truth["class"]
-
-    def count(quantity: str, cost: Any, seq: int) -> Number:
-        return tree.total(_followed(cls, quantity, cost, spec), Workload(seq=seq))
-
-    assert tree.total(lambda op, _: op.params()) == truth["n_params_total"]
+    cls = truth["class"]
+    assert spec.anatomy().total(lambda op, _: op.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert count("forward_flops", lambda op, w: op.forward_flops(w), int(seq)) == flops
+        assert total(cls, "forward_flops", forward_of, spec, Workload(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
-        assert count("cache_bytes", lambda op, w: op.cache_bits(w, 16), int(seq)) == 8 * cache["bytes"]
+        assert total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, 16), spec, Workload(seq=int(seq))) == 8 * cache["bytes"]

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.flops import forward_of
-from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
-from llmcalc.verify.measure import count_flops, parameters
-from llmcalc.verify.transformers import build
+from llmcalc.verify.measure import count_flops
+from llmcalc.verify.transformers import build, verify_config
 from llmcalc.verify.witness import witness_of
 from llmcalc.workload import Workload
 from tests.differential import shapes_of
@@ -57,10 +56,11 @@ def test_a_head_is_counted_as_its_class_has_it(kind: str, name: str) -> None:
         return
     spec = ModelSpec.model_validate(table)
     try:
-        model = build(config)
+        verdict = verify_config(spec, config)
     except ValueError as error:  # DistilBERT answers with two labels only
         pytest.skip(f"the class refuses this config: {error}")
-    assert spec.anatomy().total(total_of, include=frozenset({"towers"})) == parameters(model).get("", 0)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures]
+    assert {"parameters", "forward_flops"} <= {c.quantity for c in verdict.checks if c.node == "model"}
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])

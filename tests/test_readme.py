@@ -23,7 +23,7 @@ import pytest
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES
-from llmcalc.verify.transformers import DEVIATIONS
+from llmcalc.verify.deviations import DEVIATIONS
 from tests.test_families import CASES
 
 README = Path(__file__).parent.parent / "README.md"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from llmcalc import ops
 from llmcalc.components.mamba2 import Mamba2
@@ -16,6 +17,8 @@ from llmcalc.verify.measure import count_flops
 from llmcalc.verify.reference import verify_reference
 from llmcalc.workload import Workload
 
+SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idle_adapters]
+
 
 def shared_stack(layer: ZambaLayer) -> ModelSpec:
     """Five layers that run two blocks in turn: one three times, the other twice."""
@@ -23,7 +26,7 @@ def shared_stack(layer: ZambaLayer) -> ModelSpec:
     return ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=False, decoder=stack)
 
 
-@pytest.mark.parametrize("layer", ZambaLayer.examples())
+@pytest.mark.parametrize("layer", SHARING)
 def test_shared_blocks_count_once_and_run_in_every_layer(layer: ZambaLayer) -> None:
     spec = shared_stack(layer)
     verdict = verify_reference(spec, batch=2, seq=11)
@@ -34,7 +37,7 @@ def test_shared_blocks_count_once_and_run_in_every_layer(layer: ZambaLayer) -> N
     assert first is not net.get_submodule("layers.1.transformer.self_attn.o_proj").weight
 
 
-@pytest.mark.parametrize("layer", ZambaLayer.examples())
+@pytest.mark.parametrize("layer", SHARING)
 def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
     torch.manual_seed(0)
     net = shared_stack(layer).reference().eval()
@@ -43,6 +46,12 @@ def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
     with torch.no_grad():
         pieces = [net(ids[:, :5], store=store)] + [net(ids[:, i : i + 1], store=store, past=i) for i in range(5, 9)]
         torch.testing.assert_close(torch.cat(pieces, 1), net(ids), atol=2e-5, rtol=1e-4)
+
+
+def test_a_block_that_layers_share_holds_no_idle_adapters() -> None:
+    idle = next(layer for layer in ZambaLayer.examples() if layer.transformer.idle_adapters)
+    with pytest.raises(ValidationError, match="shared_layers: the layers called 'block' share a block; idle_adapters stand only"):
+        shared_stack(idle)
 
 
 def test_a_prompt_may_be_read_in_pieces() -> None:

@@ -125,7 +125,10 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` where a layer shares keys and values that no layer below makes."""
+        """Raises `ValueError` where a layer shares keys and values that no layer below makes, or a block holds what only unshared ones do."""
+        for name in self.shared_layers:
+            if getattr(getattr(self.layer(name), "transformer", None), "idle_adapters", 0):
+                raise ValueError(f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks that no layer shares")
         made: set[object] = set()
         mixers = {name: block.attention for name, block in {BASE: self.block, **self.variants}.items()}
         sharing = {name for name, mixer in mixers.items() if getattr(mixer, "kv_shared", False)}

@@ -2,31 +2,28 @@
 
 It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths, and
 parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`).
-Where a class departs from its architecture, that is one line in `DEVIATIONS`, and nothing
-else is excused.
+Where a class departs from its architecture, that is one line in `deviations`, and nothing else is excused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from ..algebra import Number
-from ..components import Attention, LMHead
 from ..costs.flops import forward_of
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
 from ..model import TOWERS_OPTION, ModelSpec
-from ..ops import AttentionCore, ExpertLinear, IdentityExperts, KVCache, Linear, Op, Weight
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..tree import Cost, Node
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload import Workload
 from .checks import Check, Verdict, compare, nonzero
+from .deviations import followed, total
 from .measure import count_flops, parameters
 from .modules import Found, of_nodes, places, run_by_themselves, without_shared_table
 from .reference import LARGEST_REAL, LEAST_SEQ, require_torch
@@ -34,121 +31,6 @@ from .witness import class_of, fields_of, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """Where a class departs from the architecture, and how a primitive is to be counted to follow it there.
-
-    classes: whose it is; empty for all. quantity: which of the numbers it changes. follow: an op as the class runs it.
-    when: of which models it is, where not of all that the classes run.
-    """
-
-    name: str
-    what: str
-    quantity: str
-    follow: Callable[[Op], Op]
-    classes: tuple[str, ...] = ()
-    when: Callable[[ModelSpec], bool] = lambda spec: True
-
-
-def _one_token_less(op: Op) -> Op:
-    return replace(op, limit=op.limit - 1) if isinstance(op, KVCache) and op.limit is not None else op
-
-
-def _every_token(op: Op) -> Op:
-    return replace(op, limit=None) if isinstance(op, KVCache) else op
-
-
-def _every_head(op: Op) -> Op:
-    if isinstance(op, AttentionCore):
-        return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
-    return replace(op, width=0) if isinstance(op, KVCache) else op
-
-
-@dataclass(frozen=True, slots=True)
-class _TwoBiases(Linear):
-    def params(self) -> Number:
-        return Linear.params(self) + self.n_out
-
-
-def _second_bias(op: Op) -> Op:
-    """The map to the vocabulary, which widens, has it; the one before it, which does not, has not."""
-    if isinstance(op, Linear) and op.rows == "logits" and op.n_out > op.n_in:
-        return _TwoBiases(op.n_in, op.n_out, op.bias, op.rows)
-    return op
-
-
-def _every_expert(op: Op) -> Op:
-    return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
-
-
-def _all_experts(op: Op) -> Op:
-    return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
-
-
-def _as_if_real(op: Op) -> Op:
-    """All but the last of the maps that a real expert has."""
-    return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
-
-
-def _tied(op: Op) -> Op:
-    return replace(op, tied=True) if isinstance(op, Linear) and op.rows == "logits" else op
-
-
-def _keys_and_values(op: Op) -> Op:
-    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
-
-
-def _untied(spec: ModelSpec) -> bool:
-    return not spec.tie_word_embeddings and isinstance(spec.head, LMHead)
-
-
-def _grouped(spec: ModelSpec) -> bool:
-    """Falcon of the new architecture, and not the first one's single key and value for all heads."""
-    mixer, parallel = spec.main.block.attention, spec.main.block.parallel
-    return isinstance(mixer, Attention) and mixer.num_key_value_heads is not None and (mixer.num_key_value_heads > 1 or parallel == "separate")
-
-
-DEVIATIONS = (
-    Deviation("sliding cache", "a sliding or chunked layer's cache keeps one token less than its window", "cache_bytes", _one_token_less),
-    Deviation(
-        "Llama 4's experts", "every expert runs on every token, with zeros where it was not chosen", "forward_flops", _every_expert,
-        ("Llama4ForCausalLM", "Llama4TextModel"),
-    ),
-    Deviation(
-        "DeepSeek-V4's cache", "layers without entries keep their one tensor of keys and values twice", "cache_bytes", _keys_and_values,
-        ("DeepseekV4ForCausalLM", "DeepseekV4Model"),
-    ),
-    Deviation("GPT-Neo's cache", "its local layers keep every token", "cache_bytes", _every_token, ("GPTNeoForCausalLM", "GPTNeoModel")),
-    Deviation(
-        "Falcon's cache",
-        "grouped keys and values are kept once for each query head",
-        "cache_bytes",
-        _every_head,
-        ("FalconForCausalLM", "FalconModel"),
-        _grouped,
-    ),
-    Deviation(
-        "NLLB-MoE's experts", "the router's mask is taken for the experts' numbers: each token is run as often as there are experts", "forward_flops",
-        _all_experts, ("NllbMoeForConditionalGeneration", "NllbMoeModel"),
-    ),
-    Deviation(
-        "LongCat-Flash's identity experts", "their gate and up maps are held, though nothing reads them; checkpoints have none", "parameters", _as_if_real,
-        ("LongcatFlashForCausalLM", "LongcatFlashModel"),
-    ),
-    Deviation(
-        "T5's tied head", "its output map is tied to the embedding, though the config unties them", "parameters", _tied,
-        ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration", "LongT5ForConditionalGeneration"), _untied,
-    ),
-    Deviation(
-        "BERT's untied head", "its output map has a second bias that nothing uses; tying makes them one", "parameters", _second_bias,
-        ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel", "RobertaForMaskedLM", "RobertaForCausalLM", "XLMRobertaForMaskedLM",
-         "XLMRobertaForCausalLM", "CamembertForMaskedLM", "CamembertForCausalLM", "AlbertForMaskedLM", "AlbertForPreTraining", "MPNetForMaskedLM",
-         "NomicBertForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM"), _untied,
-    ),
-)  # fmt: skip
-"""Everything that is excused. The README lists it."""
 
 
 def require_transformers() -> None:
@@ -232,20 +114,20 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
 
     def against(quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, workload: Workload | None = None) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
-        cost = _followed(cls, quantity, cost, spec)
+        cost = followed(cls, quantity, cost, spec)
         checks = compare(tree, quantity, lambda node, w: node.each(cost, w), of_nodes(found, measured), frozenset(found), witness, workload)
         return (check for check in nonzero(checks) if check.measured is not None)
 
-    yield Check("model", "parameters", tree.total(_followed(cls, "parameters", total_of, spec), include=towers), counted.get("", 0), witness)
+    yield Check("model", "parameters", total(cls, "parameters", total_of, spec, include=towers), counted.get("", 0), witness)
     yield from against("parameters", total_of, without_shared_table(tree, counted), found)
     for seq in lengths:
         workload = Workload(batch=batch, seq=seq)
         passed = run(spec, model, batch, seq)
-        yield Check("model", "forward_flops", tree.total(_followed(cls, "forward_flops", forward_of, spec), workload), passed.flops.get("", 0), witness)
+        yield Check("model", "forward_flops", total(cls, "forward_flops", forward_of, spec, workload), passed.flops.get("", 0), witness)
         if seq == lengths[0]:
             yield from against("forward_flops", forward_of, passed.flops, run_by_themselves(found | _head(tree, model), passed.ran), workload)
         if passed.cache is not None:
-            bits = tree.total(_followed(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec), workload)
+            bits = total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec, workload)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness)
 
 
@@ -257,32 +139,30 @@ def _head(tree: Node, model: nn.Module) -> Found:
     return {"lm_head": (path,)} if plain and path is not None else {}
 
 
-def _followed(cls: str, quantity: str, cost: Callable[[Op, Any], Any], spec: ModelSpec) -> Callable[[Op, Any], Any]:
-    """The cost of an op as this class runs it."""
-    steps = [d.follow for d in DEVIATIONS if d.quantity == quantity and (not d.classes or cls in d.classes) and d.when(spec)]
-
-    def following(op: Op, w: Any) -> Any:
-        for step in steps:
-            op = step(op)
-        return cost(op, w)
-
-    return following
-
-
 GIVEN_A_MASK = ("Gemma4ForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel")
 """Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
 
 
+NOT_TOLD_OF_A_CACHE = (
+    "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel", "T5GemmaForSequenceClassification",
+    "T5GemmaForTokenClassification",
+)  # fmt: skip
+"""Classes that fail where they are asked to keep a cache: they pass the word on twice, or to an encoder that refuses it."""
+
+
 LOOKS_AT_VALUES = frozenset(
     {
-        "DbrxForCausalLM", "DbrxModel", "JetMoeForCausalLM", "JetMoeModel",
+        "DbrxForCausalLM", "DbrxModel", "JetMoeForCausalLM", "JetMoeForSequenceClassification", "JetMoeModel",
         "BartForSequenceClassification", "MBartForSequenceClassification", "PLBartForSequenceClassification", "T5ForSequenceClassification",
         "MT5ForSequenceClassification", "UMT5ForSequenceClassification", "DebertaForMaskedLM", "DebertaForQuestionAnswering",
         "DebertaForSequenceClassification",
         "DebertaForTokenClassification", "DebertaModel", "DebertaV2ForMaskedLM", "DebertaV2ForQuestionAnswering",
-        "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2Model", "LongcatFlashForCausalLM", "LongcatFlashModel",
+        "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2ForMultipleChoice", "DebertaV2Model",
+        "LongcatFlashForCausalLM", "LongcatFlashModel",
+        "ModernBertForMultipleChoice",
         "NllbMoeForConditionalGeneration", "NllbMoeModel",
         "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
+        "T5GemmaForSequenceClassification", "T5GemmaForTokenClassification",
     }
 )  # fmt: skip
 """Classes that branch on what a tensor holds (which experts are chosen, where a sequence ends), and so run on a CPU."""
@@ -318,12 +198,12 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
     from transformers import DynamicCache
 
     ids = _tokens(model, batch, seq)
-    inputs: dict[str, Any] = {"input_ids": ids}
+    inputs: dict[str, Any] = {"input_ids": ids[:, None] if type(model).__name__.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
-    if spec.kind != "encoder" and not type(model).__name__.startswith("SwitchTransformers"):  # whose encoder refuses to be told
+    if spec.kind != "encoder" and type(model).__name__ not in NOT_TOLD_OF_A_CACHE:
         inputs["use_cache"] = True
     if type(model).__name__ in GIVEN_A_MASK:
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
