@@ -22,9 +22,10 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES
+from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
 from llmcalc.verify.deviations import DEVIATIONS
 from tests.test_families import CASES
+from tests.tower_shapes import WRAPPERS
 
 README = Path(__file__).parent.parent / "README.md"
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
@@ -76,14 +77,28 @@ def test_toml_example() -> None:
     assert spec.anatomy().total(lambda op, _: op.params()) == 32000 * 2048 + 24 * (2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 5632 + 2 * 2048) + 2048
 
 
+EXACT, FOLLOWED, IN_PART, NONE = "exact", "exact ¹", "in part ²", "–"
+
+
 def families_table() -> str:
-    """Every family that is read, at how many shapes its class is met, and how many real configs are exact."""
+    """Every family that is read, at how many shapes it meets its class, on how many real configs, and in what it is exact.
+
+    The comparisons of test_families.py are those of every shape here; those of test_towers.py, of every wrapper.
+    """
     real = Counter(json.loads((case / "config.json").read_text())["model_type"] for case in CASES)
-    lines = ["| model_type | shapes | real configs |", "|:---|---:|---:|"]
-    shapes = Counter(s["model_type"] for file in FILES for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes)
+    lines = ["| model_type | parameters | FLOPs | cache | towers' parameters | shapes | real configs |", "|:---|:---|:---|:---|:---|---:|---:|"]
     for file in sorted(FILES):
+        shapes = [{"architectures": [cls], **shape} for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items() for shape in shapes]
         kinds = sorted(FILES[file])
-        lines.append(f"| {', '.join(kinds)} | {sum(shapes[k] for k in kinds)} | {sum(real[k] for k in kinds) or ''} |")
+        around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
+        classes = {shape["architectures"][0] for shape in shapes}
+        follows = {d.quantity for d in DEVIATIONS if classes & set(d.classes)}
+        cells = [FOLLOWED if quantity in follows else EXACT for quantity in ("parameters", "forward_flops", "cache_bytes")]
+        if shapes and all(ModelSpec.model_validate(read_config(shape)[0]).kind == "encoder" for shape in shapes):
+            cells[2] = NONE
+        untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
+        cells += [IN_PART if untold else EXACT if around else NONE, str(len(shapes) + len(around)), str(sum(real[k] for k in kinds) or "")]
+        lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -91,7 +106,9 @@ def deviations_table() -> str:
     """Everything that the comparison with transformers excuses."""
     lines = ["| class | what it does | changes |", "|:---|:---|:---|"]
     for d in DEVIATIONS:
-        lines.append(f"| {', '.join(d.classes) or 'all'} | {d.what} | {d.quantity.replace('_', ' ')} |")
+        first, others = d.classes[:2], d.classes[2:]
+        whose = ", ".join(first) + (f" and {len(others)} like them" if others else "")
+        lines.append(f"| {whose or 'all'} | {d.what} | {d.quantity.replace('_', ' ')} |")
     return "\n".join(lines) + "\n"
 
 
@@ -109,8 +126,14 @@ def test_tables_are_current(name: str) -> None:
     assert found[2].strip() == GENERATED[name]().strip(), "run python -m tests.test_readme"
 
 
+def renewed(command: str, shown: str) -> str:
+    """The output as it is now; as it was where only times differ."""
+    now = printed(command)
+    return shown if without_times(now) == without_times(shown) else now
+
+
 if __name__ == "__main__":
     text = README.read_text()
     for name, make in GENERATED.items():
         text = section(name).sub(lambda m, make=make: f"{m[1]}\n{make()}\n{m[3]}", text)  # type: ignore[misc]
-    README.write_text(SHOWN.sub(lambda m: f"<!-- output: {m[1]} -->\n```\n{printed(m[1])}```", text))
+    README.write_text(SHOWN.sub(lambda m: f"<!-- output: {m[1]} -->\n```\n{renewed(m[1], m[2])}```", text))

@@ -11,6 +11,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import class_of, fields_of
+from tests.differential import shapes_of
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 
@@ -30,6 +31,19 @@ SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden
 )
 def test_the_class_is_found_under_the_spelling_of_a_hub(kind: str, names: list[str] | None, cls: str) -> None:
     assert class_of({"model_type": kind, "architectures": names}) == cls
+
+
+SPELLINGS = [("minimax_m3", "minimax_m3_vl"), ("nllb_moe", "nllb-moe"), ("xlm_roberta", "xlm-roberta"), ("gpt-neox", "gpt_neox")]
+
+
+@pytest.mark.parametrize(("given", "kind"), SPELLINGS)
+def test_a_model_type_may_be_spelled_as_its_folder_is(given: str, kind: str) -> None:
+    shape = {"model_type": kind} if kind == "minimax_m3_vl" else shapes_of(kind)[0]
+    config = {**shape, "model_type": given}
+    table, notes = read_config(config)
+    assert (table, notes) == read_config(shape)
+    if kind != "minimax_m3_vl":  # whose default is 400 B
+        assert verify_config(ModelSpec.model_validate(table), config).ok
 
 
 def test_a_class_that_nobody_has_is_an_error() -> None:

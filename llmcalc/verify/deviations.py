@@ -99,8 +99,8 @@ DEVIATIONS = (
         _every_expert, ("NllbMoeForConditionalGeneration", "NllbMoeModel"),
     ),
     Deviation(
-        "LongCat-Flash's identity experts", "their gate and up maps are held, though nothing reads them; checkpoints have none", "parameters", _as_if_real,
-        ("LongcatFlashForCausalLM", "LongcatFlashModel"),
+        "LongCat-Flash's identity experts", "the gate and up maps of identity experts are held, though nothing reads them; checkpoints have none",
+        "parameters", _as_if_real, ("LongcatFlashForCausalLM", "LongcatFlashModel"),
     ),
     Deviation(
         "T5's tied head", "its output map is tied to the embedding, though the config unties them", "parameters", _tied,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..sources.huggingface.registry import family_of, model_types
+from ..sources.huggingface.registry import family_of, model_types, usual_name
 
 OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that say nothing of what a class builds."""
@@ -20,8 +20,9 @@ BY_LENGTH = ("dynamic", "longrope", "su")
 
 def witness_of(model_type: str) -> str:
     """The model type of `transformers` whose class computes this one: its own, but for a family that has none there."""
-    like = family_of(model_type).like if model_type in model_types() else None
-    return like or model_type
+    kind = usual_name(model_type)
+    like = family_of(kind).like if kind in model_types() else None
+    return like or kind
 
 
 def class_of(config: Mapping[str, Any]) -> str:

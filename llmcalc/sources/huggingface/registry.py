@@ -72,6 +72,9 @@ FILES: dict[str, tuple[str, ...]] = {
 }
 """File in this package → the model types it reads. A new family is its file and its line here."""
 
+OTHER_NAMES = {"minimax_m3": "minimax_m3_vl"}
+"""Model types by a name that transformers has for something else of the family: the folder of its code."""
+
 HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForCausalLM": "lm", "LMHeadModel": "lm", "ForConditionalGeneration": "lm", "ForMaskedLM": "lm", "WithLMHeadModel": "lm", "ForPreTraining": "lm",
     "MTModel": "lm", "DoubleHeadsModel": "lm", "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
@@ -83,6 +86,12 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
 def model_types() -> list[str]:
     """Every model type that is read, sorted."""
     return sorted(kind for kinds in FILES.values() for kind in kinds)
+
+
+def usual_name(model_type: str) -> str:
+    """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder; any other as it is."""
+    spelled = {kind.replace("-", "_"): kind for kind in model_types()} | OTHER_NAMES
+    return spelled.get(model_type.replace("-", "_"), model_type)
 
 
 def family_of(model_type: str, where: str = "") -> Family:
@@ -117,6 +126,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     kind, inner = data.get("model_type"), data.get("text_config")
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
+    kind = usual_name(kind)
     family = family_of(kind)
     text = family.text
     if text is None:
@@ -129,7 +139,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if not isinstance(own, str):
         raise InputError(f"text_config.model_type: {shown(own)}; expected the name of a model type")
     named = {"architectures": data["architectures"]} if "architectures" in data else {}
-    return "text_config.", {**named, **family.filled, **inner, **_tied(family, data)}, own
+    return "text_config.", {**named, **family.filled, **inner, **_tied(family, data)}, usual_name(own)
 
 
 def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +185,7 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
     Raises `InputError` naming the field, its value and what was expected.
     """
     outer, (where, data, kind) = data, text_of(data)
-    wrapper, family = str(outer["model_type"]), family_of(kind, where)
+    wrapper, family = usual_name(outer["model_type"]), family_of(kind, where)
     if family.read is None:
         raise InputError(f"{where}model_type: '{kind}' wraps a text model and holds no text_config")
     config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases)
