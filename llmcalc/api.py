@@ -12,7 +12,7 @@ from .costs import params as param_costs
 from .costs.cache import CacheSize
 from .costs.flops import FlopCount
 from .costs.memory import MemoryPhase, MemoryUse, Setup
-from .costs.params import ParameterCount
+from .costs.params import ParameterCount, included
 from .model import ModelSpec
 from .sources.preset import Preset
 from .sources.target import load as load_target
@@ -34,14 +34,9 @@ def spec_of(model: Preset | ModelSpec) -> ModelSpec:
     return model.model if isinstance(model, Preset) else model
 
 
-def _included(with_mtp: bool, with_towers: bool) -> frozenset[str]:
-    """The optional parts that were asked for."""
-    return frozenset(name for name, asked in (("mtp", with_mtp), ("towers", with_towers)) if asked)
-
-
 def params(model: Preset | ModelSpec, with_mtp: bool = False, with_towers: bool = False) -> ParameterCount:
     """Parameters: `.total`, `.active`, `.embedding`, `.by_component`. Exact integers."""
-    return param_costs.params(spec_of(model), _included(with_mtp, with_towers))
+    return param_costs.params(spec_of(model), included(with_mtp, with_towers))
 
 
 def flops(
@@ -65,7 +60,7 @@ def flops(
     """
     spec = spec_of(model)
     workload = flop_costs.workload_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute)
-    return flop_costs.flops(spec, workload, frozenset({"mtp"}) if with_mtp else frozenset())
+    return flop_costs.flops(spec, workload, included(with_mtp))
 
 
 def kv(model: Preset | ModelSpec, batch: int = 1, seq: int = 1, dtype: str = "bfloat16", source: int | None = None) -> CacheSize:
@@ -101,4 +96,4 @@ def memory(
     """
     setup = Setup(phase, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize)
     published, config = (model.dtype, model.config) if isinstance(model, Preset) else ("bfloat16", None)
-    return memory_costs.memory(spec_of(model), setup, published, _included(with_mtp, with_towers), config)
+    return memory_costs.memory(spec_of(model), setup, published, included(with_mtp, with_towers), config)

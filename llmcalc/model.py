@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from . import ops
-from .components import Attention, Classifier, Head, LMHead, NoHead, Norm
+from .algebra import Number, is_zero
+from .components import Classifier, Head, LMHead, NoHead, Norm
 from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
 from .components.block import Layer
-from .components.position import Rope
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
@@ -64,7 +64,8 @@ class ModelSpec(Part):
     max_position_embeddings: the context it was made for, where positions are not a table.
     unused_embedding: a further table of tokens that nothing reads (BART's classes where their embeddings are not tied).
     pooler: BERT's dense map over the first token. pooler_labels: scores on top of it (next sentence), or of the last token where there
-    is no pooler (GPT's choice between continuations), beside the head.
+    is no pooler (GPT's choice between continuations), beside the head. contact_head: a logistic regression that reads every layer's
+    attention maps and says which tokens touch (ESM); held, and run only where somebody asks for it.
     towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model, which
     is what is counted unless they are asked in.
     """
@@ -81,6 +82,7 @@ class ModelSpec(Part):
     head: Head = LMHead()
     pooler: Flag = False
     pooler_labels: Labels | None = None
+    contact_head: Flag = False
     mtp: MultiTokenPrediction | None = None
     towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
 
@@ -89,53 +91,62 @@ class ModelSpec(Part):
         if self.encoder is None and self.decoder is None:
             raise ValueError("decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or [model.encoder]")
         for side, stack in self.stacks():
+            stack.check_mixers(side, stack.hidden_size or self.hidden_size, side, grid=False)
             for name, block in {"block": stack.block, **stack.variants}.items():
-                if side == "decoder" and getattr(getattr(block.attention, "position", None), "type", None) == "disentangled":
-                    raise ValueError(f"{side}: 'disentangled' positions are for attention in both directions; expected an encoder")
                 where = f"{side}.block" if name == "block" else f"{side}.variants.{name}"
-                for field, mixer in (("attention", block.attention), ("cross_attention", block.cross_attention)):
-                    if isinstance(mixer, Attention):
-                        self._check_heads(f"{where}.{field}", mixer, stack.hidden_size or self.hidden_size)
                 crosses, idle = block.cross_attention is not None, getattr(block, "idle_cross_attention", False)
                 if idle and self.encoder is not None:
                     raise ValueError(f"{where}.idle_cross_attention: there is an encoder to attend to; expected false")
                 if crosses and not idle and (side == "encoder" or self.encoder is None):
                     raise ValueError(f"{where}.cross_attention: only the decoder of an encoder-decoder has one")
-                if side == "encoder" and getattr(block.attention, "attention_chunk_size", None) is not None:
-                    raise ValueError(f"{where}.attention.attention_chunk_size: chunks are for causal attention; expected a decoder")
-                if side == "encoder" and getattr(getattr(block.attention, "position", None), "type", None) == "transformer_xl":
-                    raise ValueError(f"{where}.attention.position.type: 'transformer_xl' is for causal attention; expected a decoder")
-                sides = getattr(block.attention, "sides", ("decoder",))
-                if side not in sides:
-                    raise ValueError(f"{where}.attention.type: '{block.attention.type}' is for {sides[0]}s; expected 'attention'")
-                if getattr(block.attention, "grid", False):
-                    raise ValueError(f"{where}.attention.grid: tokens stand in no grid; expected false, but in a tower of images")
-        if self.encoder is not None and self.decoder is not None and self.decoder.block.cross_attention is None:
+        merged = self.decoder is not None and self.decoder.block.attention.type == "merged"
+        if merged and (self.encoder is None or self.encoder.hidden_size is not None or self.main.block.cross_attention is not None):
+            raise ValueError("decoder.block.attention.type: 'merged' reads an encoder of the decoder's width; expected one, and no cross_attention")
+        if self.encoder is not None and self.decoder is not None and self.decoder.block.cross_attention is None and not merged:
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         if self.main.input_size not in (None, self.embedding_size):
             raise ValueError(f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}")
+        if self.kind == "encoder-decoder" and self.encoder is not None:
+            if self.encoder.input_size is not None:
+                raise ValueError("encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none")
+            if self.embedding_size is not None and self.encoder.vocab_size is None and self.encoder.stem is None:
+                raise ValueError("embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own")
         if self.main.vocab_size is not None or self.main.hidden_size is not None:
             raise ValueError(f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder")
         if self.encoder is not None and self.encoder.hidden_size is not None and self.encoder.vocab_size is None and self.encoder.stem is None:
             raise ValueError("encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding of its own")
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
-        if self.mtp is not None and (self.kind != "decoder" or isinstance(self.head, NoHead)):
-            raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
-        if self.mtp is not None and self.mtp.layer not in (None, "block", *self.main.variants):
-            raise ValueError(f"mtp.layer: there is no layer called '{self.mtp.layer}'; expected one of {', '.join(('block', *self.main.variants))}")
+        transform = getattr(self.head, "transform", None)
+        if transform is not None and transform.size is not None and (self.tie_word_embeddings or not isinstance(self.head, LMHead)):
+            raise ValueError("head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = false")
+        if self.contact_head and (self.kind != "encoder" or self.main.variants or is_zero(self._attending_heads())):
+            raise ValueError("contact_head: reads the attention maps of an encoder whose layers are alike; expected false")
+        if self.mtp is not None:
+            self._check_prediction(self.mtp)
         check_widths(self.towers)
         return self
 
-    def _check_heads(self, where: str, attention: Attention, hidden_size: int) -> None:
-        if attention.head_dim is None and hidden_size % attention.num_attention_heads:
-            raise ValueError(
-                f"{where}.num_attention_heads: {attention.num_attention_heads} does not divide hidden_size {hidden_size}; "
-                "expected a divisor, or a head_dim of its own"
-            )
-        turned = attention.position.turned(attention.sizes(hidden_size)[2]) if isinstance(attention.position, Rope) else 2
-        if turned < 2 or turned % 2:
-            raise ValueError(f"{where}.position: RoPE would turn {turned} of a head's dimensions (head_dim); expected an even number, for it turns pairs")
+    def _check_prediction(self, mtp: MultiTokenPrediction) -> None:
+        """Raises `ValueError` where modules that predict further tokens cannot stand on this model."""
+        if self.kind != "decoder" or not isinstance(self.head, LMHead):
+            raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
+        if mtp.layer not in (None, "block", *self.main.variants):
+            raise ValueError(f"mtp.layer: there is no layer called '{mtp.layer}'; expected one of {', '.join(('block', *self.main.variants))}")
+        if self.embedding_size is not None or self.head.transform is not None:
+            raise ValueError("mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform")
+        block = self.mtp_block()
+        mixer, worker = block.attention, block.feed_forward
+        needed = {
+            f"type '{getattr(block, 'type', '')}'": not block.alone,
+            "per_layer_input": getattr(block, "per_layer_input", None) is not None,
+            "attention.kv_shared": getattr(mixer, "kv_shared", False),
+            "attention.indexer.shared": getattr(getattr(mixer, "indexer", None), "shared", False),
+            "feed_forward.token_table": getattr(worker, "token_table", None) is not None,
+        }
+        for field, present in needed.items():
+            if present:
+                raise ValueError(f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another kind, or no mtp")
 
     @property
     def kind(self) -> Literal["decoder", "encoder", "encoder-decoder"]:
@@ -174,6 +185,10 @@ class ModelSpec(Part):
         on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
         return self.embedding_size if on_all and self.main.input_size is None else None
 
+    def _attending_heads(self) -> Number:
+        """Attention maps of a layer; 0 where its mixer makes none."""
+        return getattr(self.main.block.attention, "num_attention_heads", 0)
+
     def _around(self, side: str, stack: Stack) -> Around:
         """What the layers of a stack need to know of the model."""
         width = self.hidden_size if stack.hidden_size is None else stack.hidden_size
@@ -200,6 +215,9 @@ class ModelSpec(Part):
             if self.pooler_labels is not None:
                 pooled.append(Node("out_proj", ops.Linear(h, self.pooler_labels, bias=True, rows="sequences")))
             parts.append(Node("pooler", children=tuple(pooled), kind="pooler", source="Devlin et al. 2019"))
+        if self.contact_head:
+            maps = self.main.num_hidden_layers * self._attending_heads()
+            parts.append(Node("contact_head", ops.Idle(ops.Linear(maps, 1, bias=True)), kind="classifier", source="Rao et al. 2020"))
         top = self.top_size
         if top is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
@@ -301,6 +319,10 @@ def _references() -> dict[str, type[nn.Module]]:
                 self._only = (only,)  # in a tuple: its children are this model's own
             if spec.pooler or spec.pooler_labels is not None:
                 self.pooler = Pooler(hidden, spec.pooler_labels, spec.pooler)
+            if spec.contact_head:
+                layer: Any = spec.main.block.attention
+                self.contact_head = nn.Linear(spec.main.num_hidden_layers * layer.num_attention_heads, 1)
+            self.scores_pooled = hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
             if spec.top_size is not None:
                 self.head_proj = nn.Linear(hidden, spec.top_size, bias=False)
             if isinstance(spec.head, Classifier):
@@ -353,7 +375,7 @@ def _references() -> dict[str, type[nn.Module]]:
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled, self.pooled = self.pooler(x)
-            if hasattr(self, "classifier") and hasattr(self, "pooler") and self.spec.head.over == "sequence":  # type: ignore[union-attr]
+            if self.scores_pooled:
                 return self.classifier(pooled)
             top = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):

@@ -32,7 +32,7 @@ def assert_counts(module: nn.Module, spec: Preset | ModelSpec, *, inputs: tuple[
     them (every query by every key) and compared. batch, seq: of these inputs, where the first is no tensor of ids.
     The message says how far off it is, and which layers are where the module keeps its layers in a list.
     """
-    require_torch()
+    require_torch("assert_counts")
     model = spec.model if isinstance(spec, Preset) else spec
     tree = model.anatomy()
     problems = _parameter_problems(module, tree)

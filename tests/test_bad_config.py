@@ -173,6 +173,27 @@ def test_every_command_says_what_is_wrong(name: str, run: Any, tmp_path: Path) -
     assert sorted(one.name for one in tmp_path.iterdir()) == ["damaged", "model.safetensors"]
 
 
+BERT = {"model_type": "bert", **SIZED}
+REFUSED_LATER: dict[str, tuple[Config, str]] = {
+    "kv": (BERT, "an encoder-only model keeps no KV cache"),
+    "flops --phase decode": (BERT, "--phase decode: an encoder-only model keeps no cache"),
+    "memory": ({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, "quantization_config of awq: bits: 5"),
+    "explain q_prj": (LLAMA, "NODE: the model has no node 'q_prj'"),
+    "shape": (BERT, "shape: an encoder has other sizes than depth and width to trade"),
+    "verify --seq 5000": (BERT, "--seq: 5000 tokens and one more do not fit 512 learned positions"),
+    "verify --against published": (LLAMA, "no exact parameter count was published"),
+    "convert --to hf --set attn_logit_softcapping=30": (LLAMA, "no transformers class is known here that computes this architecture"),
+}
+"""What is found wrong with a config that was read: the command, and words of its message."""
+
+
+@pytest.mark.parametrize("line", REFUSED_LATER)
+def test_what_is_found_later_names_the_model_too(line: str, run: Any, tmp_path: Path) -> None:
+    config, words = REFUSED_LATER[line]
+    command, *options = line.split()
+    one_error(run(command, written(config, tmp_path, "somewhere"), *options), f"error: somewhere: {words}")
+
+
 def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:
     """Damage that shows when the answer is written, not when the config is read."""
     path, report = written({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, tmp_path, "damaged"), tmp_path / "report"

@@ -173,7 +173,7 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
     refused(run(command, "no-such-thing-at-all"), "no-such-thing-at-all")
     refused(run(command, name, "--nope"), "--nope", f"{command} --help")
     if command != "convert":  # which writes TOML alone
-        refused(run(command, name, "--format", "xml"), "--format: 'xml'", "'json'")
+        refused(run(command, name, "--format", "xml"), "--format: 'xml'", "expected one of table, json, csv, markdown")
         refused(run(command, name, "--format"), "--format")
     refused(run(command, name, "-o", str(tmp_path)), "--output", "is a folder")
     refused(run(command, name, "-o", str(tmp_path / "none" / "x")), "--output", "there is no folder")

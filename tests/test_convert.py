@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+from copy import deepcopy
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcalc.api import params
 from llmcalc.components import Classifier, Head, LMHead, NoHead
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
@@ -22,9 +25,12 @@ from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical, differences
 from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.tree import Cost
-from llmcalc.verify.transformers import verify_config
+from llmcalc.verify.measure import parameters
+from llmcalc.verify.transformers import build, verify_config
 from llmcalc.workload import Workload
 from tests.test_families import CASES, _known
+from tests.test_towers import wrapped
+from tests.tower_shapes import WRAPPERS
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 
@@ -59,7 +65,7 @@ def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path)
 
 def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     """Whether a config is read as a spec: its trees are equal, whatever the names of its variants."""
-    theirs = ModelSpec.model_validate(read_config(config)[0])
+    theirs = _spec_of(config)
     costs: list[Cost] = [lambda op, w: op.params(), lambda op, w: op.forward_flops(w), lambda op, w: op.cache_bits(w, 16)]
     workload = Workload(batch=2, seq=40)
     every = frozenset({"mtp", "towers"})
@@ -86,10 +92,21 @@ def _shapes_of(kind: str) -> list[dict[str, Any]]:
     return [{"architectures": [cls], **shape} for cls, several in shapes.items() for shape in several if shape["model_type"] == kind]
 
 
+def _spec_of(config: dict[str, Any]) -> ModelSpec:
+    return ModelSpec.model_validate(read_config(config)[0])
+
+
 def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
     """What the spec of a family's shape is written as; none where no class computes it."""
+    written = _written(json.dumps(shape))
+    return None if written is None else deepcopy(written)
+
+
+@cache
+def _written(shape: str) -> dict[str, Any] | None:
+    """Looking through all classes for one takes most of this file's time, and each shape is asked for several times."""
     try:
-        return to_config(ModelSpec.model_validate(read_config(shape)[0]))
+        return to_config(_spec_of(json.loads(shape)))
     except InputError as error:
         if "no transformers class is known" not in str(error):
             raise
@@ -102,7 +119,7 @@ def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
     for shape in _shapes_of(kind):
         config = _config_of(shape)
         if config is not None:
-            assert _same(ModelSpec.model_validate(read_config(shape)[0]), config)
+            assert _same(_spec_of(shape), config)
             assert json.loads(json.dumps(config)) == config
 
 
@@ -112,8 +129,31 @@ def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
     shape = _shapes_of(kind)[-1]
     config = _config_of(shape)
     if config is not None:
-        verdict = verify_config(ModelSpec.model_validate(read_config(shape)[0]), config)
+        verdict = verify_config(_spec_of(shape), config)
         assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
+
+
+BESIDE = [pytest.param(kind, shape, id=f"{kind}-{i}") for kind, (_, _, shapes) in WRAPPERS.items() for i, shape in enumerate(shapes)]
+WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
+"""Wrappers whose towers are written. (ShieldGemma 2 is Gemma 3.)"""
+
+
+@pytest.mark.parametrize(("kind", "shape"), BESIDE)
+def test_towers_are_written_or_the_model_is_refused(kind: str, shape: dict[str, Any]) -> None:
+    spec = _spec_of(wrapped(kind, shape))
+    if kind in WITH_TOWERS:
+        config = to_config(spec)
+        assert _same(spec, config)
+        assert parameters(build(config))[""] == params(spec, with_towers=True).total
+        return
+    with pytest.raises(InputError, match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers out\)|.*vision_expert)"):
+        to_config(spec)
+
+
+def test_a_model_is_written_without_its_towers_where_that_is_asked_for(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(wrapped("llava", WRAPPERS["llava"][2][0])))
+    assert (run("convert", str(file), "--to", "hf").code, run("convert", str(file), "--to", "hf", "--set", "towers={}").code) == (2, 0)
 
 
 def test_nearly_all_shapes_have_a_class() -> None:

@@ -62,9 +62,9 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
 def _with_products(spec: ModelSpec) -> list[Place]:
     """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
     places = list(spec.anatomy().walk(Workload(seq=LEAST_SEQ)))
-    layers = {place.path: place.node for place in places if place.node.kind == "layer"}
-    parts = [place for place in places if place.path.rpartition(".")[0] in layers and place.node.name not in IN_THE_LAYER]
-    costly = [place for place in places if place.path in layers] + parts
+    layers = [place for place in places if place.node.kind == "layer"]
+    parts = {f"{layer.path}.{part.segment}" for layer in layers for part in layer.node.children if part.name not in IN_THE_LAYER}
+    costly = layers + [place for place in places if place.path in parts]
     return [place for place in costly if place.node.each(forward_of, place.workload)]
 
 

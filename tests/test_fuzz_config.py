@@ -61,6 +61,7 @@ QUANTIZED: dict[str, list[Config]] = {
     "modelopt": [{"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*gate"]}, {"quant_algo": "FP8", "exclude_modules": []}],
     "bitnet": [{"quantization_mode": "offline", "linear_class": "bitlinear", "modules_to_not_convert": None}],
     "eetq": [{"weights": "int8", "modules_to_not_convert": ["lm_head"]}],
+    "mlx": [{"group_size": 32, "bits": 4, "mode": "affine", "lm_head": False, "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 6}}],
 }  # fmt: skip
 """Method → configs that it is read from."""
 
@@ -150,6 +151,17 @@ def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
     shape = shapes(kind)[0]
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
     assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) > 20
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(kind: str, tmp_path: Path) -> None:
+    """Whatever the description calls what was made of it: the field itself, or the one behind it, is in the message."""
+    shape = shapes(kind)[0]
+    for name, size in {**family_of(kind).defaults, **shape}.items():
+        for other in (1, 3, 7 * size, 10**6, 2**39) if type(size) is int else ():
+            message = read(tmp_path / "config.json", {**shape, name: other})
+            if ": model." in message:  # the reader took it, and what it made of it was refused
+                assert re.search(rf"\b{re.escape(name)}\b", message), (name, other, message)
 
 
 @pytest.mark.parametrize("kind", WRAPPING)

@@ -33,7 +33,7 @@ def _classes() -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for name in dir(transformers):
-        cls = getattr(transformers, name) if "For" in name or name.endswith("DoubleHeadsModel") else None
+        cls = getattr(transformers, name) if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel") else None
         if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
             found.setdefault(cls.config_class.model_type, []).append(name)
     return found

@@ -224,7 +224,7 @@ def test_the_tables_say_it_in_eighty_columns(capsys: pytest.CaptureFixture[str],
 
 def test_more_tokens_than_the_model_was_made_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, out, err = run(capsys, monkeypatch, "llama3-8b", "--seq", "8193", "--format", "csv")
-    assert err == "note: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all the same\n"
+    assert err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all the same\n"
     assert out.splitlines()[0] == "layer_kind,layers,tokens,elements_per_token,bytes,share"
     assert "8,193 tokens are more" in " ".join(run(capsys, monkeypatch, "llama3-8b", "--seq", "8193")[1].split())
     assert "more than" not in run(capsys, monkeypatch, "llama3-8b")[1]

@@ -19,8 +19,10 @@ from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier
 from llmcalc.components.layers import LAYERS, Layer
 from llmcalc.components.local import LocalAttention
+from llmcalc.components.merged import MergedAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
+from llmcalc.components.relative import RelativeAttention
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
 from llmcalc.model import ModelSpec
@@ -61,6 +63,13 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
+        case RelativeAttention():
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=2, block=block))
+        case MergedAttention():
+            both = encoder_decoder(Block.examples()[-1])
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+            return both.model_copy(update={"decoder": Stack(num_hidden_layers=2, block=block)})
         case Norm():
             return decoder(norm=part, final_norm=part, embedding_norm=part)
         case Learned() | Sinusoidal():

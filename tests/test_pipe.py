@@ -52,6 +52,26 @@ def test_long_words_depth_and_empty_cells() -> None:
         assert as_pipe(report, width) == as_rich(report, width)
 
 
+NUMBER, LINK = "12,345,678,901,234,567,890", "https://example.org/" + "a" * 80
+
+
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_nothing_is_cut_in_a_narrow_terminal(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", colour)
+    report = Report({}, [Table("title", (Column("a", "name"), Column("b", "number")), [Row(["x" * 30, NUMBER])], notes=[f"see {LINK}"])])
+    out = io.StringIO()
+    draw(report, out, 20)
+    assert ("\x1b[" in out.getvalue()) == bool(colour)
+    assert NUMBER in out.getvalue()
+    assert LINK in out.getvalue()
+
+
+def test_where_a_note_ends_is_seen() -> None:
+    out = io.StringIO()
+    pipe.render(Report({}, [Table("", (), (), notes=["one two three four", "five"])]), out, 15)
+    assert out.getvalue() == "  one two three\n    four\n  five\n"
+
+
 def test_rich_is_imported_for_a_terminal_alone() -> None:
     code = "import sys\nsys.argv = ['llmcalc', 'params', 'gpt2']\nfrom llmcalc.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
     code += "sys.exit(3 if 'rich' in sys.modules else 0)"

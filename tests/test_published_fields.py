@@ -23,6 +23,12 @@ ANY = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     "bert": {"directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128,
              "pooler_type": "first_token_transform"},
+    "ernie": {"enable_recompute": False, "fuse": False, "pool_act": "tanh", "task_type_vocab_size": 3},
+    "megatron-bert": {"tokenizer_type": "BertWordPieceLowerCase"},
+    "esm": {"esmfold_config": None, "hidden_act": "gelu", "is_folding_model": False, "vocab_list": None},
+    "fsmt": {"decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 31640}, "early_stopping": False, "langs": ["ru", "en"]},
+    "xlnet": {"end_n_top": 5, "reuse_len": None, "start_n_top": 5, "untie_r": True},
+    "rembert": {"embedding_size": 256},
     "albert": {"layers_to_keep": []},
     "blenderbot": {"extra_layer_norm": False, "variant": "prelayernorm"},
     "llama": {"activation": "swiglu", "is_llama_config": True, "rope_interleaved": False, "pixel_shuffle_factor": 4, "use_resampler": False},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,72 @@ def test_state_space_models(case: str) -> None:
             quantized(spec, scheme_named("q4_0"))
         with pytest.raises(InputError, match=r"dt_proj: 48 columns are no multiple of 128"):
             quantized(spec, scheme_named("awq-int4-g128"))
+
+
+# --- mlx-lm -----------------------------------------------------------------------------------------------------------
+
+MLX = {"group_size": 32, "bits": 4}
+
+
+def test_mlx_holds_a_scale_and_a_bias_a_group_of_all_maps_and_embeddings() -> None:
+    """DENSE: 96 wide, 2 layers, 4 query and 2 key/value heads of 32, networks of 192, 50 words; 16-bit scales and biases."""
+    maps = 2 * (128 * 96 + 2 * 64 * 96 + 96 * 128 + 3 * 192 * 96) + 2 * 50 * 96  # the table of words and the output head, too
+    found = of_config(DENSE, **MLX)
+    assert (found.weights, found.scales, found.zeros) == (maps // 2, maps // 32 * 2, maps // 32 * 2)
+    assert found.unconverted == 2 * (params(DENSE).total - maps)
+    assert found == quantized(DENSE, _mlx({"quantization": MLX})).by_part == of_config(DENSE, **MLX, mode="affine")
+    three = of_config(DENSE, group_size=32, bits=3)
+    assert (three.weights, three.scales) == (maps * 3 // 8, found.scales)
+
+
+def _mlx(config: dict[str, Any]) -> Any:
+    scheme = scheme_of_config(config)
+    assert scheme is not None
+    return scheme
+
+
+def test_mlx_keeps_what_has_no_whole_groups() -> None:
+    """Of 64 columns: 96 are none, 128 and 192 are."""
+    wide = 2 * (96 * 128 + 96 * 192)
+    assert of_config(DENSE, group_size=64, bits=8).weights == wide
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)])
+def test_mlx_holds_one_byte_a_group_in_the_microscaling_formats(mode: str, bits: int, group: int) -> None:
+    found, affine = of_config(DENSE, mode=mode, bits=bits, group_size=group), of_config(DENSE, bits=bits, group_size=32)
+    assert (found.weights, found.zeros, found.other) == (affine.weights, 0, 0)
+    assert found.scales * group == found.weights * 8 // bits
+
+
+def test_mlx_stores_the_modules_that_its_table_names_otherwise() -> None:
+    usual, down = of_config(DENSE, **MLX), 96 * 192
+    found = of_config(DENSE, **MLX, lm_head=False, **{"model.layers.1.mlp.down_proj": {"group_size": 64, "bits": 8}})
+    assert found.weights == usual.weights - 50 * 96 // 2 + down // 2
+    assert found.unconverted == usual.unconverted + 2 * 50 * 96
+    assert found.scales == usual.scales - 2 * (50 * 96 + down) // 32 + 2 * down // 64
+
+
+def test_mlx_converts_routers_where_its_table_says_so() -> None:
+    """Whether a router is a linear map or a table of numbers is its class's choice in mlx-lm, which the config does not tell otherwise."""
+    with pytest.raises(InputError, match=r"quantization: layers\.0\.mlp\.router \(router\): whether mlx-lm converts it is not in the config"):
+        of_config(MIXTURE, **MLX)
+    gates = {f"model.layers.{i}.mlp.gate": {"group_size": 32, "bits": 8} for i in range(MIXTURE.main.num_hidden_layers)}
+    kept = dict.fromkeys(gates, False)
+    assert of_config(MIXTURE, **MLX, **gates).total < of_config(MIXTURE, **MLX, **kept).total
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({**MLX, "model.layers.0.mlp.upproj": False}, "model.layers.0.mlp.upproj: names no module of this model"),
+        ({**MLX, "lm_head": 4}, "lm_head: 4; expected how a module is stored, true or false"),
+        ({**MLX, "lm_head": {"bits": 4, "group_size": 32, "width": 1}}, "lm_head: width: not known"),
+        ({"group_size": 32, "bits": 7}, "bits: 7; expected one of 2, 3, 4, 5, 6, 8"),
+        ({"group_size": 48, "bits": 4}, "group_size: 48; expected one of 32, 64, 128"),
+        ({"group_size": 64, "bits": 4, "mode": "mxfp4"}, "group_size: 64; expected one of 32"),
+        ({**MLX, "mode": "linear"}, "mode: 'linear'; expected one of 'affine'"),
+    ],
+)
+def test_what_no_table_of_mlx_has_is_refused(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        of_config(DENSE, **table)

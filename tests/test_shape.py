@@ -14,7 +14,11 @@ from typer.testing import CliRunner
 
 import llmcalc
 from llmcalc.cli.main import app
+from llmcalc.components.attention import Attention
+from llmcalc.components.gemma4_layer import Gemma4Layer
+from llmcalc.components.hybrid import HybridBlock
 from llmcalc.components.moe import MoE
+from llmcalc.components.shortcut import ShortcutLayer
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
@@ -23,6 +27,7 @@ from llmcalc.costs.shape_literature import critical_depth, kaplan_range, scaled_
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.workload import Workload
+from tests.test_parts import decoder
 
 DECODERS = ["llama3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "gpt-oss-20b", "falcon-7b", "qwen2.5-72b"]
 
@@ -140,6 +145,29 @@ def test_experts_widen_and_keep_their_number() -> None:
     mixing = of.at(2048, 4).main.block.feed_forward
     assert isinstance(mixing, MoE)
     assert (mixing.num_experts, mixing.num_experts_per_tok, mixing.expert.intermediate_size) == (8, 2, 7168)
+
+
+@pytest.mark.parametrize("layer", [Gemma4Layer.examples()[1], ShortcutLayer.examples()[1]], ids=["gemma4", "shortcut"])
+def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
+    """At twice the width every network is twice as wide."""
+    wide = family(decoder(block=layer)).at(48, 2)
+    found, own = wide.main.block, layer
+    assert found.dense.intermediate_size == 2 * own.dense.intermediate_size
+    assert found.feed_forward.expert.intermediate_size == 2 * own.feed_forward.expert.intermediate_size
+    assert ModelSpec.model_validate(wide.model_dump()) == wide
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (decoder(block=HybridBlock.examples()[0]), "a state-space part beside attention"),
+        (decoder(feed_forward=next(e for e in MoE.examples() if e.moe_latent_size is not None)), "no moe_latent_size"),
+        (decoder(attention=next(e for e in Attention.examples() if e.block_indexer is not None)), "without block_indexer"),
+    ],
+)
+def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        family(spec)
 
 
 def test_training_flops_as_the_budget() -> None:

@@ -40,6 +40,7 @@ def test_help_of_everything(run: Run) -> None:
     assert whole.code == 0
     assert whole.err == ""
     assert whole.out == run().out  # nothing asked is help asked
+    assert "..." not in whole.out.partition("Commands:")[2]  # no command's line is cut
     for command in COMMANDS:
         assert f"\n  {command} " in whole.out
         page = run(command, "--help")

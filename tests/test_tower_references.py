@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from llmcalc.components.base import Around
+from llmcalc.components.norm import Norm
 from llmcalc.components.towers.audio import AudioTower
 from llmcalc.components.towers.conformer import Conformer
+from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.sources.huggingface.registry import read_config
 from tests.tower_shapes import PHI4_AUDIO
 
@@ -127,3 +130,26 @@ def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
 def test_projectors_that_cannot_be(table: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Projector.model_validate(table)
+
+
+def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_makes_of_them() -> None:
+    """The class is given patches that are cut already; here they are cut as ours are, which its weights do not tell apart."""
+    from transformers.models.gemma4_unified import configuration_gemma4_unified as settings
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as modeling
+
+    torch.manual_seed(0)
+    sizes = {"patch_size": 2, "pooling_kernel_size": 2, "mm_embed_dim": 12, "mm_posemb_size": 5, "output_proj_dims": 12}
+    cls = modeling.Gemma4UnifiedVisionEmbedder(settings.Gemma4UnifiedVisionConfig(**sizes), settings.Gemma4UnifiedTextConfig(hidden_size=20)).eval()
+    spec = PatchEmbedder(
+        hidden_size=12, patches=Patches(patch_size=4, bias=True), positions=PatchPositions(rows=5, axes=2), norm=Norm(type="layernorm"),
+    )  # fmt: skip
+    ours: Any = spec.reference(Around(20))
+    with torch.no_grad():
+        cls.pos_embedding.normal_()
+        ours.patch_embedding.weight.copy_(cls.patch_dense.weight)
+        ours.patch_embedding.bias.copy_(cls.patch_dense.bias)
+        ours.position_embedding.weight.copy_(cls.pos_embedding.transpose(0, 1).flatten(0, 1))
+        pixels = torch.randn(1, 3, 1, 8, 12)
+        rows = pixels[:, :, 0].unflatten(-1, (3, 4)).unflatten(-3, (2, 4)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        places = torch.tensor([[[x, y] for y in range(2) for x in range(3)]])
+        torch.testing.assert_close(ours(pixels), cls(rows, places).last_hidden_state)

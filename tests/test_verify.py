@@ -14,6 +14,8 @@ from llmcalc import ops
 from llmcalc.components import attention, feed_forward, moe, norm
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
+from llmcalc.verify.checks import Check
+from llmcalc.verify.difference import sizes_of
 from llmcalc.verify.measure import count_flops, parameters
 from llmcalc.verify.published import has_exact_count, verify_published
 from llmcalc.verify.reference import build, verify_reference
@@ -151,6 +153,22 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     assert core[0].explanation() == "the witness counted nothing"
 
 
+@pytest.mark.parametrize(
+    ("node", "counted", "measured", "said"),
+    [
+        ("layers.3.mlp.router", 1_835_008, 1_835_264, "+256 = num_experts (a bias?), +0.01 %"),
+        ("embed_tokens", 926_679_040 - 7168, 926_679_040, "+7,168 = hidden_size, 0.00 %"),
+        ("layers.0.norm", 3 * 7168, 7168, "−14,336 = 2 × hidden_size, −66.67 %"),
+        ("lm_head", 1, 1 + 129_280 * 7168, "+926,679,040 = vocab_size × hidden_size"),
+        ("layers.3.mlp.router", 1_835_008, 1_835_009, "+1, 0.00 %"),
+    ],
+)
+def test_a_difference_is_told_by_the_sizes_that_it_is(node: str, counted: int, measured: int, said: str) -> None:
+    sizes = sizes_of(load("deepseek-v3").model)
+    assert Check(node, "parameters", counted, measured, "torch").explanation(sizes).startswith(said)
+    assert "=" not in Check(node, "forward_flops", counted, measured, "torch").explanation(sizes)
+
+
 def test_one_wrong_layer_of_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load("gpt2").model
     net = build(spec, "meta")
@@ -235,6 +253,10 @@ def test_published_differences_are_stated(run: Any) -> None:
         (["gopher-280b", "--against", "transformers"], "no transformers class is known"),
         (["llama3-8b", "--device", "cpu"], "--set num_hidden_layers=1"),
         (["gpt2", "--seq", "1024"], "expected at most 1023"),
+        (["gpt2", "--set", "max_position_embeddings=1"], "max_position_embeddings: 1 learned position has room for no token"),
+        (["bert-base", "--seq", "513"], "expected at most 512"),
+        (["gpt2", "--seq", "66", "--against", "transformers", "--set", "max_position_embeddings=65"], "expected at most 65"),
+        (["gpt2", "--device", "cpu", "--batch", "64", "--seq", "1000"], "expected a smaller --batch or --seq"),
         (["gpt2", "--against", "published", "--every-layer"], "--every-layer"),
         ([], "expected TARGET... or --all"),
     ],

@@ -20,6 +20,9 @@ GEMMA4: dict[str, Any] = {
     "model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "patch_size": 4, "position_embedding_size": 50,
 }  # fmt: skip
+UNIFIED: dict[str, Any] = {
+    "model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 24, "mm_posemb_size": 9, "output_proj_dims": 24,
+}  # fmt: skip
 GEMMA4_AUDIO: dict[str, Any] = {
     "model_type": "gemma4_audio", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "subsampling_conv_channels": [10, 6],
     "output_proj_dims": 28,
@@ -100,6 +103,12 @@ WRAPPERS: dict[str, Shapes] = {
          {"vision_config": GEMMA4, "audio_config": GEMMA4_AUDIO},
          {"vision_config": None, "audio_config": {**GEMMA4_AUDIO, "use_clipped_linears": False, "conv_kernel_size": 3, "hidden_act": "gelu"}}],
     ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForConditionalGeneration", {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},
+        [{"vision_config": UNIFIED, "audio_config": None},
+         {"vision_config": {**UNIFIED, "pooling_kernel_size": 1, "mm_embed_dim": 28, "output_proj_dims": 28},
+          "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 26}}],
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration", TOWER_AND_PROJECTOR,
         [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "multimodal_projector_bias": True, "spatial_merge_size": 3}],
@@ -139,6 +148,11 @@ WRAPPERS: dict[str, Shapes] = {
     "qwen3_vl_moe": (
         "Qwen3VLMoeForConditionalGeneration", {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
         [{"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}}, {"vision_config": {**QWEN, "deepstack_visual_indexes": [1], "in_channels": 1}}],
+    ),
+    "cohere_compass": (
+        "CohereCompassForConditionalGeneration", {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
+        [{"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
+         {"vision_config": {**QWEN, "model_type": "cohere_compass", "depth": 3, "in_channels": 1, "deepstack_visual_indexes": []}}],
     ),
     "qwen3_5": (
         "Qwen3_5ForConditionalGeneration", VISUAL,

@@ -10,12 +10,15 @@ from ..sources.hub import fetch_headers
 from ..sources.names import is_hub_id
 from ..verify.checkpoint import match
 from ..views.checkpoint import check_report
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, load_one, show
+from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, show
 
 
 def command(
     checkpoint: Annotated[
-        str, typer.Argument(help="A .safetensors file, its index, a .gguf file, a folder that holds one, or a hub id (org/name).", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A .safetensors file, its index, a .gguf file, a folder that holds one, or a hub id (org/name).", show_default=False
+        ),
     ],
     target: Target,
     overrides: Overrides = None,
@@ -24,10 +27,11 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Compare the tensors of a checkpoint, read off its header, with those of a model. Exit code 1 where they differ."""
+    """Whether the tensors of a checkpoint are those of a model. Its header alone is read. Exit code 1 where they differ."""
     preset = load_one(target, overrides, head)
     stored = fetch_headers(checkpoint) if not Path(checkpoint).exists() and is_hub_id(checkpoint) else read_checkpoint(Path(checkpoint))
-    found = match(preset.model, stored)
+    with about(preset):
+        found = match(preset.model, stored)
     show(check_report(preset, checkpoint, stored, found), fmt, output)
     if not found.ok:
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ import typer
 
 from ..costs.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import Layout, report
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Seq, Targets, known_dtype, load_all, show
+from .options import CacheDtype, Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Seq, Targets, about, load_all, show
 
 LAYOUTS: dict[Format, Layout] = {Format.table: "terminal", Format.json: "rows", Format.csv: "rows", Format.markdown: "columns"}
 
@@ -17,7 +17,7 @@ def command(
     targets: Targets,
     sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help=SORT_HELP, show_default=False)] = None,
     seq: Seq = 2048,
-    dtype: Annotated[str, typer.Option("--dtype", callback=known_dtype, help="Number format of keys and values.")] = "bf16",
+    dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
     fmt: FormatOption = Format.table,
@@ -26,5 +26,8 @@ def command(
 ) -> None:
     """Models side by side: sizes, ratios of sizes, cost a token."""
     presets = load_all(targets, overrides, head)
-    models = [quantities(preset.model, seq, dtype) for preset in presets]
+    models = []
+    for preset in presets:
+        with about(preset):
+            models.append(quantities(preset.model, seq, dtype))
     show(report([(presets[i], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output)

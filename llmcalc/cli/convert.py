@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..sources.to_hf import to_config
-from .options import HeadOption, OfflineOption, Output, Overrides, Target, load_one, opened
+from .options import HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, opened
 
 
 class Kind(StrEnum):
@@ -22,12 +22,13 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Write a model as a native description (toml), or as a Hugging Face config.json (hf)."""
+    """A model as a native description, or as a Hugging Face config. Both give the same counts when they are read back."""
     preset = load_one(target, overrides, head)
     if to is Kind.hf:
         import json
 
-        text = json.dumps(to_config(preset.model), indent=2) + "\n"
+        with about(preset):
+            text = json.dumps(to_config(preset.model), indent=2) + "\n"
     else:
         from ..sources.to_toml import dump_toml
 

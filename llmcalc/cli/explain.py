@@ -7,8 +7,10 @@ import typer
 
 from ..costs.explain import explain
 from ..costs.formulas import Setting
+from ..costs.params import included
 from ..views.explain import report
 from .options import (
+    CacheDtype,
     Format,
     FormatOption,
     HeadOption,
@@ -16,11 +18,11 @@ from .options import (
     Output,
     Overrides,
     PairsChoice,
+    PairsOption,
     Seq,
     Target,
     WithMtp,
-    included,
-    known_dtype,
+    about,
     load_one,
     show,
 )
@@ -48,8 +50,8 @@ def command(
     node: NodeArgument = None,
     quantity: Annotated[Quantity, typer.Option("--quantity", "-q", help="Whose formulas.")] = Quantity.all,
     seq: Seq = 2048,
-    pairs: Annotated[PairsChoice, typer.Option("--pairs", help="Pairs of queries and keys: all, or those the mask lets through.")] = PairsChoice.full,
-    dtype: Annotated[str, typer.Option("--dtype", callback=known_dtype, help="Number format of keys and values.")] = "bf16",
+    pairs: PairsOption = PairsChoice.full,
+    dtype: CacheDtype = "bf16",
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX, an align* environment a node.")] = False,
     overrides: Overrides = None,
     head: HeadOption = None,
@@ -61,5 +63,6 @@ def command(
     """Formulas in symbols, with numbers in, with their sources. Of the whole model, or of a part of it."""
     preset = load_one(target, overrides, head)
     setting = Setting(seq=seq, pairs=pairs.value, dtype=dtype)
-    explanation = explain(preset.model, node, quantity.value, setting, included(with_mtp))
+    with about(preset):
+        explanation = explain(preset.model, node, quantity.value, setting, included(with_mtp))
     show(report(preset, explanation, latex, records=fmt in (Format.csv, Format.markdown)), fmt, output)

@@ -7,8 +7,9 @@ import typer
 
 from ..costs.conventions import conventions
 from ..costs.flops import flops, workload_of
+from ..costs.params import included
 from ..views.document import joined
-from ..views.flops import report, warnings
+from ..views.flops import report
 from .options import (
     Batch,
     Format,
@@ -18,14 +19,14 @@ from .options import (
     Output,
     Overrides,
     PairsChoice,
+    PairsOption,
     Source,
     Targets,
     WithMtp,
     about,
-    included,
     load_all,
-    say,
     show,
+    size,
 )
 
 DEFAULT_SEQ = 2048
@@ -56,11 +57,11 @@ RULES_HELP = "Put the rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron
 def command(
     targets: Targets,
     batch: Batch = 1,
-    seq: Annotated[int | None, typer.Option("--seq", "-s", min=1, max=2**40, help=SEQ_HELP, show_default=False)] = None,
-    context: Annotated[int | None, typer.Option("--context", min=0, max=2**40, help=CONTEXT_HELP, show_default=False)] = None,
+    seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
+    context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
     phase: Annotated[PhaseChoice, typer.Option("--phase", help="Which pass.")] = PhaseChoice.forward,
-    pairs: Annotated[PairsChoice, typer.Option("--pairs", help="Which (query, key) pairs count into the total. Both are always shown.")] = PairsChoice.full,
+    pairs: PairsOption = PairsChoice.full,
     attention_backward: Annotated[
         BackwardChoice, typer.Option("--attention-backward", help="In train: 2 × (eager) or 2.5 × (flash) the forward's scores.")
     ] = BackwardChoice.eager,
@@ -81,6 +82,5 @@ def command(
                 preset.model, batch, seq, context, source, phase.value, pairs.value, attention_backward.value, recompute.value, default_seq=DEFAULT_SEQ
             )
             count = flops(preset.model, workload, included(with_mtp))
-        say(warnings(count), fmt)
         reports.append(report(preset, count, conventions(count) if rules else ()))
     show(joined(reports), fmt, output)

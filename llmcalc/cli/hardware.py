@@ -17,7 +17,7 @@ def complete_name(incomplete: str) -> list[str]:
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
+        metavar="NAME",
         help="Accelerators to show in full, by name or alias; all are listed without any.",
         autocompletion=complete_name,
         show_default=False,

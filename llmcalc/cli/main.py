@@ -95,8 +95,13 @@ def _usage(error: Any) -> str:
     if not error.message:  # nothing was given
         return f"missing argument {name}{where}"
     details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values
-    if details is None:
-        return f"{name}: {error.message.rstrip('.')}"
-    from ..sources.files import reason
+    if details is not None:
+        from ..sources.files import reason
 
-    return f"{name}: {reason(details()[0])}"
+        message = reason(details()[0])
+    else:
+        message = error.message
+    given, choice, known = message.rstrip(".").replace("'", "").partition(" is not one of ")
+    if choice:
+        message = f"'{given}' is not known; expected one of {known}.{suggest(given, known.split(', '))}"
+    return f"{name}: {message.rstrip('.')}"

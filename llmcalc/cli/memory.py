@@ -6,11 +6,27 @@ from typing import Annotated
 import typer
 
 from ..costs.memory import Setup, fits, memory
+from ..costs.params import included
 from ..costs.quantization import COMMON
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, WithMtp, WithTowers, included, load_one, number_format, show
+from .options import (
+    Format,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    Target,
+    WithMtp,
+    WithTowers,
+    about,
+    load_one,
+    number_format,
+    show,
+    size,
+)
 
 
 class Phase(StrEnum):
@@ -31,9 +47,6 @@ class Optimizer(StrEnum):
     muon = "muon"
 
 
-LARGEST = 2**40
-
-
 def complete_scheme(incomplete: str) -> list[str]:
     """Names of schemes for the shell's completion."""
     return [name for name in (*COMMON, "none") if name.startswith(incomplete.lower())]
@@ -45,8 +58,8 @@ def command(
     head: HeadOption = None,
     phase: Annotated[Phase, typer.Option("--phase", help="Use the model, or train it.")] = Phase.inference,
     dtype: Annotated[str | None, number_format("Of the weights; the published one if not given.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", "-b", min=1, max=LARGEST, help="Sequences in the cache; 1 if not given.", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option("--seq", "-s", min=1, max=LARGEST, help="Tokens of each of them; 1 if not given.", show_default=False)] = None,
+    batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
+    seq: Annotated[int | None, size("--seq", "-s", text="Tokens of each of them; 1 if not given.")] = None,
     kv_dtype: Annotated[str | None, number_format("Of the KV cache; bf16 if not given.")] = None,
     optimizer: Annotated[Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)] = None,
     optimizer_dtype: Annotated[str | None, number_format("Of its states; that of the weights it steps on if not given.")] = None,
@@ -73,7 +86,8 @@ def command(
     preset = load_one(target, overrides, head)
     named = {one.name: one for one in map(find_hardware, hardware or ())}
     setup = Setup(phase.value, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize)
-    use = memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
+    with about(preset):
+        use = memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
     found = fits(use, named.values() or map(load_hardware, hardware_names()))
     show(report(preset, use, found), fmt, output)
     if named and not any(fit.fits for fit in found):

@@ -13,6 +13,7 @@ from typing import IO, Annotated, Any, TypeAlias
 import typer
 
 from ..errors import InputError
+from ..sources.files import shown
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of
@@ -37,10 +38,9 @@ def complete_target(incomplete: str) -> list[str]:
 TARGET_HELP = "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a config.json, or a hub id (org/name)."
 
 Target: TypeAlias = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
-Targets: TypeAlias = Annotated[list[str], typer.Argument(metavar="TARGET...", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
-TargetsOrNone: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="TARGET...", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
-]
+TargetOrNone: TypeAlias = Annotated[str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
+Targets: TypeAlias = Annotated[list[str], typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
+TargetsOrNone: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the spec, such as num_hidden_layers=12. Repeatable.", show_default=False),
@@ -56,13 +56,40 @@ def known_dtype(option: typer.CallbackParam, name: str | None) -> str | None:
 
 
 def number_format(text: str) -> Any:
-    """An option that takes the name of a number format and has no default. text: its help."""
-    return typer.Option(callback=known_dtype, help=text, show_default=False)
+    """An option that takes the name of a number format. text: its help."""
+    return typer.Option(metavar="DTYPE", callback=known_dtype, help=text)
+
+
+CacheDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
+
+LARGEST = 2**40
+"""Of any number of sequences or tokens."""
+
+
+def _at_most(option: typer.CallbackParam, number: int | None) -> int | None:
+    if number is not None and number > LARGEST:
+        raise InputError(f"{option.opts[0]}: {shown(number)} is too large; expected at most {LARGEST}")
+    return number
+
+
+def size(name: str, short: str = "", *, text: str, least: int = 1) -> Any:
+    """An option that takes a number of sequences or tokens. text: its help."""
+    return typer.Option(*filter(None, (name, short)), metavar="N", min=least, callback=_at_most, help=text)
+
+
+Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
+Seq: TypeAlias = Annotated[int, size("--seq", "-s", text="Tokens of each sequence.")]
+Source: TypeAlias = Annotated[int | None, size("--source", text="Tokens that the encoder of an encoder-decoder reads; as many as its decoder where not given.")]
 
 
 class PairsChoice(StrEnum):
     full = "full"
     causal = "causal"
+
+
+PairsOption: TypeAlias = Annotated[
+    PairsChoice, typer.Option("--pairs", help="Pairs of a query and a key that count: all, or those that the mask lets through.")
+]
 
 
 class Head(StrEnum):
@@ -99,24 +126,15 @@ Output: TypeAlias = Annotated[
 ]
 WithMtp: TypeAlias = Annotated[bool, typer.Option("--with-mtp", help="Count multi-token-prediction modules into the totals.")]
 WithTowers: TypeAlias = Annotated[bool, typer.Option("--with-towers", help="Count towers of other modalities and their projectors into the totals.")]
-Batch: TypeAlias = Annotated[int, typer.Option("--batch", "-b", min=1, max=2**40, help="Sequences at once.")]
-Seq: TypeAlias = Annotated[int, typer.Option("--seq", "-s", min=1, max=2**40, help="Tokens of each sequence.")]
-SOURCE_HELP = "Tokens that the encoder of an encoder-decoder reads; as many as its decoder where not given."
-Source: TypeAlias = Annotated[int | None, typer.Option("--source", min=1, max=2**40, help=SOURCE_HELP, show_default=False)]
-
-
-def included(with_mtp: bool, with_towers: bool = False) -> frozenset[str]:
-    """The optional parts that were asked for."""
-    return frozenset(name for name, asked in (("mtp", with_mtp), ("towers", with_towers)) if asked)
 
 
 @contextmanager
-def about(preset: Preset) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about."""
+def about(preset: Preset | None) -> Iterator[None]:
+    """Says which model it is that an `InputError` is about, where there is one."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{preset.name}: {error}") from None
+        raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
 
 
 def load_one(target: str, overrides: list[str] | None, head: Head | None = None) -> Preset:
@@ -132,20 +150,15 @@ def load_all(targets: list[str], overrides: list[str] | None, head: Head | None 
     return [load_one(target, overrides, head) for target in targets]
 
 
-def say(warnings: list[str], fmt: Format) -> None:
-    """Warnings on stderr where the format has no room for notes; every other format prints them with the answer."""
-    if fmt is Format.csv:
-        for text in warnings:
-            print(f"note: {text}", file=sys.stderr)
-
-
 def opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     """FILE, written whole or not at all, or stdout."""
     return written(output, "--output") if output is not None else stdout()
 
 
 def show(report: Report, fmt: Format, output: Path | None) -> None:
-    """Writes the answer to FILE, whole or not at all, or to stdout."""
+    """Writes the answer to FILE, whole or not at all, or to stdout. Warnings go to stderr where the format has no room for notes."""
+    for text in report.warnings if fmt is Format.csv else ():
+        print(f"note: {text}", file=sys.stderr)
     with opened(output) as out:
         if fmt is Format.table:
             from ..views.table import render

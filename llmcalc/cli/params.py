@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from ..costs.params import params
+from ..costs.params import included, params
 from ..errors import InputError
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
-from .options import Format, FormatOption, Head, HeadOption, OfflineOption, Output, Overrides, Targets, WithMtp, WithTowers, included, load_one, show
+from .options import Format, FormatOption, Head, HeadOption, OfflineOption, Output, Overrides, Targets, WithMtp, WithTowers, about, load_one, show
 
 
 def command(
@@ -38,7 +38,8 @@ def _one(target: str, overrides: list[str] | None, head: Head | None, include: f
 
         return checkpoint_report(Path(target).name, read_checkpoint(Path(target)))
     preset = load_one(target, overrides, head)
-    return report(preset, params(preset.model, include))
+    with about(preset):
+        return report(preset, params(preset.model, include))
 
 
 def _measured(target: str) -> Report:

@@ -13,7 +13,7 @@ from .options import Format, FormatOption, Output, complete_target, show
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
+        metavar="NAME",
         help="A model's name or alias to show it in full, or a part of one to list those that have it; all are listed without any.",
         autocompletion=complete_target,
         show_default=False,

@@ -14,7 +14,7 @@ from ..verify.checks import Verdict
 from ..verify.run import verify
 from ..views.junit import junit
 from ..views.verify import report
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, TargetsOrNone, load_one, show
+from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, TargetsOrNone, about, load_one, show
 from .output import writable, written
 
 
@@ -37,8 +37,10 @@ def command(
     everything: Annotated[bool, typer.Option("--all", help="Every preset. Those the witness cannot serve are listed as skipped.")] = False,
     device: Annotated[Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")] = Device.meta,
     against: Annotated[Against, typer.Option(help="What the closed forms are compared with.")] = Against.reference,
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1, max=1024, help="Sequences of the pass that is run.")] = 1,
-    seq: Annotated[int | None, typer.Option("--seq", "-s", min=1, max=2**20, help="Tokens of each. By default enough to fill every window.")] = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, max=1024, help="Sequences of the pass that is run.")] = 1,
+    seq: Annotated[
+        int | None, typer.Option("--seq", "-s", metavar="N", min=1, max=2**20, help="Tokens of each; by default enough to fill every window.")
+    ] = None,
     every_layer: Annotated[bool, typer.Option("--every-layer", help="On meta, run each layer, also those built alike.")] = False,
     junit_file: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False)] = None,
     fmt: FormatOption = Format.table,
@@ -56,7 +58,7 @@ def command(
     for name in _progress(names):
         try:
             preset = load_one(name, overrides, head)
-            with _witness(preset.name, against):
+            with about(preset), _witness(against):
                 verdicts.append(verify(preset, against.value, device.value, batch, seq, every_layer))
         except InputError as error:
             if not everything or against is Against.reference:
@@ -71,13 +73,13 @@ def command(
 
 
 @contextmanager
-def _witness(name: str, against: Against) -> Iterator[None]:
+def _witness(against: Against) -> Iterator[None]:
     """A spec whose sizes the witness's own arithmetic does not hold (tensors past 2^63 elements) is bad input to it."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:
         what = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise InputError(f"{name}: --against {against.value} cannot run this model: {what}; expected sizes that its witness can hold") from error
+        raise InputError(f"--against {against.value} cannot run this model: {what}; expected sizes that its witness can hold") from error
 
 
 def _progress(names: list[str]) -> Iterator[str]:

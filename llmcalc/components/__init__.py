@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .local import LocalAttention
     from .mamba import Mamba
     from .mamba2 import Mamba2
+    from .merged import MergedAttention
     from .mla import MLA
     from .mlstm import MLSTM
     from .moa import MixtureOfAttention
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .norm import Norm
     from .position import Learned, RelativeBias, Sinusoidal
     from .product_key import ProductKeyMoE
+    from .relative import RelativeAttention
     from .rglru import RGLRU
     from .rwkv import RwkvChannelMix, RwkvTimeMix
     from .short_conv import ShortConv
@@ -54,6 +56,8 @@ MIXERS = PartChoice(
         "mixture_of_attention": "moa:MixtureOfAttention",
         "local": "local:LocalAttention",
         "dynamic_mask": "dynamic_mask:DynamicMaskAttention",
+        "merged": "merged:MergedAttention",
+        "relative": "relative:RelativeAttention",
         "none": "base:Nothing",
     },
 )
@@ -97,6 +101,8 @@ if TYPE_CHECKING:
         | MixtureOfAttention
         | LocalAttention
         | DynamicMaskAttention
+        | MergedAttention
+        | RelativeAttention
         | Nothing
     )
     ChannelMixer: TypeAlias = FeedForward | MoE | RwkvChannelMix | ProductKeyMoE | Nothing
@@ -156,6 +162,7 @@ __all__ = [
     "LocalAttention",
     "Mamba",
     "Mamba2",
+    "MergedAttention",
     "Mixer",
     "MixtureOfAttention",
     "MoE",
@@ -165,6 +172,7 @@ __all__ = [
     "Part",
     "PartChoice",
     "ProductKeyMoE",
+    "RelativeAttention",
     "RelativeBias",
     "RelativeEmbedding",
     "RwkvChannelMix",

@@ -7,7 +7,7 @@ per-layer embedding. transformers: models/gemma3n.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ from .base import Around, Component, LaurelRank, Nothing
 from .block import Layer
 from .norm import Norm
 from .per_layer import PerLayerGate
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,6 +43,8 @@ class AltUpLayer(Layer):
 
     laurel_rank: of the low-rank map beside attention.
     """
+
+    alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
@@ -143,22 +145,17 @@ def _references() -> dict[str, type[nn.Module]]:
             out: Tensor = x + self.mix(x, coefficients.transpose(-1, -2))
             return out
 
-    class Scale(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-
     class Correct(nn.Module):
         def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
             super().__init__()
             self.router = nn.Linear(hidden, streams, bias=False)
             self.router.weight = router.weight
             self.coefficients = nn.Linear(streams, streams, bias=False)
-            self.scale = Scale(hidden)
+            self.scale = vector(torch.ones(hidden))
 
-        def forward(self, predicted: Tensor, active: Tensor, predict: nn.Module) -> tuple[Tensor, Tensor]:
+        def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
             """→ (all streams, the first as the per-layer embedding meets it)."""
-            share = self.coefficients(predict.routed(active, self.router)) + 1  # type: ignore[operator]
+            share = self.coefficients(predict.routed(active, self.router)) + 1
             corrected = predicted + share.permute(2, 0, 1)[..., None] * (active - predicted[0])
             return corrected, corrected[0] * self.scale.weight
 

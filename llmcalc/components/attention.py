@@ -7,7 +7,7 @@ logit soft-capping (Gemma 2). The same part attends to the encoder's output wher
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,8 +18,8 @@ from ..tree import Node
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Part, Real, ValueDim, Window
 from .choice import only
 from .norm import Norm, norm_reference
-from .position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias, rotate
-from .runtime import Run, allowed, cache_class
+from .position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
+from .runtime import Run, allowed, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,9 +100,15 @@ class Attention(Component):
             raise ValueError("gate_bias: there is no output_gate to have one")
         if isinstance(self.position, TransformerXL) and (self.sliding_window is not None or self.attention_chunk_size is not None):
             raise ValueError("position.type: 'transformer_xl' is for full attention; expected no sliding_window and no attention_chunk_size")
-        if isinstance(self.position, Rope) and self.head_dim is not None and self.position.turned(self.head_dim) > self.head_dim:
-            raise ValueError(f"position.rotary_dim: {self.position.rotary_dim} is more than head_dim {self.head_dim}")
         return self
+
+    def check_width(self, where: str, width: int) -> None:
+        """Raises `ValueError` where no whole heads can be made of what it reads, or RoPE cannot turn them. where: what to call it."""
+        a = self.num_attention_heads
+        if self.head_dim is None and width % a:
+            raise ValueError(f"{where}.num_attention_heads: {a} does not divide hidden_size {width}; expected a divisor, or a head_dim of its own")
+        if isinstance(self.position, Rope):
+            self.position.check(width // a if self.head_dim is None else self.head_dim, f"{where}.position")
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """(query heads, key/value heads, head size)."""
@@ -133,11 +139,11 @@ class Attention(Component):
             norm, scope = self.qk_norm.norm, self.qk_norm.scope
             q_width, k_width = (d, d) if scope == "head" else (queries, keys)
             q_heads, k_heads = (a, k) if scope == "per_head" else (None, None)
-            parts.append(Node("q_norm", ops.Norm(q_width, norm.weight, norm.has_bias, q_heads)))
+            parts.append(Node("q_norm", norm.op(q_width, q_heads)))
             if not self.kv_shared:
-                parts.append(Node("k_norm", ops.Norm(k_width, norm.weight, norm.has_bias, k_heads)))
+                parts.append(Node("k_norm", norm.op(k_width, k_heads)))
         if self.v_norm is not None and not self.kv_shared:
-            parts.append(Node("v_norm", ops.Norm(v, self.v_norm.weight, self.v_norm.has_bias)))
+            parts.append(Node("v_norm", self.v_norm.op(v)))
         if isinstance(self.position, LayerBias):
             parts.append(self.position.anatomy("relative_bias", around, a))
         if self.position is not None and self.position.type == "disentangled":
@@ -238,11 +244,6 @@ def _reference() -> type[nn.Module]:
                 return torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype) @ v
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
-    class Sinks(nn.Module):
-        def __init__(self, heads: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(heads))
-
     class AttentionReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -275,7 +276,7 @@ def _reference() -> type[nn.Module]:
                 self.disentangled = spec.position.reference(around, self.heads, self.head_dim)
             if isinstance(spec.position, TransformerXL):
                 self.relative = spec.position.reference(around, self.heads, self.head_dim)
-            self.sinks = Sinks(self.heads) if spec.sinks else None
+            self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:
                 self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
             if spec.qk_norm is not None:
@@ -305,7 +306,7 @@ def _reference() -> type[nn.Module]:
             if order == "before_rope":
                 x = self._normed(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = rotate(x, run, start, self.spec.position.turned(self.head_dim), self.spec.position.rope_theta)
+                x = self.spec.position.rotated(x, run, start)
             return self._normed(x, getattr(self, norm)) if order == "after_rope" else x
 
         def _heads_of(self, projected: Tensor, width: int) -> Tensor:
@@ -341,9 +342,7 @@ def _reference() -> type[nn.Module]:
             mask = allowed(run, end, queries, keys, x.device, causal=self.causal, window=spec.sliding_window, chunk=spec.attention_chunk_size)
             if hasattr(self, "relative_bias"):
                 return mask, self.relative_bias(run.span(run.past, end, x.device), run.span(end - keys, end, x.device))
-            make: Any = run.bias
-            if isinstance(spec.position, Alibi):
-                make = lambda q, k: alibi_bias(self.heads, q, k)  # noqa: E731
+            make: Any = partial(alibi_bias, self.heads) if isinstance(spec.position, Alibi) else run.bias
             if make is None:
                 return mask, None
             spans = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from ..algebra import is_zero
 from ..ops import Idle, Shared
@@ -177,13 +177,3 @@ class Nothing(Part):
     """`{ type = "none" }`: said where a layer has no such part, so that a part is never forgotten silently."""
 
     type: Literal["none"] = "none"
-
-
-def by_type(default: str) -> Discriminator:
-    """Tells the members of a union apart by their `type`; a table that gives none is a `default`."""
-
-    def pick(value: Any) -> str:
-        kind: str = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", default)
-        return kind
-
-    return Discriminator(pick)

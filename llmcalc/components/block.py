@@ -41,10 +41,12 @@ class Layer(Component):
     attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each token by
     itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement would have and
     this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it runs its attention and its
-    feed_forward once each and nothing beside them, as the rules of thumb take every layer to do.
+    feed_forward once each and nothing beside them, as the rules of thumb take every layer to do. alone: of the class: it needs nothing of
+    the stack but what it reads (no embedded tokens, no further streams).
     """
 
     plain: ClassVar[bool] = True
+    alone: ClassVar[bool] = True
 
     attention: Mixer
     feed_forward: ChannelMixer
@@ -55,6 +57,10 @@ class Layer(Component):
 
     def anatomy(self, name: str, around: Around) -> Node:
         raise TypeError(f"{type(self).__name__} has no anatomy")
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
+        return [("attention", self.attention, width)]
 
     def first_of(self, node: Node, others: Number) -> Node:
         """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters: it holds those."""
@@ -94,11 +100,24 @@ class Block(Layer):
             raise ValueError("residual_scale: stands in a layer with norm_placement = 'pre' that is not parallel")
         if self.idle_cross_attention and self.cross_attention is None:
             raise ValueError("idle_cross_attention: there is no cross_attention to hold")
+        if self.cross_attention is not None:
+            self._check_crossing(self.cross_attention)
         possible = [f"{name}_{where}_norm" for name, _ in self.sublayers() for where in ("pre", "post")]
         for name in self.without_norms:
             if name not in possible:
                 raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(possible)}")
         return self
+
+    def _check_crossing(self, mixer: Attention) -> None:
+        """Raises `ValueError` for what has no meaning where keys and values are of another sequence."""
+        if mixer.sliding_window is not None or mixer.attention_chunk_size is not None or mixer.block_indexer is not None or mixer.kv_shared:
+            raise ValueError("cross_attention: each token sees all of the other sequence; expected no window, chunks, block_indexer or kv_shared")
+        if mixer.position is not None and not isinstance(mixer.position, Rope):
+            raise ValueError(f"cross_attention.position: '{mixer.position.type}' goes by distances, of which two sequences have none; expected none")
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        crossing = self.cross_attention
+        return [*super().mixers(width), *([] if crossing is None else [("cross_attention", crossing, width)])]
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """What the layer runs, in order, under the names of the tree."""

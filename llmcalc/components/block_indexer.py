@@ -57,7 +57,7 @@ class BlockIndexer(Part):
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, d = around.hidden_size, self.index_n_heads, self.index_head_dim
-        norm = ops.Norm(d, self.norm.weight, self.norm.has_bias)
+        norm = self.norm.op(d)
         parts = (
             Node("q_proj", ops.Undifferentiated(ops.Linear(h, a * d))),
             Node("k_proj", ops.Undifferentiated(ops.Linear(h, d))),

@@ -18,8 +18,8 @@ from ..algebra import Number, add, exact_div, is_zero
 from ..tree import Node
 from ..workload import Workload
 from .base import Around, Component, Flag, HeadDim, Heads, Kernel, KVHeads, Window
-from .position import Rope, rotate
-from .runtime import Run, allowed, cache_class, state_class
+from .position import Rope
+from .runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,6 +67,7 @@ class CompressedConvAttention(Component):
             raise ValueError(f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product")
         if self.cca_time0 == self.cca_time1 == 1:
             raise ValueError("cca_time0 and cca_time1: convolutions over one token mix none; expected one of them above 1")
+        self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -110,18 +111,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scale(nn.Module):
-        def __init__(self, heads: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(heads))
-
-    class Core(nn.Module):
-        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
-
     class CCAReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -136,7 +125,7 @@ def _reference() -> type[nn.Module]:
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
             self.conv_state: Any = state_class()()
             self.value_state: Any = state_class()()
-            self.key_scale, self.core, self.cache = Scale(k), Core(), cache_class()(spec.sliding_window)
+            self.key_scale, self.core, self.cache = vector(torch.ones(k)), softmax_core_class()(), cache_class()(spec.sliding_window)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
         def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
@@ -162,9 +151,8 @@ def _reference() -> type[nn.Module]:
 
         def _placed(self, x: Tensor, run: Run) -> Tensor:
             """[batch, tokens, heads, d] → [batch, heads, tokens, d], each vector of length √d and turned."""
-            d, rope = self.spec.head_dim, self.spec.position
-            x = nn.functional.normalize(x.float(), dim=-1).to(x.dtype) * d**0.5
-            return rotate(x.transpose(1, 2), run, run.past, rope.turned(d), rope.rope_theta)
+            x = nn.functional.normalize(x.float(), dim=-1).to(x.dtype) * x.shape[-1] ** 0.5
+            return self.spec.position.rotated(x.transpose(1, 2), run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]

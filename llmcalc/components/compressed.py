@@ -21,7 +21,7 @@ from ..workload import Workload
 from .base import Around, Component, Flag, HeadDim, Heads, Part, QueryRank, RopeDim, TopK, Width, Window
 from .norm import Norm, norm_reference
 from .position import Rope, rotate, turn
-from .runtime import Run, allowed, cache_class, state_class
+from .runtime import Run, allowed, cache_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,6 +57,16 @@ class EntryScores(ops.AttentionCore):
 
 
 @dataclass(frozen=True, slots=True)
+class EntryLinear(ops.Linear):
+    """A map whose results make entries of `rate` tokens: no gradient reaches it in a pass that is too short for one."""
+
+    rate: Number = 1
+
+    def backward_flops(self, w: Workload) -> Number:
+        return 2 * self.forward_flops(w) * minimum(floor_div(w.seq, self.rate), 1)
+
+
+@dataclass(frozen=True, slots=True)
 class EntryCache(ops.Op):
     """One entry for each `rate` tokens, and of the tokens that are none yet what it will be made of: `rest` elements each."""
 
@@ -69,6 +79,19 @@ class EntryCache(ops.Op):
         tokens = w.context + w.seq
         entries = floor_div(tokens, self.rate)
         return w.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
+
+
+@dataclass(frozen=True, slots=True)
+class LastWindow(ops.Op):
+    """What the next entry reads of the last window of `rate` tokens, `width` elements and as many weights a token; nothing before there is one."""
+
+    width: Number
+    rate: Number
+    kind: str = ENTRIES
+
+    def cache_bits(self, w: Workload, kv_bits: Number) -> Number:
+        windows = minimum(floor_div(w.context + w.seq, self.rate), 1)
+        return w.batch * windows * 2 * self.rate * self.width * kv_bits
 
 
 class EntryIndexer(Part):
@@ -107,10 +130,13 @@ class CompressedAttention(Component):
         heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
         if heads * width % groups:
             raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
-        if rope % 2 or rope > min(width, self.indexer.index_head_dim if self.indexer is not None else width):
-            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or wider than a head")
+        narrowest = width if self.indexer is None else min(width, self.indexer.index_head_dim)
+        if rope % 2 or rope > narrowest:
+            which = "head_dim" if narrowest == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {which} {narrowest}")
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: there are no entries to overlap or to choose without one")
+        self.position.check_whole("qk_rope_head_dim")
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -118,10 +144,10 @@ class CompressedAttention(Component):
         plain = self.compress_rate is None
         parts = [
             Node("q_a_proj", ops.Linear(h, q)),
-            Node("q_a_norm", self._norm_op(q)),
+            Node("q_a_norm", self.norm.op(q)),
             Node("q_b_proj", ops.Linear(q, a * d)),
             Node("kv_proj", ops.Linear(h, d)),
-            Node("kv_norm", self._norm_op(d)),
+            Node("kv_norm", self.norm.op(d)),
             Node("core", ops.AttentionCore(a, d, d, window=self.sliding_window)),
             Node("cache", ops.KVCache(d, "sliding_attention" if plain else ENTRIES, self.sliding_window)),
             Node("sinks", ops.Weight(a)),
@@ -145,21 +171,18 @@ class CompressedAttention(Component):
         ]
         return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V4 2026, §2.3")
 
-    def _norm_op(self, width: Number) -> ops.Norm:
-        return ops.Norm(width, self.norm.weight, self.norm.has_bias)
-
     def _compressor(self, name: str, hidden: Number, width: Number) -> Node:
         series, rate = (2 if self.overlap else 1) * width, self.compress_rate
         assert rate is not None
         parts = [
-            Node("kv_proj", ops.Linear(hidden, series)),
-            Node("gate_proj", ops.Linear(hidden, series)),
+            Node("kv_proj", EntryLinear(hidden, series, rate=rate)),
+            Node("gate_proj", EntryLinear(hidden, series, rate=rate)),
             Node("position_bias", ops.Weight(rate * series, rows=rate)),
-            Node("norm", self._norm_op(width)),
+            Node("norm", self.norm.op(width)),
             Node("cache", EntryCache(width, rate, 2 * series)),
         ]
         if self.overlap:
-            parts.append(Node("last_window", ops.State(2 * rate * width, ENTRIES)))
+            parts.append(Node("last_window", LastWindow(width, rate)))
         return Node(name, children=tuple(parts))
 
     def describe(self, hidden_size: int) -> str:
@@ -192,13 +215,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Held(nn.Module):
-        """A parameter under a name of its own."""
-
-        def __init__(self, *shape: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(shape))
-
     class Compressor(nn.Module):
         """x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
 
@@ -208,7 +224,7 @@ def _reference() -> type[nn.Module]:
             self.rate, self.width, self.rope, self.theta = spec.compress_rate, width, spec.qk_rope_head_dim, spec.position.rope_theta
             series = 2 * width if spec.overlap else width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
-            self.position_bias, self.norm = Held(self.rate, series), norm_reference(spec.norm, width)
+            self.position_bias, self.norm = vector(torch.zeros(self.rate, series)), norm_reference(spec.norm, width)
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
@@ -280,7 +296,7 @@ def _reference() -> type[nn.Module]:
             self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
             self.kv_proj, self.kv_norm = nn.Linear(hidden, spec.head_dim, bias=False), norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
-            self.sinks, self.o_a_proj = Held(spec.num_attention_heads), GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.sinks, self.o_a_proj = vector(torch.zeros(spec.num_attention_heads)), GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
                 self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), Core()

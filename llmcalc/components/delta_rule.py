@@ -8,7 +8,9 @@ and `chunk_kda` of flash-linear-attention and the PyTorch forms of them in trans
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,22 +38,24 @@ def delta_rule_class() -> type[nn.Module]:
 
     class DeltaRule(nn.Module):
         """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], g: log decay, [batch, heads, tokens, 1] or one
-        for each key channel, β: [batch, heads, tokens] → (o like v, S [batch, heads, key_dim, value_dim]). All in fp32.
+        for each key channel, β: [batch, heads, tokens] → o like v. All in fp32.
 
-        held: the S of the tokens before, or None.
+        state: its slot under the same parent, which holds S, [batch, heads, key_dim, value_dim].
         """
 
         def __init__(self, chunk: int, by_channel: bool) -> None:
             super().__init__()
             self.chunk, self.by_channel = chunk, by_channel
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            if held is not None and q.shape[2] == 1:
-                return self._step(q, k, v, g, beta, held)
-            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held
-            return self._chunks(q, k, v, g, beta, state)
+            held = state.held(run)
+            before = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held[0]
+            one_further = held is not None and q.shape[2] == 1
+            out, after = (self._step if one_further else self._chunks)(q, k, v, g, beta, before)
+            state.keep(run, after)
+            return out
 
         def _step(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             state = state * g[:, :, 0, :, None].exp()

@@ -15,8 +15,8 @@ from .. import ops
 from ..tree import Node
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real
 from .norm import Norm, norm_reference
-from .position import Rope, rotate
-from .runtime import Run, allowed, cache_class
+from .position import Rope
+from .runtime import Run, allowed, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,6 +41,7 @@ class DifferentialAttention(Component):
         a, k = self.num_attention_heads, self.num_key_value_heads
         if a % k or k % 2:
             raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
+        self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -83,16 +84,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
-
-    class Vector(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(size) * 0.1)
-
     class DifferentialReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -102,8 +93,8 @@ def _reference() -> type[nn.Module]:
             for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
             for letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{letter}", Vector(d))
-            self.core_1, self.core_2, self.cache = Core(), Core(), cache_class()()
+                self.add_module(f"lambda_{letter}", vector(torch.randn(d) * 0.1))
+            self.core_1, self.core_2, self.cache = softmax_core_class()(), softmax_core_class()(), cache_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm_eps), 2 * d)
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
@@ -117,8 +108,8 @@ def _reference() -> type[nn.Module]:
             return share
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            d, theta, group = self.spec.head_dim, self.spec.position.rope_theta, self.spec.num_attention_heads // self.spec.num_key_value_heads
-            q, k = (rotate(self._heads_of(name, x), run, run.past, self.spec.position.turned(d), theta) for name in ("q_proj", "k_proj"))
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
             mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
             first, second = (half.repeat(1, 2, 1, 1).repeat_interleave(group, 1) for half in v.chunk(2, 1))

@@ -45,6 +45,9 @@ class Disentangled(Part):
     def _check(self) -> Self:
         if self.share_att_key and not (self.c2p and self.p2c):
             raise ValueError("share_att_key: expected c2p and p2c")
+        buckets, furthest = self.position_buckets, self.max_relative_positions
+        if buckets is not None and (buckets < 2 or furthest - 1 <= buckets // 2):
+            raise ValueError(f"position_buckets: {buckets} with max_relative_positions {furthest}; expected 2 or more, half of them fewer than {furthest - 1}")
         return self
 
     @property

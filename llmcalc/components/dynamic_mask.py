@@ -20,8 +20,8 @@ from ..tree import Node
 from ..workload import Workload
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window
 from .norm import Norm, norm_reference
-from .position import Rope, rotate
-from .runtime import Run, allowed, cache_class
+from .position import Rope
+from .runtime import Run, allowed, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -71,17 +71,16 @@ class DynamicMaskAttention(Component):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        a, k, turned = self.num_attention_heads, self.num_key_value_heads, self.position.turned(self.head_dim)
+        a, k = self.num_attention_heads, self.num_key_value_heads
         if a % k:
             raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
-        if turned < 2 or turned % 2 or turned > self.head_dim:
-            raise ValueError(f"head_dim: RoPE would turn {turned} of its {self.head_dim} dimensions; expected an even number, for it turns pairs")
+        self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
         biased, window, kind = self.attention_bias, self.sliding_window, "full_attention" if self.sliding_window is None else "sliding_attention"
-        norm = ops.Norm(d, self.norm.weight, self.norm.has_bias)
+        norm = self.norm.op(d)
         parts = (
             Node("q_proj", ops.Linear(h, a * d, biased)),
             Node("k_proj", ops.Linear(h, k * d, biased)),
@@ -125,11 +124,6 @@ def _reference() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
-    class Vector(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(size) * 0.5)
-
     class DynamicMaskReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -140,7 +134,7 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, nn.Linear(hidden, width, bias=biased))
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), Core()
-            self.A, self.dt_proj = Vector(kv_heads), nn.Linear(kv_heads * d, kv_heads, bias=biased)
+            self.A, self.dt_proj = vector(torch.randn(kv_heads) * 0.5), nn.Linear(kv_heads * d, kv_heads, bias=biased)
             self.o_proj = nn.Linear(heads * d, hidden, bias=biased)
 
         def _heads_of(self, name: str, x: Tensor) -> Tensor:
@@ -151,7 +145,7 @@ def _reference() -> type[nn.Module]:
             """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each key that is kept, −∞ for the others."""
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
-            mask = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
+            mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
             ranked = mask.round(decimals=4)  # the same token has the same value but for rounding: of equals, the first are kept
@@ -160,9 +154,8 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
-            turned, theta = spec.position.turned(spec.head_dim), spec.position.rope_theta
-            q = rotate(self.q_norm(self._heads_of("q_proj", x)), run, run.past, turned, theta)
-            k = rotate(self.k_norm(self._heads_of("k_proj", x)), run, run.past, turned, theta)
+            q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
+            k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
             seen = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
             out = self.core(q, *(t.repeat_interleave(group, 1) for t in (k, v, self._mask(v, seen))))

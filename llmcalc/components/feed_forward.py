@@ -9,11 +9,13 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
+from pydantic import model_validator
+
 from .. import ops
 from ..tree import Node
 from .base import Around, Component, Flag, Width
 from .norm import Norm, norm_reference
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,6 +45,12 @@ class FeedForward(Component):
     up_bias: Flag = False
     down_bias: Flag = False
     sub_norm: Norm | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gate_bias and not self.gated:
+            raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
+        return self
 
     @property
     def style(self) -> str:
@@ -100,11 +108,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Alpha(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.tensor([0.8, 0.3]).expm1().log())
-
     class Constants(nn.Module):
         values: Tensor
 
@@ -117,7 +120,7 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self) -> None:
             super().__init__()
-            self.alpha, self.constants = Alpha(), Constants()
+            self.alpha, self.constants = vector(torch.tensor([0.8, 0.3]).expm1().log()), Constants()
 
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values

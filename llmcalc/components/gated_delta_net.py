@@ -17,7 +17,7 @@ from ..tree import Node
 from .base import Around, ChunkSize, Component, Flag, Kernel, Real, _size
 from .delta_rule import delta_rule_class
 from .norm import Norm, norm_reference
-from .runtime import Run, causal_conv_class, state_class
+from .runtime import Run, causal_conv_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -106,11 +106,6 @@ def _reference() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Vector(nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(value)
-
     class GatedDeltaNetReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -127,8 +122,8 @@ def _reference() -> type[nn.Module]:
             self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
             self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
-            self.A_log = Vector(torch.linspace(0.5, 8.0, heads).log())
-            self.dt_bias = Vector(torch.ones(heads))
+            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
@@ -143,11 +138,8 @@ def _reference() -> type[nn.Module]:
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            held = self.recurrent_state.held(run)
-            out, state = self.core(
-                q, k, v.unflatten(-1, (-1, dv)).transpose(1, 2), decay.transpose(1, 2)[..., None], beta.transpose(1, 2), None if held is None else held[0]
-            )
-            self.recurrent_state.keep(run, state)
+            v, decay, beta = v.unflatten(-1, (-1, dv)).transpose(1, 2), decay.transpose(1, 2)[..., None], beta.transpose(1, 2)
+            out = self.core(q, k, v, decay, beta, run, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
             result: Tensor = self.o_proj(normed.flatten(2))

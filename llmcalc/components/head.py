@@ -6,6 +6,7 @@ classifier stands on one vector a sequence (Devlin 2019, §4.1), that of a decod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -13,7 +14,7 @@ from .. import ops
 from ..algebra import Number
 from ..tree import Node
 from ..workload import Rows
-from .base import Around, Component, Flag, Labels, Part
+from .base import Around, Component, Flag, Labels, Part, Width
 from .feed_forward import Activation, activate
 from .norm import Norm
 
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 
 class Transform(Part):
-    """BERT's masked-language-model head, before the vocabulary: a dense map, an activation, a norm."""
+    """BERT's masked-language-model head, before the vocabulary: a dense map, an activation, a norm.
+
+    size: what it maps to; the width of the embedding, if not given. Only an untied head has another (RemBERT).
+    """
 
     hidden_act: Activation = "gelu"
     bias: Flag = True
+    size: Width | None = None
     norm: Norm | None = Norm(type="layernorm")
 
 
@@ -40,12 +45,14 @@ class LMHead(Component):
         """width: of the embedding where it is not the hidden size (a factorised embedding)."""
         h = around.hidden_size
         e = h if width is None else width
+        if self.transform is not None and self.transform.size is not None:
+            e = self.transform.size
         logits = ops.Linear(e, vocab_size, self.bias, rows="logits", tied=tied)
         if self.transform is None:
             return Node(name, logits, kind="lm_head", source="Press & Wolf 2017" if tied else "")
         parts = [Node("dense", ops.Linear(h, e, self.transform.bias, rows="logits"))]
         if self.transform.norm is not None:
-            parts.append(Node("norm", ops.Norm(e, self.transform.norm.weight, self.transform.norm.has_bias)))
+            parts.append(Node("norm", self.transform.norm.op(e)))
         return Node(name, children=(*parts, Node("decoder", logits)), kind="lm_head", source="Devlin et al. 2019, §3.1")
 
     def reference(self, around: Around, vocab_size: int = 1, width: int | None = None) -> nn.Module:
@@ -54,7 +61,7 @@ class LMHead(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(), cls(bias=True), cls(bias=True, transform=Transform()), cls(transform=Transform(norm=None, bias=False))]
+        return [cls(), cls(bias=True), cls(bias=True, transform=Transform()), cls(transform=Transform(norm=None, bias=False)), cls(transform=Transform(size=7))]
 
 
 class Classifier(Component):
@@ -103,7 +110,7 @@ class NoHead(Part):
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _reference() -> Callable[..., nn.Module]:
     from torch import nn
 
     class LMHeadReference(nn.Module):
@@ -112,7 +119,7 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: LMHead, around: Around, vocab_size: int, width: int) -> None:
             super().__init__()
             assert spec.transform is not None
-            self.act = spec.transform.hidden_act
+            self.act, width = spec.transform.hidden_act, spec.transform.size or width
             self.dense = nn.Linear(around.hidden_size, width, bias=spec.transform.bias)
             if spec.transform.norm is not None:
                 self.norm = spec.transform.norm.reference(Around(width))
@@ -126,7 +133,7 @@ def _reference() -> type[nn.Module]:
     def build(spec: LMHead, around: Around, vocab_size: int, width: int) -> nn.Module:
         return nn.Linear(width, vocab_size, bias=spec.bias) if spec.transform is None else LMHeadReference(spec, around, vocab_size, width)
 
-    return build  # type: ignore[return-value]
+    return build
 
 
 @cache

@@ -41,6 +41,9 @@ class HybridBlock(Layer):
             raise ValueError("without_norms: a hybrid layer has both its norms; expected none of them named")
         return self
 
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        return [*super().mixers(width), ("state_space", self.state_space, width)]
+
     def _parts(self) -> list[tuple[str, Any]]:
         """What the layer runs, in order."""
         return [("state_space", self.state_space), ("self_attn", self.attention), ("mlp", self.feed_forward)]

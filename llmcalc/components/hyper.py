@@ -1,16 +1,16 @@
 """Hyper-connections: the residual stream is several streams, which each sublayer reads, writes and mixes by weights of its own.
 
 Zhu 2024 (arXiv:2409.19606); constrained to doubly stochastic mixing by Xie 2025 (arXiv:2512.24880, §4), as DeepSeek-V4 has
-them. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`, `DeepseekV4HyperHead`).
+them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`, `DeepseekV4HyperHead`), models/hy_v4.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
@@ -56,13 +56,17 @@ class StreamOffsets(ops.Op):
 class HyperLayer(Layer):
     """Each sublayer reads a weighted sum of hc_mult streams through a norm, and is added to all of them, mixed among each other.
 
-    The weights come from all streams of the token by one map, and are made doubly stochastic in hc_sinkhorn_iters steps.
+    The weights come from all streams of the token by one map, and are made doubly stochastic in hc_sinkhorn_iters steps; where these
+    are none, the streams are not mixed. hc_magnitude: the most by which a sublayer's output is multiplied.
     """
+
+    alone: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"
     hc_mult: Streams
-    hc_sinkhorn_iters: int = 20
-    hc_eps: Real = 1e-6
+    hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
+    hc_magnitude: Real = Field(default=2.0, gt=0)
+    hc_eps: Real = Field(default=1e-6, ge=0)
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
@@ -83,9 +87,10 @@ class HyperLayer(Layer):
 
     def _connection(self, name: str, around: Around) -> Node:
         h, n = around.hidden_size, self.hc_mult
-        weights = (2 + n) * n  # to read, to write, and to mix
-        parts = (Node("map", ops.Linear(n * h, weights)), Node("offsets", StreamOffsets(weights, 3)), Node("mix", StreamMix(n, h)))
-        return Node(name, children=parts, kind="residual")
+        mixed = self.hc_sinkhorn_iters is not None
+        weights, kinds = ((2 + n) * n, 3) if mixed else (2 * n, 2)  # to read, to write, and to mix
+        parts = (Node("map", ops.Linear(n * h, weights)), Node("offsets", StreamOffsets(weights, kinds)))
+        return Node(name, children=(*parts, Node("mix", StreamMix(n, h))) if mixed else parts, kind="residual")
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["layer"](self, around)
@@ -110,11 +115,11 @@ class HyperStreams(Part):
         return _references()["head"](self.hc_mult, around.hidden_size)
 
 
-def hyper_example() -> HyperLayer:
-    """A small layer."""
+def hyper_example(**fields: Any) -> HyperLayer:
+    """A small layer. fields: in place of its own."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
     network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    return HyperLayer(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), hc_mult=3)
+    return HyperLayer(**{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields})
 
 
 @cache
@@ -146,20 +151,25 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
-            self.map, self.offsets, self.mix = nn.Linear(n * hidden, (2 + n) * n, bias=False), Offsets((2 + n) * n, 3), Mix()
+            self.parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
+            self.map, self.offsets = nn.Linear(n * hidden, sum(self.parts), bias=False), Offsets(sum(self.parts), len(self.parts))
+            self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
-            parts, scale = [n, n, n * n], self.offsets.scale
-            read, write, comb = (
+            scale, parts = self.offsets.scale, self.parts
+            read, write, *comb = (
                 w * scale[i] + b for i, (w, b) in enumerate(zip(self.map(normed(streams)).split(parts, -1), self.offsets.base.split(parts), strict=True))
             )
-            matrix = comb.unflatten(-1, (n, n)).softmax(-1) + eps
+            summed, strength = ((read.sigmoid() + eps)[..., None] * streams).sum(2), self.spec.hc_magnitude * write.sigmoid()
+            if self.mix is None or self.spec.hc_sinkhorn_iters is None:
+                return summed, strength + eps, streams
+            matrix = comb[0].unflatten(-1, (n, n)).softmax(-1) + eps
             matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             for _ in range(self.spec.hc_sinkhorn_iters - 1):
                 matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
                 matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-            return ((read.sigmoid() + eps)[..., None] * streams).sum(2), 2 * write.sigmoid(), self.mix(matrix, streams)
+            return summed, strength, self.mix(matrix, streams)
 
     class HyperLayerReference(nn.Module):
         """x: [batch, tokens, streams, hidden] → the same."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .. import ops
 from ..tree import Node
@@ -17,7 +17,7 @@ from .base import Around, ChunkSize, Component, Flag, Kernel, Real, _size
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
 from .norm import Norm, norm_reference
-from .runtime import Run, causal_conv_class, state_class
+from .runtime import Run, causal_conv_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,6 +45,12 @@ class KimiDeltaAttention(Component):
     kda_lower_bound: Real | None = Field(default=None, lt=0)
     chunk_size: ChunkSize = CHUNK
     norm_eps: Real = Field(default=1e-5, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chunk_size == 1:
+            raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
+        return self
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, d, kernel = around.hidden_size, self.linear_num_heads, self.linear_head_dim, self.linear_conv_kernel_dim
@@ -94,11 +100,6 @@ def _reference() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    class Vector(nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(value)
-
     class KimiDeltaAttentionReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -109,8 +110,7 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.heads, head = spec.linear_num_heads, spec.linear_head_dim
             width = self.heads * head
-            for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=False) for _ in range(3))
             self.conv1d = causal_conv_class()(3 * width, spec.linear_conv_kernel_dim, False)
             self.low_rank, self.lower_bound = spec.low_rank_gates, spec.kda_lower_bound
             for gate in ("f", "g"):
@@ -119,8 +119,8 @@ def _reference() -> type[nn.Module]:
                     self.add_module(f"{gate}_b_proj", nn.Linear(head, width, bias=False))
                 else:
                     self.add_module(f"{gate}_proj", nn.Linear(hidden, width, bias=False))
-            self.dt_bias = Vector(torch.linspace(-6.0, -2.0, width))
-            self.A_log = Vector(torch.linspace(1.0, 16.0, self.heads).log())
+            self.dt_bias = vector(torch.linspace(-6.0, -2.0, width))
+            self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
             self.b_proj = nn.Linear(hidden, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
@@ -140,15 +140,14 @@ def _reference() -> type[nn.Module]:
         def _log_decay(self, x: Tensor) -> Tensor:
             """[batch, heads, tokens, d], below 0."""
             speed, by = self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()), self.A_log.weight.float().exp()[:, None, None]
-            return -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+            decay: Tensor = -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+            return decay
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)  # type: ignore[operator]
+            qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            held = self.recurrent_state.held(run)
-            out, state = self.core(self._heads_of(q), self._heads_of(k), self._heads_of(v), self._log_decay(x), beta, None if held is None else held[0])
-            self.recurrent_state.keep(run, state)
+            out = self.core(self._heads_of(q), self._heads_of(k), self._heads_of(v), self._log_decay(x), beta, run, self.recurrent_state)
             normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate("g", x).sigmoid()
             result: Tensor = self.o_proj(normed)
             return result

@@ -18,19 +18,21 @@ LAYERS = PartChoice(
         "gemma4": "gemma4_layer:Gemma4Layer",
         "altup": "altup:AltUpLayer",
         "shortcut": "shortcut:ShortcutLayer",
+        "gated_norm": "gated_norm:GatedNormLayer",
     },
 )
 """Contract tests run over these."""
 
 if TYPE_CHECKING:
     from .altup import AltUpLayer
+    from .gated_norm import GatedNormLayer
     from .gemma4_layer import Gemma4Layer
     from .hybrid import HybridBlock
     from .hyper import HyperLayer
     from .shortcut import ShortcutLayer
     from .zamba import ZambaLayer
 
-    AnyLayer: TypeAlias = Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer | ShortcutLayer
+    AnyLayer: TypeAlias = Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer | ShortcutLayer | GatedNormLayer
 else:
     AnyLayer = Annotated[Part, LAYERS]
 

@@ -71,7 +71,7 @@ class Mamba(Component):
             parts += [Node("x_proj", ops.ExpertLinear(a, a, each, r + 2 * n)), Node("dt_proj", ops.ExpertLinear(a, a, r, each, bias=True))]
         if self.norm is not None:
             widths = {"dt_norm": r, "b_norm": n, "c_norm": n}
-            parts += [Node(where, ops.Norm(width, self.norm.weight, self.norm.has_bias)) for where, width in widths.items()]
+            parts += [Node(where, self.norm.op(width)) for where, width in widths.items()]
         parts += [
             Node("scan", SelectiveScan(m, n)),
             Node("ssm_state", ops.State(m * n, bits=STATE_BITS)),

@@ -61,7 +61,7 @@ class Mamba2(Component):
             Node("ssm_state", ops.State(inner * n, bits=STATE_BITS)),
         ]
         if self.norm is not None:
-            parts.append(Node("norm", ops.Norm(inner, self.norm.weight, self.norm.has_bias)))
+            parts.append(Node("norm", self.norm.op(inner)))
         parts.append(Node("out_proj", ops.Linear(inner, h, self.out_bias)))
         return Node(name, children=tuple(parts), kind="state_space", source="Dao & Gu 2024, §7")
 

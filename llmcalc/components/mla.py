@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number
 from ..tree import Node
 from .base import Around, Component, Flag, Heads, KVRank, NopeDim, QueryRank, RopeDim, ValueDim
 from .indexer import Indexer
 from .norm import Norm, norm_reference
 from .position import Rope, rotate
-from .runtime import Run, allowed, cache_class
+from .runtime import Run, allowed, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +32,9 @@ class MLA(Component):
     Each head's query and key are qk_nope_head_dim from the latent and qk_rope_head_dim with positions, the latter's key
     shared by all heads. attention_bias: on the projections that read or write the residual stream (not on a direct q_proj).
     mla_use_nope: no positions at all; the shared key has the same size, and is not turned (Kimi Linear).
-    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3).
+    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3), one value a head, or one for each
+    `element` of it (Hy 4). query_gate: that gate, for each element, and the queries are one map of the compressed query, after its norm and
+    before it side by side (A.X-K2). sinks: one more key for each head, with a learned score and no value (Hy 4).
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -47,7 +48,9 @@ class MLA(Component):
     v_head_dim: ValueDim
     attention_bias: Flag = False
     mla_use_nope: Flag = False
-    output_gate: Flag = False
+    output_gate: Flag | Literal["element"] = False
+    query_gate: Flag = False
+    sinks: Flag = False
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
     indexer: Indexer | None = None
@@ -56,12 +59,12 @@ class MLA(Component):
     def _check(self) -> Self:
         if self.indexer is not None and (self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim):
             raise ValueError("indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a q_lora_rank and a wider index_head_dim")
+        if self.query_gate and (self.q_lora_rank is None or self.output_gate):
+            raise ValueError("query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it")
         if self.qk_rope_head_dim % 2 and not self.mla_use_nope:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; RoPE turns pairs")
+        self.position.check_whole("qk_rope_head_dim")
         return self
-
-    def _norm_op(self, width: Number) -> ops.Norm:
-        return ops.Norm(width, self.norm.weight, self.norm.has_bias)
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a = around.hidden_size, self.num_attention_heads
@@ -72,21 +75,24 @@ class MLA(Component):
         else:
             query = [
                 Node("q_a_proj", ops.Linear(h, self.q_lora_rank, biased)),
-                Node("q_a_norm", self._norm_op(self.q_lora_rank)),
+                Node("q_a_norm", self.norm.op(self.q_lora_rank)),
                 Node("q_b_proj", ops.Linear(self.q_lora_rank, a * (nope + rope))),
             ]
+        if self.query_gate and self.q_lora_rank is not None:
+            query[-1] = Node("q_gate_proj", ops.Linear(2 * self.q_lora_rank, a * (nope + rope + v)))
         chosen = None if self.indexer is None else self.indexer.index_topk
         core = ops.AttentionCore(a, qk_dim=nope + rope, v_dim=v, causal=around.causal, absorbed=(latent + rope, latent), selected=chosen)
         indexer = [] if self.indexer is None or self.indexer.shared else [self.indexer.anatomy("indexer", around, self.q_lora_rank)]
         parts = [
             *query,
             Node("kv_a_proj", ops.Linear(h, latent + rope, biased)),
-            Node("kv_a_norm", self._norm_op(latent)),
+            Node("kv_a_norm", self.norm.op(latent)),
             Node("kv_b_proj", ops.Linear(latent, a * (nope + v))),
             *indexer,
             Node("core", core),
             Node("cache", ops.KVCache(latent + rope, "latent_attention")),
-            *([Node("gate_proj", ops.Linear(h, a))] if self.output_gate else []),
+            *([Node("sinks", ops.Weight(a))] if self.sinks else []),
+            *([Node("gate_proj", ops.Linear(h, a * v if self.output_gate == "element" else a))] if self.output_gate else []),
             Node("o_proj", ops.Linear(a * v, h, biased)),
         ]
         return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V2 2024, §2.1")
@@ -109,6 +115,8 @@ class MLA(Component):
                 num_attention_heads=4, q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8,
                 indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5),
             ),
+            cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, sinks=True, output_gate="element"),
+            cls(num_attention_heads=4, q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, query_gate=True),
         ]  # fmt: skip
 
 
@@ -116,11 +124,6 @@ class MLA(Component):
 def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
-
-    class Core(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~mask, float("-inf"))
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class Expansion(nn.Linear):
         """Latent → every head's key part and value; or, absorbed, the same weight on the other side of the product."""
@@ -149,14 +152,18 @@ def _reference() -> type[nn.Module]:
             else:
                 self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
                 self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
-                self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
+                if spec.query_gate:
+                    self.q_gate_proj = nn.Linear(2 * spec.q_lora_rank, query + heads * spec.v_head_dim, bias=False)
+                else:
+                    self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
             self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate:
-                self.gate_proj = nn.Linear(hidden, heads, bias=False)
+                self.gate_proj = nn.Linear(hidden, heads * spec.v_head_dim if spec.output_gate == "element" else heads, bias=False)
+            self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
-            self.core, self.cache = Core(), cache_class()()
+            self.core, self.cache = softmax_core_class()(), cache_class()()
             if spec.indexer is not None and not spec.indexer.shared:
                 assert spec.q_lora_rank is not None
                 self.indexer = spec.indexer.reference(around, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta)
@@ -164,12 +171,23 @@ def _reference() -> type[nn.Module]:
         def _turn(self, x: Tensor, run: Run) -> Tensor:
             return x if self.spec.mla_use_nope else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
 
+        def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+            """[batch, tokens, heads, …]: queries and the gate, where there is one; and what an indexer reads."""
+            spec, apart = self.spec, (self.spec.num_attention_heads, -1)
+            raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
+            small = x if spec.q_lora_rank is None else self.q_a_norm(raw)
+            if spec.query_gate:
+                both = self.q_gate_proj(torch.cat([small, raw], -1)).unflatten(-1, apart)
+                q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
+                return q, gate, small
+            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
+            return q.unflatten(-1, apart), self.gate_proj(x).unflatten(-1, apart) if spec.output_gate else None, small
+
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
-            small = x if spec.q_lora_rank is None else self.q_a_norm(self.q_a_proj(x))
-            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
-            q_nope, q_rope = q.unflatten(-1, (heads, -1)).transpose(1, 2).split([nope, rope], -1)
+            q, gate, small = self._queries(x)
+            q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
             q_rope = self._turn(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
             latent, k_rope = self.cache(run, self.kv_a_norm(latent), self._turn(k_rope, run))
@@ -186,19 +204,19 @@ def _reference() -> type[nn.Module]:
                 else:
                     mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, run.selected, True)
                     mask = mask[:, None]
+            sinks = None if self.sinks is None else self.sinks.weight
             if run.past:
                 q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, scale), absorb="value")
+                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorb="value")
             else:
                 expanded = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = expanded.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale)
+                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
             out = out.transpose(1, 2)
-            if spec.output_gate:
-                out = out * self.gate_proj(x).sigmoid()[..., None]
+            out = out if gate is None else out * gate.sigmoid()
             result: Tensor = self.o_proj(out.flatten(2))
             return result
 

@@ -15,8 +15,8 @@ from .. import ops
 from ..tree import Node
 from .base import Around, Component, Experts, HeadDim, KVHeads, TopK
 from .moe import expert_map_class
-from .position import Rope, rotate
-from .runtime import Run, allowed, cache_class
+from .position import Rope
+from .runtime import Run, allowed, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +38,7 @@ class MixtureOfAttention(Component):
     def _check(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}")
+        self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -73,16 +74,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
-
-    class Bias(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(size))
-
     class MixtureOfAttentionReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
@@ -92,8 +83,8 @@ def _reference() -> type[nn.Module]:
             self.router = nn.Linear(hidden, spec.num_experts, bias=False)
             self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
             self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
-            self.core, self.cache = Core(), cache_class()()
-            self.o_proj, self.o_bias = expert_map_class()(spec.num_experts, width, hidden, False), Bias(hidden)
+            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.o_proj, self.o_bias = expert_map_class()(spec.num_experts, width, hidden, False), vector(torch.zeros(hidden))
 
         def _heads_of(self, x: Tensor) -> Tensor:
             """[batch, tokens, n · d] → [batch, n, tokens, d]."""
@@ -101,7 +92,7 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _turned(self, x: Tensor, run: Run) -> Tensor:
-            return rotate(x, run, run.past, self.spec.position.turned(self.spec.head_dim), self.spec.position.rope_theta)
+            return self.spec.position.rotated(x, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top = x.shape, self.spec.num_experts_per_tok

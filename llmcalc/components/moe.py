@@ -16,19 +16,14 @@ from pydantic import model_validator
 from .. import ops
 from ..algebra import Number, add
 from ..tree import Node
-from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts
+from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts, idle
 from .feed_forward import FeedForward, activate
 from .norm import Norm
 from .router import RouterMLP
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-def idle(node: Node) -> Node:
-    """The same node, held and not run."""
-    return replace(node, op=None if node.op is None else ops.Idle(node.op), children=tuple(idle(child) for child in node.children))
 
 
 class MoE(Component):
@@ -75,10 +70,11 @@ class MoE(Component):
     def _check(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}")
-        if self.expert.hidden_act == "xielu":
-            raise ValueError("expert.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own")
-        if self.expert.sub_norm is not None:
-            raise ValueError("expert.sub_norm: the experts' maps stand one after the other; expected none")
+        for name, expert in (("expert", self.expert), ("vision_expert", self.vision_expert)):
+            if expert is not None and expert.hidden_act == "xielu":
+                raise ValueError(f"{name}.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own")
+            if expert is not None and expert.sub_norm is not None:
+                raise ValueError(f"{name}.sub_norm: the experts' maps stand one after the other; expected none")
         if self.router_mlp is not None and self.router_bias:
             raise ValueError("router_bias: a router_mlp has biases of its own; expected false")
         if self.zero_expert_num is not None and (self.router_mlp is not None or self.token_table is not None):
@@ -232,11 +228,6 @@ def _reference() -> type[nn.Module]:
             else:
                 self.register_buffer("bias", torch.zeros(experts))
 
-    class Scale(nn.Module):
-        def __init__(self, experts: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(experts))
-
     class TokenTable(nn.Module):
         chosen: Tensor
 
@@ -269,7 +260,7 @@ def _reference() -> type[nn.Module]:
             if spec.router_norm is not None:
                 self.router_norm = spec.router_norm.reference(around)
             if spec.expert_scale:
-                self.expert_scale = Scale(spec.num_experts)
+                self.expert_scale = vector(torch.ones(spec.num_experts))
             self.experts = ExpertsReference(spec, spec.moe_latent_size or hidden)
             if spec.moe_latent_size is not None:
                 self.latent_in = nn.Linear(hidden, spec.moe_latent_size, bias=spec.latent_bias)
@@ -279,7 +270,7 @@ def _reference() -> type[nn.Module]:
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
             if spec.output_bias:
-                self.output_bias = Scale(hidden)
+                self.output_bias = vector(torch.zeros(hidden))
 
         def forward(self, x: Tensor, run: Run | None = None, seen: Tensor | None = None) -> Tensor:
             """seen: what the router reads, where it is not what the experts do."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field
 
 from .. import ops
+from ..algebra import Number
 from ..tree import Node
 from .base import Around, Component, Flag, Real
 
@@ -31,10 +32,13 @@ class Norm(Component):
     def has_bias(self) -> bool:
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
+    def op(self, width: Number, heads: Number = None) -> ops.Norm:
+        """Over `width` elements. heads: where each head has weights of its own."""
+        return ops.Norm(width, self.weight, self.has_bias, heads)
+
     def anatomy(self, name: str, around: Around) -> Node:
-        op = ops.Norm(around.hidden_size, self.weight, self.has_bias)
         source = {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
-        return Node(name, op, kind="norm", source=source)
+        return Node(name, self.op(around.hidden_size), kind="norm", source=source)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)

@@ -12,14 +12,14 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, Tag
+from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
 from ..tree import Node
-from .base import Around, Component, Flag, Heads, Part, Positions, Real, by_type
+from .base import Around, Component, Flag, Heads, Part, Positions, Real
 from .choice import PartChoice
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,6 +40,24 @@ class Rope(Part):
         if self.rotary_dim is not None:
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
+
+    def check(self, head_dim: int, where: str = "head_dim") -> None:
+        """Raises `ValueError`, naming `where`, if it cannot turn heads of that size."""
+        turned = self.turned(head_dim)
+        would = f"RoPE would turn {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's {head_dim} dimensions (head_dim)"
+        if turned > head_dim:
+            raise ValueError(f"{where}: {would}; expected no more than it has")
+        if turned < 2 or turned % 2:
+            raise ValueError(f"{where}: {would}; expected an even number, for it turns pairs")
+
+    def check_whole(self, size: str) -> None:
+        """Raises `ValueError` where it is to turn a part only of what the field `size` says is turned."""
+        if self.rotary_dim is not None or self.partial_rotary_factor is not None:
+            raise ValueError(f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor")
+
+    def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
+        """x: [..., tokens, head_dim], turned; its first token stands at position `start`."""
+        return rotate(x, run, start, self.turned(x.shape[-1]), self.rope_theta)
 
 
 class Alibi(Part):
@@ -70,12 +88,27 @@ class TransformerXL(Part):
         return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
 
 
-class LayerBias(Part):
+class Buckets(Part):
+    """How T5 bins distances: near ones have a bucket each, those up to relative_attention_max_distance share the rest; half of all for each direction."""
+
+    relative_attention_num_buckets: Positions = 32
+    relative_attention_max_distance: Positions = 128
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> Self:
+        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4:
+            raise ValueError(f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; expected at least 4")
+        if furthest <= buckets // 2:
+            near = f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
+            raise ValueError(f"relative_attention_max_distance: {furthest} is among {near}; expected more")
+        return self
+
+
+class LayerBias(Buckets):
     """T5's bias with a table of the layer's own (UMT5)."""
 
     type: Literal["relative_bias"] = "relative_bias"
-    relative_attention_num_buckets: Positions = 32
-    relative_attention_max_distance: Positions = 128
 
     def anatomy(self, name: str, around: Around, heads: Number) -> Node:
         return Node(name, ops.Embedding(self.relative_attention_num_buckets, heads), source="Chung et al. 2023 (UniMax), §4")
@@ -137,18 +170,21 @@ class Sinusoidal(Component):
         return [cls()]
 
 
-Position: TypeAlias = Annotated[Annotated[Learned, Tag("learned")] | Annotated[Sinusoidal, Tag("sinusoidal")], by_type("learned")]
+POSITIONS = PartChoice("learned", {"learned": "position:Learned", "sinusoidal": "position:Sinusoidal"})
+
+if TYPE_CHECKING:
+    Position: TypeAlias = Learned | Sinusoidal
+else:
+    Position = Annotated[Part, POSITIONS]
 
 
-class RelativeBias(Component):
+class RelativeBias(Buckets, Component):
     """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack.
 
     of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
     """
 
     num_attention_heads: Heads
-    relative_attention_num_buckets: Positions = 32
-    relative_attention_max_distance: Positions = 128
     of_blocks: Flag = False
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -217,11 +253,6 @@ def _references() -> dict[str, type[nn.Module]]:
             bucket = torch.where(distance < near, distance, far.clamp(max=buckets - 1)) + offset
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 
-    class Vector(nn.Module):
-        def __init__(self, *shape: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(shape) * 0.02)
-
     class DistanceScores(nn.Module):
         """q: [batch, heads, queries, d], r: [distances, heads · d] → [batch, heads, queries, distances]."""
 
@@ -236,7 +267,7 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.hidden_size = hidden_size
             self.r_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
-            self.content_bias, self.position_bias = Vector(heads, 1, head_dim), Vector(heads, 1, head_dim)
+            self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, run: Run, end: int) -> tuple[Tensor, Tensor]:
@@ -259,25 +290,27 @@ def _angles(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
     """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], of which the first stands at position `start`."""
-    import torch
-
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:
-        angles = _angles(run.span(start, end, x.device), dim, theta)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
-    cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
-    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+    return _turned(x, dim, *run.once(("rope", start, end, dim, theta, x.dtype), turns))
 
 
 def turn(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
     """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], standing at these positions."""
+    return _turned(x, dim, *_cos_sin(positions, dim, theta, x))
+
+
+def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    angles = _angles(positions, dim, theta)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def _turned(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
     import torch
 
-    angles = _angles(positions, dim, theta)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
 

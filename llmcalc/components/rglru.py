@@ -10,11 +10,13 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
+from pydantic import model_validator
+
 from .. import ops
 from ..tree import Node
 from .base import Around, Component, Heads, Kernel, _size
 from .feed_forward import Activation, activate
-from .runtime import Run, causal_conv_class, state_class
+from .runtime import Run, causal_conv_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +36,12 @@ class RGLRU(Component):
     num_attention_heads: Heads
     conv1d_width: Kernel = 4
     hidden_act: Activation = "gelu_tanh"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lru_width % self.num_attention_heads:
+            raise ValueError(f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; expected a divisor of it")
+        return self
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, r, a, kernel = around.hidden_size, self.lru_width, self.num_attention_heads, self.conv1d_width
@@ -82,11 +90,6 @@ def _reference() -> type[nn.Module]:
             mapped: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
             return mapped
 
-    class Vector(nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(value)
-
     def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Every h ← a·h + b along the tokens, in as many steps as their number has binary digits (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
@@ -109,7 +112,7 @@ def _reference() -> type[nn.Module]:
             self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
             self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept=spec.conv1d_width - 1)
             self.input_gate, self.recurrent_gate = BlockMap(spec.num_attention_heads, width), BlockMap(spec.num_attention_heads, width)
-            self.recurrent_param = Vector(torch.linspace(-4.0, 1.0, width))
+            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.linear_out = nn.Linear(width, hidden)
 

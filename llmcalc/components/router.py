@@ -15,7 +15,7 @@ from ..tree import Node
 from .base import Around, Flag, Part, Width
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,11 +58,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Scale(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(width))
-
     class RouterReference(nn.Module):
         """x: [rows, hidden] → logits, [rows, classes]."""
 
@@ -71,7 +66,7 @@ def _reference() -> type[nn.Module]:
             width, self.act = spec.router_hidden_size, spec.hidden_act
             self.down_proj = nn.Linear(hidden, width)
             if spec.adds_below:
-                self.below_scale = Scale(width)
+                self.below_scale = vector(torch.ones(width))
             self.norm = norm_reference(spec.norm, width)
             self.fc1, self.fc2, self.out_proj = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, classes, bias=False)
 

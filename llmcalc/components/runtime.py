@@ -53,6 +53,44 @@ class Run:
         return positions
 
 
+def vector(values: Tensor) -> Any:
+    """A module that holds one parameter, `weight`, under a name of its own: what is added, or multiplied by, and is no map."""
+    return _vector_class()(values)
+
+
+@cache
+def _vector_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Vector(nn.Module):
+        def __init__(self, values: Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(values)
+
+    return Vector
+
+
+@cache
+def softmax_core_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class SoftmaxCore(nn.Module):
+        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]. scale: of the scores, 1/√d if not given.
+
+        sinks: of each head, the score of one more key that every query sees and that has no value.
+        """
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None, sinks: Tensor | None = None) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(~mask, float("-inf"))
+            if sinks is not None:
+                beside = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+                return torch.softmax(torch.cat([scores, beside], -1).float(), -1)[..., :-1].to(v.dtype) @ v
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    return SoftmaxCore
+
+
 @cache
 def cache_class() -> type[nn.Module]:
     import torch
@@ -64,9 +102,9 @@ def cache_class() -> type[nn.Module]:
         limit: only the last so many tokens are held (a sliding window). Tensors are [..., tokens, width].
         """
 
-        def __init__(self, limit: int | None = None, fixed: bool = False) -> None:
+        def __init__(self, limit: int | None = None) -> None:
             super().__init__()
-            self.limit, self.fixed = limit, fixed
+            self.limit = limit
 
         def forward(self, run: Run, *new: Tensor) -> tuple[Tensor, ...]:
             if run.store is None:

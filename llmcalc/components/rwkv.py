@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from .. import ops
 from ..tree import Node
 from .base import Around, Component, Width, _size
-from .runtime import Run, state_class
+from .runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,11 +97,6 @@ def _references() -> dict[str, type[nn.Module]]:
     import torch
     from torch import nn
 
-    class Vector(nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(value)
-
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
         """Each token's predecessor; zeros before the first."""
         held = state.held(run)
@@ -121,9 +116,9 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
             super().__init__()
             width = spec.attention_hidden_size
-            self.time_decay, self.time_first = Vector(torch.linspace(-5.0, 3.0, width)), Vector(torch.linspace(-1.0, 0.5, width))
+            self.time_decay, self.time_first = vector(torch.linspace(-5.0, 3.0, width)), vector(torch.linspace(-1.0, 0.5, width))
             for name in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{name}", Vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
                 self.add_module(name, nn.Linear(hidden, width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
             self.output = nn.Linear(width, hidden, bias=False)
@@ -147,10 +142,7 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous = shifted(x, run, self.shift_state)
-            k, v, r = (
-                self.get_submodule(name)(mixed(x, previous, self.get_submodule(f"time_mix_{name}").weight))  # type: ignore[arg-type]
-                for name in ("key", "value", "receptance")
-            )
+            k, v, r = (self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight)) for name in ("key", "value", "receptance"))
             out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
             return out
 
@@ -159,7 +151,7 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
             super().__init__()
-            self.time_mix_key, self.time_mix_receptance = Vector(torch.linspace(0.1, 0.9, hidden)), Vector(torch.linspace(0.2, 0.8, hidden))
+            self.time_mix_key, self.time_mix_receptance = vector(torch.linspace(0.1, 0.9, hidden)), vector(torch.linspace(0.2, 0.8, hidden))
             self.shift_state = state_class()()
             self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
             self.receptance = nn.Linear(hidden, hidden, bias=False)

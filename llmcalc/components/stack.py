@@ -18,13 +18,13 @@ from .. import ops
 from ..algebra import Number, ceil_div
 from ..tree import Node
 from .attention import Attention, QKNorm
-from .base import Around, Component, HiddenSize, Layers, Positions, Vocab, Width
+from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
 from .choice import only
 from .feed_forward import FeedForward
 from .layers import AnyLayer, Block, Layer
 from .norm import Norm
 from .position import Position, RelativeBias, Rope
-from .runtime import Run
+from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,10 +52,12 @@ SHARED = ", shared"
 class Stack(Component):
     """num_hidden_layers layers. Every layer is `block` where no pattern is given.
 
-    position: added to the input. type_vocab_size: BERT's segments. embedding_norm: on the sum of the embeddings.
+    position: added to the input. type_vocab_size: BERT's segments. task_type_vocab_size: ERNIE's tasks. embedding_norm: on the sum of
+    the embeddings.
     input_size: width of all these, where a map to hidden_size follows them (ELECTRA, ALBERT). stem: what an encoder has in
     place of a token embedding. vocab_size, hidden_size: of an encoder that has a token embedding of its own, and perhaps another
     width than the decoder (T5Gemma). shared_layers: kinds of layer whose every layer has the parameters of the first (ALBERT).
+    second_stream: the vector is held that a second stream of predictions starts from, which pretraining alone has (XLNet).
     hyper_streams: the residual stream is several, as layers of type `hyper` have it.
     """
 
@@ -70,6 +72,7 @@ class Stack(Component):
     hidden_size: HiddenSize | None = None
     position: Position | None = None
     type_vocab_size: Positions | None = None
+    task_type_vocab_size: Positions | None = None
     embedding_norm: Norm | None = None
     input_size: Width | None = None
     relative_bias: RelativeBias | None = None
@@ -77,6 +80,7 @@ class Stack(Component):
     side_convolution: SideConvolution | None = None
     per_layer_embedding: PerLayerEmbedding | None = None
     streams: AltUp | None = None
+    second_stream: Flag = False
     hyper_streams: HyperStreams | None = None
     final_norm: Norm | None = None
 
@@ -109,14 +113,14 @@ class Stack(Component):
         if {getattr(b, streams, None) for b in blocks} != {getattr(self.streams, streams, None)}:
             raise ValueError(f"streams: stand where every layer is of type 'altup' with their {streams}, and nowhere else")
         hyper = None if self.hyper_streams is None else self.hyper_streams.hc_mult
-        if {getattr(b, "hc_mult", None) for b in (self.block, *self.variants.values())} != {hyper}:
+        if {getattr(b, "hc_mult", None) for b in blocks} != {hyper}:
             raise ValueError("hyper_streams: stand where every layer is of type 'hyper' with their hc_mult, and nowhere else")
-        disentangled = [b for b in (self.block, *self.variants.values()) if getattr(getattr(b.attention, "position", None), "type", "") == "disentangled"]
-        for block in disentangled:
-            if self.relative_embedding is None or self.relative_embedding.span != block.attention.position.span:  # type: ignore[union-attr]
+        table = self.relative_embedding
+        for position in (getattr(b.attention, "position", None) for b in blocks):
+            if position is not None and position.type == "disentangled" and (table is None or table.span != position.span):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
         if self.relative_bias is not None:
-            for block in (self.block, *self.variants.values()):
+            for block in blocks:
                 heads = getattr(block.attention, "num_attention_heads", None)
                 if heads != self.relative_bias.num_attention_heads:
                     raise ValueError(f"relative_bias.num_attention_heads: {self.relative_bias.num_attention_heads} is not the layers' {heads}")
@@ -138,6 +142,16 @@ class Stack(Component):
                 made.add(mixer.attends_like())
             elif isinstance(mixer, Attention) and mixer.attends_like() not in made:
                 raise ValueError(f"kv_shared: no layer below '{name}' attends alike and makes keys and values to share")
+
+    def check_mixers(self, where: str, width: int, side: str, grid: bool) -> None:
+        """Raises `ValueError` where a layer of that width cannot mix tokens as its spec says, in an encoder or a decoder. grid: tokens stand in one."""
+        for name, block in {BASE: self.block, **self.variants}.items():
+            for field, mixer, seen in block.mixers(width):
+                _check_mixer(f"{where}.{BASE}.{field}" if name == BASE else f"{where}.variants.{name}.{field}", mixer, seen, side, grid)
+        if self.side_convolution is not None and width % self.side_convolution.conv_groups:
+            raise ValueError(f"{where}.side_convolution.conv_groups: {self.side_convolution.conv_groups} does not divide hidden_size {width}")
+        if self.side_convolution is not None and side == "decoder":
+            raise ValueError(f"{where}.side_convolution: it sees tokens on both sides; expected an encoder")
 
     def layer_names(self) -> list[str]:
         """The variant that each layer is, bottom first."""
@@ -179,6 +193,8 @@ class Stack(Component):
             parts.append(self.position.anatomy("embed_positions", below))
         if self.type_vocab_size is not None:
             parts.append(Node("embed_types", ops.Embedding(self.type_vocab_size, below.hidden_size), kind="embedding"))
+        if self.task_type_vocab_size is not None:
+            parts.append(Node("embed_tasks", ops.Embedding(self.task_type_vocab_size, below.hidden_size), kind="embedding"))
         if self.embedding_norm is not None:
             parts.append(self.embedding_norm.anatomy("embed_norm", below))
         if self.input_size is not None:
@@ -191,6 +207,8 @@ class Stack(Component):
             parts.append(self.side_convolution.anatomy("side_convolution", around))
         if self.per_layer_embedding is not None:
             parts.append(self.per_layer_embedding.anatomy("per_layer_embedding", around, self.num_hidden_layers))
+        if self.second_stream:
+            parts.append(Node("second_stream", ops.Idle(ops.Weight(around.hidden_size)), kind="embedding", source="Yang et al. 2019 (XLNet), §2.3"))
         if self.streams is not None:
             parts.append(self.streams.anatomy("streams_in", around))
         for label, block, repeat, which in self.groups():
@@ -239,9 +257,33 @@ class Stack(Component):
             cls(num_hidden_layers=4, block=own, variants=shares, first_layers=(BASE, BASE), pattern=("shares",), per_layer_embedding=table),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
             cls(num_hidden_layers=2, block=hyper_example(), hyper_streams=HyperStreams(hc_mult=3), final_norm=rms),
+            cls(num_hidden_layers=2, block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), hyper_streams=HyperStreams(hc_mult=3)),
             cls(num_hidden_layers=3, block=block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
             cls(num_hidden_layers=5, block=block, variants=kinds, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
         ]
+
+
+SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
+"""Positions that are for attention in both directions alone, or for causal attention alone."""
+
+
+def _check_mixer(where: str, mixer: Any, width: int, side: str, grid: bool) -> None:
+    """Raises `ValueError` where a part cannot mix the tokens of that side, or makes no whole heads of what it reads."""
+    if isinstance(mixer, Attention):
+        mixer.check_width(where, width)
+    sides, in_grid = getattr(mixer, "sides", ("decoder",)), getattr(mixer, "grid", False)
+    if in_grid and not grid:
+        raise ValueError(f"{where}.grid: tokens stand in no grid; expected false, but in a tower of images")
+    if side not in sides and not in_grid:
+        raise ValueError(f"{where}.type: '{mixer.type}' is for {sides[0]}s; expected 'attention'")
+    kind = getattr(getattr(mixer, "position", None), "type", "")
+    expected = SIDES_OF_POSITIONS.get(kind, side)
+    if side != expected:
+        directions = "in both directions" if expected == "encoder" else "that is causal"
+        raise ValueError(f"{where}.position.type: '{kind}' is for attention {directions}; expected {'an' if expected == 'encoder' else 'a'} {expected}")
+    for field in ("attention_chunk_size", "block_indexer"):
+        if side == "encoder" and getattr(mixer, field, None) is not None:
+            raise ValueError(f"{where}.{field}: stands in causal attention; expected a decoder")
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -275,6 +317,8 @@ def _reference() -> type[nn.Module]:
                 self.embed_positions = spec.position.reference(below)
             if spec.type_vocab_size is not None:
                 self.embed_types = nn.Embedding(spec.type_vocab_size, below.hidden_size)
+            if spec.task_type_vocab_size is not None:
+                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, below.hidden_size)
             if spec.embedding_norm is not None:
                 self.embed_norm = spec.embedding_norm.reference(below)
             if spec.input_size is not None:
@@ -287,6 +331,8 @@ def _reference() -> type[nn.Module]:
                 self.side_convolution = spec.side_convolution.reference(around)
             if spec.per_layer_embedding is not None:
                 self.per_layer_embedding = spec.per_layer_embedding.reference(around, spec.num_hidden_layers)
+            if spec.second_stream:
+                self.second_stream = vector(torch.zeros(around.hidden_size))
             if spec.streams is not None:
                 self.streams_in, self.streams_out = spec.streams.reference(around), spec.streams.reference(around, top=True)
             rest = spec.pattern * spec.num_hidden_layers
@@ -303,14 +349,14 @@ def _reference() -> type[nn.Module]:
                 self.norm = spec.final_norm.reference(around)
 
         def _share(self, first: nn.Module, other: nn.Module) -> None:
-            """Gives a layer the parameters of the first of its kind."""
+            """Gives a layer the parameters and buffers of the first of its kind."""
             share: Any = getattr(other, "share", None)
             if share is not None:  # a layer that shares a part of itself
                 share(first)
                 return
-            for path, parameter in list(first.named_parameters()):
+            for path, tensor in [*first.named_parameters(), *first.named_buffers()]:
                 holder, _, name = path.rpartition(".")
-                setattr(other.get_submodule(holder), name, parameter)
+                setattr(other.get_submodule(holder), name, tensor)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
@@ -319,6 +365,8 @@ def _reference() -> type[nn.Module]:
                 x = x + self.embed_positions(positions).to(x.dtype)
             if hasattr(self, "embed_types"):
                 x = x + self.embed_types(torch.zeros_like(positions))
+            if hasattr(self, "embed_tasks"):
+                x = x + self.embed_tasks(torch.zeros_like(positions))
             if hasattr(self, "embed_norm"):
                 x = self.embed_norm(x)
             if hasattr(self, "input_proj"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -54,11 +54,15 @@ class SharedBlock(Part):
             raise ValueError("feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm")
         if (self.attention_adapters or self.idle_adapters) and self.adapter_rank is None:
             raise ValueError("adapter_rank: missing; attention_adapters and idle_adapters need one")
+        if self.attention.kv_shared or self.attention.block_indexer is not None:
+            raise ValueError("attention: the shared block makes keys and values of its own, and chooses none; expected no kv_shared and no block_indexer")
         return self
 
 
 class ZambaLayer(Layer):
     """A mixer layer before which a shared block runs. Stack.shared_layers names the kinds of layer that share their block."""
+
+    alone: ClassVar[bool] = False
 
     type: Literal["zamba"] = "zamba"
     feed_forward: Nothing = Nothing()
@@ -72,6 +76,9 @@ class ZambaLayer(Layer):
         if isinstance(self.attention, Nothing):
             raise ValueError("attention: the layer has a mixer of its own after the shared block; expected another type than 'none'")
         return self
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 
     def _mixer(self) -> Component:
         assert not isinstance(self.attention, Nothing)

@@ -8,10 +8,10 @@ from ..algebra import Number, exact_div
 from ..errors import InputError
 from ..model import ModelSpec
 from ..ops import KVCache, Op
-from ..tree import Node, Place
+from ..tree import Cost, Node, Place
 from ..units import DTYPE_BITS, bits_to_bytes, dtype
 from ..workload import Workload
-from .limits import longest_sequence
+from .limits import check_source, longest_sequence
 from .what_if import What, what_ifs
 
 STATE = "recurrent_state"
@@ -19,6 +19,16 @@ STATE = "recurrent_state"
 
 SHORTEST, LONGEST = 2**10, 2**17
 """Contexts that growth is shown for: from 1,024 up to 131,072, or up to what the model was made for."""
+
+
+def cache_bits_of(dtype_name: str) -> Cost:
+    """Cost: bits that are kept between tokens, keys and values in that dtype."""
+    bits = DTYPE_BITS[dtype_name]
+
+    def cost(op: Op, w: Workload) -> Number:
+        return op.cache_bits(w, bits)
+
+    return cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,7 @@ class CacheSize:
     source: int | None = None
 
     def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
-        bits = DTYPE_BITS[dtype_name or self.dtype]
-        return self.tree.total(lambda op, w: op.cache_bits(w, bits), workload)
-
-    def _cost(self, op: Op, w: Workload) -> Number:
-        return op.cache_bits(w, DTYPE_BITS[self.dtype])
+        return self.tree.total(cache_bits_of(dtype_name or self.dtype), workload)
 
     @property
     def bytes(self) -> int:
@@ -78,8 +84,9 @@ class CacheSize:
 
     def _caches(self) -> list[Place]:
         """Every primitive that keeps something."""
+        kept = cache_bits_of(self.dtype)
         places = (p for p in self.tree.walk(self.workload) if p.node.op is not None and not p.optional)
-        return [p for p in places if self._cost(p.node.op, p.workload or self.workload)]
+        return [p for p in places if kept(p.node.op, p.workload or self.workload)]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -94,12 +101,13 @@ class CacheSize:
         """The caches, those that are alike together, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
+        kept = cache_bits_of(self.dtype)
         for place in self._caches():
             w, op = place.workload or self.workload, place.node.op
             tokens, width = (exact_div(op.cache_bits(w.with_(batch=1), 1), op.width), op.width) if isinstance(op, KVCache) else (None, None)
             alike = (getattr(op, "kind", STATE), tokens, width)
             layers[alike] = layers.get(alike, 0) + place.times
-            bits[alike] = bits.get(alike, 0) + place.times * self._cost(op, w)
+            bits[alike] = bits.get(alike, 0) + place.times * kept(op, w)
         return [Held(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b)) for (kind, tokens, width), b in bits.items()]
 
     @property
@@ -143,7 +151,6 @@ def kv(spec: ModelSpec, batch: int = 1, seq: int = 1, dtype_name: str = "bfloat1
     """
     if spec.kind == "encoder":
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
-    if source is not None and spec.kind != "encoder-decoder":
-        raise InputError(f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone")
+    check_source(spec, source)
     workload = Workload(batch=batch, seq=seq, source=source, phase="prefill")
     return CacheSize(spec, spec.anatomy(), workload, dtype(dtype_name), source)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..components.attention import Attention
 from ..components.block import Layer
-from ..components.feed_forward import FeedForward
 from ..components.mla import MLA
 from ..components.moe import MoE
 from ..components.stack import Stack
@@ -23,7 +21,9 @@ from ..tree import Node
 from ..workload import Workload
 from .cache import kv
 from .flops import flops
+from .limits import learned_positions
 from .params import params, total_of
+from .widths import active_width, heads_of
 
 DENSE_BAND = (100, 130)
 """h/L, rounded to a whole number, of most large dense decoders: Chinchilla and LLaMA 65B 102, GPT-3 and Llama 3 8B 128, Llama 3.1 405B 130."""
@@ -148,7 +148,6 @@ def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Qua
     count, workload = params(spec), Workload(batch=1, seq=seq)
     cache = None if spec.kind == "encoder" else kv(spec, dtype_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
-    tables = [s.position.max_position_embeddings for _, s in spec.stacks() if s.position is not None and s.position.type == "learned"]
     return Quantities(
         spec=spec,
         seq=seq,
@@ -161,7 +160,7 @@ def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Qua
         encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
         kv_bytes_per_token=None if cache is None else cache.bytes_per_token,
-        longest=min(tables, default=None),
+        longest=learned_positions(spec),
     )
 
 
@@ -175,7 +174,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     block = max(groups, key=lambda g: g[2])[1]
     headed = [g for g in groups if isinstance(g[1].attention, Attention | MLA)]
     attention_block = max(headed, key=lambda g: g[2])[1] if headed else None
-    heads, kv_heads, head_dim = _heads(attention_block.attention if attention_block is not None else None, hidden_size)
+    heads, kv_heads, head_dim = heads_of(attention_block.attention if attention_block is not None else None, hidden_size)
     mixing = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
@@ -183,27 +182,12 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
-        feed_forward_width=_active_width(mixing),
+        feed_forward_width=active_width(mixing),
         mixture_of_experts=isinstance(mixing, MoE),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
     )
-
-
-def _heads(mixer: Any, hidden_size: int) -> tuple[int | None, int | None, int | None]:
-    """(heads, key/value heads, size of a query) of an attention."""
-    if isinstance(mixer, MLA):
-        return mixer.num_attention_heads, None, mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
-    return mixer.sizes(hidden_size) if isinstance(mixer, Attention) else (None, None, None)
-
-
-def _active_width(mixer: Any) -> int | None:
-    """Units of the feed-forward network that one token passes through."""
-    if isinstance(mixer, MoE):
-        shared = mixer.shared_expert.intermediate_size if mixer.shared_expert is not None else 0
-        return mixer.num_experts_per_tok * mixer.expert.intermediate_size + shared
-    return mixer.intermediate_size if isinstance(mixer, FeedForward) else None
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:

@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..algebra import Number, exact_div
+from ..algebra import exact_div
 from ..components.attention import Attention
-from ..components.block import Layer
 from ..components.feed_forward import FeedForward
 from ..components.mla import MLA
 from ..components.moe import MoE
 from ..model import ModelSpec
 from .flops import FlopCount
 from .params import ParameterCount, params
+from .widths import active_width, heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +69,16 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def sizes(spec: ModelSpec) -> Sizes:
-    """The dimensions of the stack that makes the output."""
+    """The dimensions of the stack that makes the output. For plain transformers: raises `ArithmeticError` for any other."""
     h = spec.hidden_size
-    groups = [(block, count) for _, block, count, _ in spec.main.groups()]
-    heads = sum(count * _heads(block) for block, count in groups)
-    keys = sum(count * _heads(block) * _head_size(block, h) for block, count in groups)
-    inner = sum(count * _inner_width(block) for block, count in groups)
+    heads = keys = inner = 0
+    for _, block, count, _ in spec.main.groups():
+        a, _, d = heads_of(block.attention, h)
+        f = active_width(block.feed_forward)
+        if a is None or d is None or f is None:
+            raise ArithmeticError("rules with an attention term are for plain transformers, which have heads and a feed-forward network in every layer")
+        heads, keys, inner = heads + count * a, keys + count * a * d, inner + count * f
     return Sizes(h, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
-
-
-def _heads(block: Layer) -> Number:
-    assert isinstance(block.attention, Attention | MLA)
-    return block.attention.num_attention_heads
-
-
-def _head_size(block: Layer, hidden_size: Number) -> Number:
-    mixer = block.attention
-    if isinstance(mixer, MLA):
-        return mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
-    assert isinstance(mixer, Attention)
-    return mixer.sizes(hidden_size)[2]
-
-
-def _inner_width(block: Layer) -> Number:
-    mixer = block.feed_forward
-    if isinstance(mixer, MoE):
-        shared = 0 if mixer.shared_expert is None else mixer.shared_expert.intermediate_size
-        return mixer.num_experts_per_tok * mixer.expert.intermediate_size + shared
-    assert isinstance(mixer, FeedForward)
-    return mixer.intermediate_size
 
 
 def kaplan_table_1(n: int, keys: int, context: int) -> int:

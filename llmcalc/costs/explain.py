@@ -99,7 +99,7 @@ def _components(formulas: Formulas) -> list[tuple[int, Found]]:
             if len(norms) > 1:
                 numbers, letters = (Node("norms", children=tuple(side)) for side in zip(*norms, strict=True))
                 listed.append((depth + 1, child(found, numbers, letters)))
-        elif node.kind == "experts" and node.children[0].op is not None and any(c.children for c in node.children):
+        elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
             for number, letter in zip(node.children, found.letters.children, strict=True):
                 add(child(found, number, letter), depth + 1)
 

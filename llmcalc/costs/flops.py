@@ -10,6 +10,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore, Linear, Op, Shared
 from ..tree import Cost, Node, by_kind
 from ..workload import AttentionBackward, Pairs, Phase, Recompute, Workload
+from .limits import check_source
 
 
 def forward_of(op: Op, w: Workload) -> Number:
@@ -149,8 +150,7 @@ def workload_of(
     encoder-decoder that decodes has read as many tokens in its encoder as are before the new one, unless `source` says
     otherwise. Raises `InputError` for settings that contradict each other.
     """
-    if source is not None and spec.kind != "encoder-decoder":
-        raise InputError(f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone")
+    check_source(spec, source)
     if phase == "decode":
         if context is not None and seq not in (None, 1):
             raise InputError(f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq alone as the context")

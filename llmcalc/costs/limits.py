@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import InputError
 from ..model import ModelSpec
 
 
@@ -16,6 +17,12 @@ def longest_sequence(spec: ModelSpec) -> int | None:
     """Tokens that a sequence can have; None where the spec does not say."""
     learned = learned_positions(spec)
     return spec.max_position_embeddings if learned is None else learned
+
+
+def check_source(spec: ModelSpec, source: int | None) -> None:
+    """Raises `InputError` where tokens for an encoder are given and there is no encoder beside a decoder."""
+    if source is not None and spec.kind != "encoder-decoder":
+        raise InputError(f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone")
 
 
 def beyond(spec: ModelSpec, tokens: int) -> str:

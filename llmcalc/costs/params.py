@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number
-from ..model import ModelSpec
+from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
 from ..ops import IdentityExperts, Op
 from ..tree import Node, by_kind
 from ..workload import Workload
@@ -38,7 +38,7 @@ def spared_evenly_of(op: Op, _: Workload | None = None) -> Number:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of one model. `include` holds the optional parts that were asked into the total (`mtp`)."""
+    """Parameters of one model. `include` holds the optional parts that were asked into the total."""
 
     spec: ModelSpec
     tree: Node
@@ -94,9 +94,14 @@ class ParameterCount:
         return found
 
 
+def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
+    """The optional parts that were asked into a total."""
+    return frozenset(name for name, asked in ((MTP_OPTION, with_mtp), (TOWERS_OPTION, with_towers)) if asked)
+
+
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:
     """Parameters of a model.
 
-    include: optional parts to count in (`mtp`).
+    include: optional parts to count in (`mtp`, `towers`).
     """
     return ParameterCount(spec, spec.anatomy(), include)

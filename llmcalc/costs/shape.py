@@ -103,15 +103,15 @@ class Family:
     def _scaled(self, block: Layer, h: Number) -> Layer:
         heads, kv_heads, size = self._heads_per_width(block.attention)
         sizes = {"num_attention_heads": _share(h, heads), "num_key_value_heads": 1 if kv_heads is None else _share(h, kv_heads), "head_dim": size}
-        mixing = block.feed_forward
-        if isinstance(mixing, MoE):
-            shared = mixing.shared_expert
-            widths = {"expert": self._widened(mixing.expert, h), "shared_expert": None if shared is None else self._widened(shared, h)}
-            channel: Any = mixing.model_copy(update=widths)
-        else:
-            assert isinstance(mixing, FeedForward)
-            channel = self._widened(mixing, h)
-        return block.model_copy(update={"attention": block.attention.model_copy(update=sizes), "feed_forward": channel})
+        changes = {"attention": block.attention.model_copy(update=sizes), "feed_forward": self._channel(block.feed_forward, h)}
+        dense = getattr(block, "dense", None)  # beside the experts of Gemma 4 and of shortcut layers
+        return block.model_copy(update=changes if dense is None else {**changes, "dense": self._widened(dense, h)})
+
+    def _channel(self, channel: Any, h: Number) -> Any:
+        if isinstance(channel, FeedForward):
+            return self._widened(channel, h)
+        networks = {name: getattr(channel, name) for name in ("expert", "shared_expert", "vision_expert")}
+        return channel.model_copy(update={name: self._widened(one, h) for name, one in networks.items() if one is not None})
 
     def _widened(self, feed_forward: FeedForward, h: Number) -> FeedForward:
         """Its width in proportion, to the nearest multiple of 64 (of a smaller power of two, where the model's own is one)."""
@@ -145,6 +145,14 @@ def family(
             raise InputError(f"shape: attention.type '{mixer.type}' does not scale with hidden_size alone; expected multi-head or grouped-query attention")
         if not isinstance(channel, FeedForward | MoE):
             raise InputError("shape: expected a decoder whose layers all have a feed-forward network or experts")
+        if mixer.block_indexer is not None:
+            raise InputError("shape: an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+        if hasattr(block, "state_space"):
+            raise InputError("shape: a state-space part beside attention does not scale with hidden_size alone; expected layers without")
+        if isinstance(channel, MoE) and channel.moe_latent_size is not None:
+            raise InputError("shape: experts of a latent width do not scale with hidden_size alone; expected no moe_latent_size")
+        if head_dim is not None and mixer.v_head_dim is not None:
+            raise InputError("--head-dim: values have a size of their own (v_head_dim); expected attention without, or no --head-dim")
         if ffn_ratio is not None and isinstance(channel, MoE):
             raise InputError("--ffn-ratio: a mixture of experts has no one width; expected --set expert.intermediate_size=N")
         if head_dim is not None and isinstance(mixer.position, Rope) and mixer.position.turned(head_dim) > head_dim:

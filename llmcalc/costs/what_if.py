@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..components.attention import Attention
 from ..components.block import Layer
 from ..components.mla import MLA
 from ..components.stack import Stack
 from ..model import ModelSpec
+
+if TYPE_CHECKING:
+    from ..components.merged import MergedAttention
+
+    Softmax: TypeAlias = Attention | MLA | MergedAttention
 
 Change: TypeAlias = Callable[[Any], Any]
 """An attention part → the one in its place."""
@@ -35,7 +40,7 @@ GROUPS = 8
 
 def what_ifs(spec: ModelSpec) -> Iterator[tuple[What, ModelSpec]]:
     """Every change that changes something."""
-    heads = [mixer.num_attention_heads for mixer in _mixers(spec) if isinstance(mixer, Attention | MLA)]
+    heads = [mixer.num_attention_heads for mixer in _mixers(spec) if _changes(mixer)]
     h = spec.hidden_size
     asked = [(What("mha", "as MHA"), lambda m: with_kv_heads(m, m.num_attention_heads, h))]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
@@ -48,19 +53,21 @@ def what_ifs(spec: ModelSpec) -> Iterator[tuple[What, ModelSpec]]:
             yield what, changed
 
 
-def with_kv_heads(mixer: Attention | MLA, heads: int, hidden_size: int) -> Attention | MLA:
+def with_kv_heads(mixer: Softmax, heads: int, hidden_size: int) -> Softmax:
     """The same attention with so many key/value heads, all of which are cached."""
     if isinstance(mixer, Attention):
         return mixer if mixer.sizes(hidden_size)[1] == heads else mixer.model_copy(update={"num_key_value_heads": heads})
+    if mixer.type == "merged":
+        return mixer.model_copy(update={"num_key_value_heads": heads})
     nope, rope, v = mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim
     return mixer.model_copy(update={"kv_lora_rank": heads * (nope + rope + v) - rope})
 
 
-def without_window(mixer: Attention | MLA) -> Attention | MLA:
+def without_window(mixer: Softmax) -> Softmax:
     """The same attention over all tokens before."""
-    if not isinstance(mixer, Attention) or (mixer.sliding_window is None and mixer.attention_chunk_size is None):
+    if isinstance(mixer, MLA) or (mixer.sliding_window is None and getattr(mixer, "attention_chunk_size", None) is None):
         return mixer
-    return mixer.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
+    return mixer.model_copy(update={"sliding_window": None, **({"attention_chunk_size": None} if isinstance(mixer, Attention) else {})})
 
 
 def with_attention(spec: ModelSpec, change: Change) -> ModelSpec:
@@ -75,7 +82,12 @@ def _changed_stack(stack: Stack, change: Change) -> Stack:
 
 def _changed_block(block: Layer, change: Change) -> Layer:
     found = {name: getattr(block, name) for name in ("attention", "cross_attention")}
-    return block.model_copy(update={name: change(mixer) for name, mixer in found.items() if isinstance(mixer, Attention | MLA)})
+    return block.model_copy(update={name: change(mixer) for name, mixer in found.items() if _changes(mixer)})
+
+
+def _changes(mixer: Any) -> bool:
+    """Whether it is attention that is changed here."""
+    return isinstance(mixer, Attention | MLA) or getattr(mixer, "type", "") == "merged"
 
 
 def _mixers(spec: ModelSpec) -> Iterator[Any]:

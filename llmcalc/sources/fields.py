@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -15,9 +16,9 @@ from ..model import ModelSpec
 
 def members(annotation: Any) -> list[type[BaseModel]]:
     """The models that a field's annotation allows, through unions, optionals, containers and choices of parts."""
-    choices = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, PartChoice)]
-    if choices:
-        return [model for choice in choices for model in choice.classes()]
+    chosen = _chosen(getattr(annotation, "__metadata__", ()))
+    if chosen:
+        return chosen
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [model for inner in get_args(annotation) for model in members(inner)]
@@ -25,8 +26,12 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
     """The models that a field can hold."""
-    choices = [m for m in field.metadata if isinstance(m, PartChoice)]
-    return [model for choice in choices for model in choice.classes()] or members(field.annotation)
+    return _chosen(field.metadata) or members(field.annotation)
+
+
+def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
+    """The parts that a choice among an annotation's metadata is of."""
+    return [model for one in metadata if isinstance(one, PartChoice) for model in one.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:

@@ -18,4 +18,4 @@ HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{
 
 def is_hub_id(target: str) -> bool:
     """Whether a TARGET reads like `org/name` or `org/name@revision`."""
-    return HUB_ID.match(target) is not None and not target.endswith((".toml", ".json", ".safetensors", ".gguf"))
+    return HUB_ID.match(target) is not None and not target.endswith((".toml", ".json", *ENDINGS))

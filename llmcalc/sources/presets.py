@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .files import parse_toml, read_text, validated
 from .preset import Preset
@@ -28,11 +29,14 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in (presets_dir() / "models").glob("*.toml")))
 
 
+def read_preset(name: str) -> dict[str, Any]:
+    """The description in the preset's file of exactly this name; errors call it so."""
+    return parse_toml(read_text(presets_dir() / "models" / f"{name}.toml"), name)
+
+
 def load_preset(name: str) -> Preset:
     """The preset with exactly this file name."""
-    path = presets_dir() / "models" / f"{name}.toml"
-    data = parse_toml(read_text(path), path.name)
-    return validated(Preset, {**data, "name": name}, path.name)
+    return validated(Preset, {**read_preset(name), "name": name}, name)
 
 
 def find_preset(wanted: str) -> str | None:
@@ -49,7 +53,6 @@ def aliases() -> dict[str, str]:
     """Every alias, plain → the preset's name. Reads all presets, so it is asked only where no name fits."""
     found: dict[str, str] = {}
     for name in model_names():
-        data = parse_toml(read_text(presets_dir() / "models" / f"{name}.toml"), name)
-        for alias in data.get("aliases", ()):
+        for alias in read_preset(name).get("aliases", ()):
             found.setdefault(plain(alias), name)
     return found

@@ -10,7 +10,7 @@ from ..errors import InputError, suggest
 from .files import parse_toml, read_text, require_shallow, validated
 from .names import is_checkpoint, is_hub_id
 from .preset import Preset
-from .presets import aliases, find_preset, model_names, presets_dir
+from .presets import aliases, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
     from .huggingface.config import HeadKind
@@ -33,7 +33,7 @@ def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = N
     except InputError as error:
         if not isinstance(data.get("config"), dict):
             raise
-        from .huggingface.file import fields_behind
+        from .huggingface.behind import fields_behind
 
         raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
 
@@ -53,8 +53,7 @@ def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]
         return path.stem, target, parse_toml(read_text(path), target)
     preset = find_preset(target)
     if preset is not None:
-        found = presets_dir() / "models" / f"{preset}.toml"
-        return preset, preset, parse_toml(read_text(found), preset)
+        return preset, preset, read_preset(preset)
     if _is((path / "config.json").is_file):
         return _config(path / "config.json", head)
     if _is(path.is_dir):

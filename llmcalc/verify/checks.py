@@ -14,6 +14,7 @@ from .. import units
 from ..algebra import is_zero
 from ..tree import Node
 from ..workload import Workload
+from .difference import COUNTED, Sizes, named
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
@@ -32,15 +33,17 @@ class Check:
     def ok(self) -> bool:
         return self.measured is not None and self.closed_form == self.measured
 
-    def explanation(self) -> str:
-        """What the difference could be: its size, and what it divides by."""
+    def explanation(self, sizes: Sizes = ()) -> str:
+        """How large the difference is and, where that can be told, which of the spec's sizes it is."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
         difference = self.measured - self.closed_form
         share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
-        return f"{units.difference(difference)}{share}"
+        what = named(difference, sizes) if self.quantity in COUNTED else ""
+        bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
+        return f"{units.difference(difference)}{f' {what}{bias}' if what else ''}{share}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -51,13 +54,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model by one witness."""
+    """All checks of one model by one witness. sizes: of its spec, to explain differences with."""
 
     target: str
     witness: str
     checks: list[Check]
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
+    sizes: Sizes = ()
 
     @property
     def ok(self) -> bool:

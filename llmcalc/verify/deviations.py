@@ -72,6 +72,12 @@ def _grouped(spec: ModelSpec) -> bool:
     return isinstance(mixer, Attention) and mixer.num_key_value_heads is not None and (mixer.num_key_value_heads > 1 or parallel == "separate")
 
 
+def _table_of_turns(spec: ModelSpec) -> Number:
+    """A row of a head's width for each position."""
+    mixer = spec.main.block.attention
+    return spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2] if isinstance(mixer, Attention) and spec.max_position_embeddings else 0
+
+
 DEVIATIONS = (
     Deviation("sliding cache", "a sliding or chunked layer's cache keeps one token less than its window", "cache_bytes", _one_token_less),
     Deviation(
@@ -110,8 +116,17 @@ DEVIATIONS = (
         "BERT's untied head", "its output map has a second bias that nothing uses; tying makes them one", "parameters",
         classes=("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel", "RobertaForMaskedLM", "RobertaForCausalLM", "XLMRobertaForMaskedLM",
          "XLMRobertaForCausalLM", "CamembertForMaskedLM", "CamembertForCausalLM", "AlbertForMaskedLM", "AlbertForPreTraining", "MPNetForMaskedLM",
-         "NomicBertForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM"),
+         "NomicBertForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "ErnieForMaskedLM", "ErnieForPreTraining", "ErnieForCausalLM",
+         "MegatronBertForMaskedLM", "MegatronBertForPreTraining", "MegatronBertForCausalLM", "RobertaPreLayerNormForMaskedLM",
+         "RobertaPreLayerNormForCausalLM", "XLMRobertaXLForMaskedLM", "XLMRobertaXLForCausalLM", "Data2VecTextForMaskedLM", "Data2VecTextForCausalLM",
+         "JinaEmbeddingsV3ForMaskedLM", "BertGenerationDecoder", "RoFormerForMaskedLM", "RoFormerForCausalLM"),
         when=_untied, more=lambda spec: spec.vocab_size,
+    ),
+    Deviation(
+        "RoFormer's sines", "the sines and cosines that turn queries and keys are a table among its parameters, that no training changes", "parameters",
+        classes=("RoFormerForMaskedLM", "RoFormerForCausalLM", "RoFormerForSequenceClassification", "RoFormerForTokenClassification",
+         "RoFormerForQuestionAnswering", "RoFormerForMultipleChoice", "RoFormerModel"),
+        more=_table_of_turns,
     ),
 )  # fmt: skip
 """Everything that is excused. The README lists it."""

@@ -35,7 +35,7 @@ def measure_config(path: Path) -> tuple[str, Measured]:
 
     Raises `InputError` where that library has no such class, or the class refuses the config.
     """
-    require_transformers()
+    require_transformers("--measure")
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")

@@ -1,8 +1,9 @@
 """Where a class of `transformers` holds what a node of the tree counts: its modules go by other names than the reference's.
 
 A node's place is found by name alone, never by number: a part of a layer is one of a few names that classes give it (`PARTS`),
-and what is below a part is a module of the node's own name, where the class has one. A node that is not found is not compared
-by itself; it is in the total of the layer that holds it.
+and what is below a part is a module of the node's own name, where the class has one. Of what stands several times, each is the
+module of its place among those of a numbered list that hold anything. A node that is not found is not compared by itself; it is in
+the total of the layer that holds it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ Found: TypeAlias = dict[str, tuple[str, ...]]
 PARTS: dict[str, tuple[str, ...]] = {
     "self_attn": (
         "norm_attn_norm.attn", "layer.0.SelfAttention", "layer.0.LocalSelfAttention", "layer.0.TransientGlobalSelfAttention",
-        "attention.self + attention.output.dense", "attention.attn", "attention.attention", "temporal_block",
-        "self_attn", "attn", "self_attention", "attention", "mixer",
+        "attention.self + attention.output.dense", "rel_attn - rel_attn.layer_norm", "attention.attn", "attention.attention", "temporal_block",
+        "self_attn", "attn", "self_attention", "attention", "multi_head_attention", "mixer",
     ),
     "cross_attn": ("layer.1.EncDecAttention", "encoder_attn", "cross_attention", "cross_attn"),
     "mlp": (
         "layer.2.DenseReluDense", "layer.1.DenseReluDense", "layer.2.mlp", "layer.1.mlp", "intermediate.dense + output.dense", "fc1 + fc2",
-        "feed_forward", "ffn",
+        "feed_forward", "ffn", "ff - ff.layer_norm",
         "block_sparse_moe + shared_mlp", "block_sparse_moe", "shared_mlp", "router + experts", "mlp_block", "mlp - mlp.post_mlp_layernorm", "mlp", "mixer",
     ),
-    "dense": ("mlp",),
+    "dense": ("mlps", "mlp"),
     "linear_attn": ("linear_attn", "self_attn"),
     "mamba": ("mamba", "mixer"),
     "state_space": ("mamba",),
@@ -40,6 +41,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "transformer": ("shared_transformer", "shared_transf"),
     "linear": ("linear",),
     "mixer": ("mamba_decoder.mamba",),
+    "self_attn_pre_norm_gate": ("input_layernorm.mlp",),
+    "mlp_pre_norm_gate": ("post_attention_layernorm.mlp",),
     "per_layer_input": ("per_layer_input_gate + per_layer_projection + post_per_layer_input_norm",),
 }  # fmt: skip
 """A layer's part → where classes hold it below the layer, the first that a class has; `+` joins modules, `-` leaves one out."""
@@ -49,6 +52,9 @@ IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_con
 
 OF_THE_STACK = (".relative_attention_bias", ".global_relative_attention_bias")
 """The modules that hold T5's one table of all layers, and LongT5's second one, inside the first of them."""
+
+OTHER_NAMES = {"mlp": "feed_forward", "adapters": "gate_up_proj_adapter_list"}
+"""What a class calls a node below a part where it has none of the node's own name (Zamba)."""
 
 NAMESAKES = frozenset({"self_attn.compressor", "transformer.self_attn.q_proj", "transformer.self_attn.k_proj", "transformer.self_attn.v_proj"})
 """What a class calls by a name of the tree, and which holds more (DeepSeek-V4's indexer) or less (Zamba 2's adapters)."""
@@ -87,7 +93,8 @@ def _layer(path: str, layer: Node, where: str, held: Mapping[str, int]) -> Itera
         for names in PARTS.get(part.name, ()):
             modules = tuple(_at(where, name) for name in names.replace(" - ", " + -").split(" + "))
             if all(module.removeprefix("-") in held for module in modules):
-                yield from _below(f"{path}.{part.name}", part, modules, held)
+                for place, standing in _places_of(f"{path}.{part.name}", part, modules, held):
+                    yield from _below(place, part, standing, held)
                 break
 
 
@@ -95,16 +102,29 @@ def _at(where: str, name: str) -> str:
     return f"-{where}.{name[1:]}" if name.startswith("-") else f"{where}.{name}"
 
 
+def _places_of(path: str, node: Node, modules: tuple[str, ...], held: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Where the node stands: once, or as often as it is repeated, each in its place of the list that the one module is."""
+    if node.indices is None:
+        yield path, modules
+        return
+    members = sorted(int(name) for name in (p.removeprefix(f"{modules[0]}.") for p in held if p.startswith(f"{modules[0]}.")) if name.isdigit())
+    for i in node.indices:
+        if i < len(members):
+            yield f"{path}.{i}", (f"{modules[0]}.{members[i]}",)
+
+
 def _below(path: str, node: Node, modules: tuple[str, ...], held: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield path, modules
     names = {child.name for child in node.children}
     for child in node.children:
-        inside = [f"{module}.{child.name}" for module in modules if f"{module}.{child.name}" in held]
+        own, another = ([at for m in modules if (at := f"{m}.{name}") in held] for name in (child.name, OTHER_NAMES.get(child.name, child.name)))
+        inside = own or another
         second = HOLDS.get(child.name)
         both = second in names and not any(f"{module}.{second}" in held for module in modules)
         other = any(f"{path}.{child.name}".endswith("." + name) for name in NAMESAKES)
-        if len(inside) == 1 and child.indices is None and not other and not both:
-            yield from _below(f"{path}.{child.name}", child, (inside[0],), held)
+        if len(inside) == 1 and not other and not both:
+            for place, standing in _places_of(f"{path}.{child.name}", child, (inside[0],), held):
+                yield from _below(place, child, standing, held)
 
 
 def of_nodes(found: Found, measured: Mapping[str, int]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from ..costs.params import params
 from ..errors import InputError
 from ..sources.preset import Preset
 from .checks import Check, Verdict
+from .difference import sizes_of
 
 WITNESS = "published"
 
@@ -21,8 +22,8 @@ def verify_published(preset: Preset) -> Verdict:
     """
     published = preset.published
     if published.parameters is None:
-        raise InputError(f"{preset.name}: no exact parameter count was published")
+        raise InputError("no exact parameter count was published")
     total = params(preset.model).total
     check = Check("model", "parameters", total - published.parameters_difference, published.parameters, WITNESS)
     info = {"difference": published.parameters_difference, "note": published.parameters_note}
-    return Verdict(preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {})
+    return Verdict(preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {}, sizes_of(preset.model))

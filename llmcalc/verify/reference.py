@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ..algebra import Number
 from ..components import NoHead
 from ..costs.flops import forward_of, step_of
 from ..costs.limits import learned_positions
 from ..costs.params import buffers_of, total_of
 from ..errors import InputError, MissingExtra
 from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
+from ..ops import AttentionCore, Linear, Op
 from ..tree import Cost
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload import Workload
 from .checks import Check, Verdict, compare, nonzero
+from .difference import sizes_of
 from .measure import buffers, count_flops, held_bytes, module_names, parameters, pass_through, repeated
 from .speed import measure_forward
 
@@ -35,23 +38,34 @@ BUSY_SEQ = 2048
 """Tokens of the pass that is timed on a GPU."""
 
 LARGEST_REAL = 4_000_000_000
-"""Bytes of weights that are really allocated on a CPU without being asked twice."""
+"""Bytes of weights, and of what a pass keeps for its backward, that are really allocated on a CPU."""
 
 
-def require_torch() -> None:
-    """Raises `MissingExtra` where torch is not installed."""
+def require_torch(feature: str = "verify") -> None:
+    """Raises `MissingExtra`, which names what it is needed for, where torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise MissingExtra("verify", "torch", "verify")
+        raise MissingExtra(feature, "torch", "verify")
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Enough tokens that every sliding window and chunk is full, and no more than a table of positions has."""
+    """Enough tokens that every sliding window and chunk is full, and no more than a table of positions allows."""
     limits = [w for _, stack in spec.stacks() for b in (stack.block, *stack.variants.values()) for w in _windows(b.attention)]
-    longest = learned_positions(spec)
+    longest = longest_pass(spec)
     wanted = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
-    return wanted if longest is None else min(wanted, longest - 1)
+    return wanted if longest is None else min(wanted, longest)
+
+
+def longest_pass(spec: ModelSpec) -> int | None:
+    """Tokens that a table of positions has room for, with the one that is decoded after them; None where there is no table.
+
+    Raises `InputError` where there is room for none.
+    """
+    learned = learned_positions(spec)
+    if learned == 1 and spec.kind != "encoder":
+        raise InputError("max_position_embeddings: 1 learned position has room for no token to decode after the first; expected at least 2")
+    return learned if learned is None or spec.kind == "encoder" else learned - 1
 
 
 def _windows(mixer: Any) -> list[int]:
@@ -69,18 +83,21 @@ def verify_reference(
     require_torch()
     start = time.perf_counter()
     seq = default_seq(spec) if seq is None else seq
-    longest = learned_positions(spec)
-    if longest is not None and seq >= longest:
-        raise InputError(f"--seq: {seq} tokens and one more do not fit {longest} learned positions; expected at most {longest - 1}")
-    module = build(spec, device)
-    repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()  # type: ignore[operator]
+    longest = longest_pass(spec)
+    if longest is not None and seq > longest:
+        more = "" if spec.kind == "encoder" else " and one more"
+        raise InputError(f"--seq: {seq} tokens{more} do not fit {learned_positions(spec)} learned positions; expected at most {longest}")
+    if device == "cpu":
+        _check_activations(spec, batch, seq)
+    module: Any = build(spec, device)
+    repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
     depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     info: dict[str, Any] = {"device": device, "batch": batch, "seq": seq, "layers": depth, "layers_run": depth - len(repeats)}
     seconds = time.perf_counter() - start
     if device != "meta":
         info["measured"] = _measured(spec, module, device, batch, seq)
-    return Verdict(target, f"reference/{device}", checks, seconds, info)
+    return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
 
 
 def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
@@ -122,6 +139,19 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
             return spec.reference()
     finally:
         torch.set_default_dtype(default)
+
+
+def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
+    """Raises `InputError` where what a pass keeps for its backward is more than a CPU is given, by no more than its maps and its scores."""
+
+    def kept(op: Op, w: Workload) -> Number:
+        if type(op) is Linear:
+            return w.rows(op.rows) * op.n_out
+        return 3 * w.batch * op.heads * op.pairs(w) if isinstance(op, AttentionCore) else 0  # scores, in fp32 and as shares
+
+    size = DTYPE_BITS[precision("cpu")] // 8 * spec.anatomy().total(kept, Workload(batch=batch, seq=seq))
+    if size > LARGEST_REAL:
+        raise InputError(f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a smaller --batch or --seq")
 
 
 def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:

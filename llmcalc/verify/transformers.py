@@ -14,6 +14,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ..costs.flops import forward_of
+from ..costs.limits import learned_positions
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
 from ..model import TOWERS_OPTION, ModelSpec
@@ -24,28 +25,28 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload import Workload
 from .checks import Check, Verdict, compare, nonzero
 from .deviations import followed, total
+from .difference import sizes_of
 from .measure import count_flops, parameters
 from .modules import Found, of_nodes, places, run_by_themselves, without_shared_table
-from .reference import LARGEST_REAL, LEAST_SEQ, require_torch
+from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_of, fields_of, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def require_transformers() -> None:
-    """Raises `MissingExtra` where torch or transformers is not installed."""
+def require_transformers(feature: str = "--against transformers") -> None:
+    """Raises `MissingExtra`, which names what it is needed for, where torch or transformers is not installed."""
     from importlib.util import find_spec
 
-    require_torch()
-    if find_spec("transformers") is None:
-        raise MissingExtra("--against transformers", "transformers", "transformers")
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise MissingExtra(feature, "torch and transformers", "transformers")
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
     """Compares the model with the class of `transformers` for its config, or for the config that its spec comes down to.
 
-    Raises `InputError` where no such class is known.
+    Raises `InputError` where no such class is known, or a sequence is longer than its table of positions.
     """
     require_transformers()
     config = to_config(preset.model) if preset.config is None else preset.config
@@ -55,11 +56,15 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None) -> Verdict:
     """Compares a spec with the class that `config` (its `architectures` first) names."""
     start = time.perf_counter()
-    first = LEAST_SEQ if seq is None else seq
+    longest = learned_positions(spec)
+    if longest is not None and seq is not None and seq > longest:
+        raise InputError(f"--seq: {seq} tokens do not fit {longest} learned positions; expected at most {longest}")
+    wanted = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
+    lengths = tuple(dict.fromkeys(n if longest is None else min(n, longest) for n in wanted))
     model = build(config)
-    checks = list(_checks(spec, model, f"transformers/{config['model_type']}", batch, (first, 2 * first + 1) if seq is None else (seq,)))
-    info = {"class": type(model).__name__, "batch": batch, "seq": first}
-    return Verdict(target, "transformers", checks, time.perf_counter() - start, info)
+    checks = list(_checks(spec, model, f"transformers/{config['model_type']}", batch, lengths))
+    info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
+    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec))
 
 
 def build(config: dict[str, Any]) -> nn.Module:
@@ -73,7 +78,7 @@ def build(config: dict[str, Any]) -> nn.Module:
     cls = getattr(transformers, class_of(config))
     try:
         with torch.device("meta"):
-            model: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
+            model: nn.Module = cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)  # XLNet makes some tensors where it likes
     except ImportError as error:  # timm, for the towers of some wrappers
         needed = " ".join(str(error).split())
         raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
@@ -131,21 +136,26 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness)
 
 
-def _head(tree: Node, model: nn.Module) -> Found:
-    """The map to the vocabulary, which every class can name, where it is all of the head."""
-    module = model.get_output_embeddings()  # type: ignore[operator]
-    plain = any(child.name == "lm_head" and child.op is not None for child in tree.children)
+def _head(tree: Node, model: Any) -> Found:
+    """The map to the vocabulary, which every class can name, where it is all of the head; FSMT's names its decoder's embedding."""
+    module = model.get_output_embeddings()
+    plain = not hasattr(module, "num_embeddings") and any(child.name == "lm_head" and child.op is not None for child in tree.children)
     path = next((path for path, other in model.named_modules() if other is module), None)
     return {"lm_head": (path,)} if plain and path is not None else {}
 
 
-GIVEN_A_MASK = ("Gemma4ForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel")
+GIVEN_A_MASK = (
+    "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel",
+)  # fmt: skip
 """Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
+
+GIVEN_MASKS = ("megatron-bert", "rembert", "roformer")
+"""Model types whose every class does so."""
 
 
 NOT_TOLD_OF_A_CACHE = (
     "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel", "T5GemmaForSequenceClassification",
-    "T5GemmaForTokenClassification",
+    "T5GemmaForTokenClassification", "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification",
 )  # fmt: skip
 """Classes that fail where they are asked to keep a cache: they pass the word on twice, or to an encoder that refuses it."""
 
@@ -153,16 +163,17 @@ NOT_TOLD_OF_A_CACHE = (
 LOOKS_AT_VALUES = frozenset(
     {
         "DbrxForCausalLM", "DbrxModel", "JetMoeForCausalLM", "JetMoeForSequenceClassification", "JetMoeModel",
-        "BartForSequenceClassification", "MBartForSequenceClassification", "PLBartForSequenceClassification", "T5ForSequenceClassification",
+        "BartForSequenceClassification", "MBartForSequenceClassification", "PLBartForSequenceClassification", "MvpForSequenceClassification",
+        "T5ForSequenceClassification",
         "MT5ForSequenceClassification", "UMT5ForSequenceClassification", "DebertaForMaskedLM", "DebertaForQuestionAnswering",
         "DebertaForSequenceClassification",
         "DebertaForTokenClassification", "DebertaModel", "DebertaV2ForMaskedLM", "DebertaV2ForQuestionAnswering",
         "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2ForMultipleChoice", "DebertaV2Model",
         "LongcatFlashForCausalLM", "LongcatFlashModel",
-        "ModernBertForMultipleChoice",
+        "MegatronBertForMultipleChoice", "ModernBertForMultipleChoice", "RemBertForMultipleChoice", "RoFormerForMultipleChoice",
         "NllbMoeForConditionalGeneration", "NllbMoeModel",
         "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
-        "T5GemmaForSequenceClassification", "T5GemmaForTokenClassification",
+        "T5GemmaForSequenceClassification", "T5GemmaForTokenClassification", "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification",
     }
 )  # fmt: skip
 """Classes that branch on what a tensor holds (which experts are chosen, where a sequence ends), and so run on a CPU."""
@@ -205,7 +216,8 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
         inputs["decoder_input_ids"] = ids
     if spec.kind != "encoder" and type(model).__name__ not in NOT_TOLD_OF_A_CACHE:
         inputs["use_cache"] = True
-    if type(model).__name__ in GIVEN_A_MASK:
+    name, kind = type(model).__name__, getattr(model.config, "model_type", "")
+    if name in GIVEN_A_MASK or (kind in GIVEN_MASKS and name not in LOOKS_AT_VALUES):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
     before = _kept_by_modules(model)
@@ -216,7 +228,8 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
         hook.remove()
     held = next((c for c in (getattr(out[0], name, None) for name in ("past_key_values", "cache_params", "state")) if c is not None), None)
     if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
-        held = DynamicCache(config=model.config)  # type: ignore[arg-type]  # the class fills a cache and does not give it back
+        config: Any = model.config
+        held = DynamicCache(config=config)  # the class fills a cache and does not give it back
         model(**inputs, past_key_values=held)
     states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
     held = [held, *states] if states else held

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..sources.huggingface.registry import family_of, model_types, usual_name
+from ..sources.huggingface.registry import architecture_of, family_of, model_types, usual_name
 
 OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that say nothing of what a class builds."""
@@ -34,9 +34,9 @@ def class_of(config: Mapping[str, Any]) -> str:
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    names = config.get("architectures")
-    given = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    spelled = [name for name in dir(transformers) if name.lower() == given.lower()]
+    given = architecture_of(config)
+    public: list[str] = vars(transformers)["__all__"]  # which dir() takes a third of a second to list
+    spelled = [name for name in public if name.lower() == given.lower()]
     if spelled:
         return given if given in spelled else spelled[0]
     kinds = ("CAUSAL_LM",) if given.endswith("ForCausalLM") else () if given else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")

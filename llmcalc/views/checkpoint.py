@@ -13,11 +13,6 @@ from .summary import model_data
 
 MOST_SHOWN = 20
 
-FORMATS = (
-    Column("format", "stored as", justify="left"), Column("tensors", "tensors", units.exact), Column("elements", "elements", units.count),
-    Column("bytes", "bytes", units.memory), Column("bits", "bits each", lambda x: f"{x:.2f}"),
-)  # fmt: skip
-
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
     """`llmcalc params` of a checkpoint: its elements, by format and by the first parts of their names."""
@@ -35,17 +30,22 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         },
         "tree": {"name": name, "params": checkpoint.elements, "children": [{"name": p, "params": n} for p, n in by_part.items()]},
     }  # fmt: skip
-    columns = (Column("component", "component", justify="left"), Column("elements", "elements", units.count), Column("share", "share", units.percent))
+    columns = (Column("component", "component", justify="left"), Column("elements", "elements", units.exact), Column("share", "share", units.percent))
     total = checkpoint.elements or 1
     parts = [Row([part, n, n / total]) for part, n in by_part.items()]
     parts.append(Row(["total", checkpoint.elements, 1.0], strong=True))
+    stored = units.memory_scale(checkpoint.nbytes)
+    format_columns = (
+        Column("format", "stored as", justify="left"), Column("tensors", "tensors", units.exact), Column("elements", "elements", units.exact),
+        Column("bytes", stored.name, stored.write), Column("bits", "bits each", "{:.2f}".format),
+    )  # fmt: skip
     formats = [Row([d, n, e, b, 8 * b / e if e else 0]) for d, (n, e, b) in checkpoint.by_dtype().items()]
     notes = [
         f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: buffers and packed formats count as stored",
         "no architecture is known from it: flops, kv and the rest need a description or a config.json",
     ]
     return Report(data, [Table(f"{name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}", columns, parts, notes=notes),
-                         Table("By format", FORMATS, formats)])  # fmt: skip
+                         Table("By format", format_columns, formats)])  # fmt: skip
 
 
 def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Match) -> Report:

@@ -5,7 +5,6 @@ CSV has it the other way round, a row a model, so that a column holds one unit.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
@@ -15,7 +14,8 @@ from ..costs.compare import DENSE_BAND, Quantities, StackShape
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, one_or_list
 from .notes import cache_a_token, flops_a_token
-from .summary import describe, distinct_blocks, model_data, positions, unique
+from .pipe import width_of_terminal
+from .summary import describe, distinct_blocks, model_data, norm_name, norm_place, positions, unique
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
@@ -32,11 +32,11 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None) -> Report:
     """The answer as data (a document a model, in the order given) and as tables no wider than the terminal."""
     documents = one_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
-    lines = _lines([q for _, q in compared])
+    lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
     if layout == "rows":
-        return Report(documents, [_flat(compared)])
-    blocks = [list(compared)] if layout == "columns" else list(_blocks(compared, lines, shutil.get_terminal_size().columns if width is None else width))
-    return Report(documents, noted([_table(block, lines) for block in blocks], _notes(compared)))
+        return Report(documents, [_flat(compared)], warnings=warnings)
+    blocks = [list(compared)] if layout == "columns" else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+    return Report(documents, noted([_table(block, lines) for block in blocks], [*_notes(compared), *warnings]))
 
 
 def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
@@ -95,14 +95,6 @@ def _kv_heads(shape: StackShape) -> str:
     return "latent" if shape.num_key_value_heads is None else f"{shape.num_key_value_heads} ({Fraction(shape.num_key_value_heads, shape.num_attention_heads)})"
 
 
-def _norm(shape: StackShape) -> str:
-    return "RMSNorm" if shape.block.norm.type == "rmsnorm" else "LayerNorm"
-
-
-def _placement(shape: StackShape) -> str:
-    return f"parallel, {shape.block.parallel}" if shape.block.parallel else shape.block.norm_placement
-
-
 def _activation(shape: StackShape) -> str:
     mixing = shape.block.feed_forward
     style: str | None = getattr(mixing, "style", None) or getattr(getattr(mixing, "expert", None), "style", None)
@@ -137,8 +129,8 @@ _SHAPE_LINES: tuple[Line, ...] = (
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _each(_norm)),
-    ("  placement", _each(_placement)),
+    ("norm", _each(lambda s: norm_name(s.block))),
+    ("  placement", _each(lambda s: norm_place(s.block))),
     ("activation", _each(_activation)),
     ("positions", lambda q: ", ".join(positions(q.spec))),
 )
@@ -162,11 +154,14 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
             notes.append(f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most frequent kind")
     first = all_of[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
-    notes += [flops_a_token(first.seq), cache_a_token(first.dtype)]
-    short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < q.seq]
-    if short:
-        notes.append(f"fewer learned positions than {first.seq:,} tokens: {', '.join(short)}; counted as if they could run them")
-    return notes
+    return [*notes, flops_a_token(first.seq), cache_a_token(first.dtype)]
+
+
+def _warnings(compared: Sequence[Compared]) -> list[str]:
+    """Which models could not run the sequence that all are compared at."""
+    seq = compared[0][1].seq
+    short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
+    return [f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; counted as if they could run them"] if short else []
 
 
 def _shape_data(shape: StackShape) -> dict[str, Any]:
@@ -184,8 +179,8 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
         "head_ratio": shape.head_ratio,
         "num_key_value_heads": shape.num_key_value_heads,
         "kv_ratio": shape.kv_ratio,
-        "norm": _norm(shape),
-        "norm_placement": _placement(shape),
+        "norm": norm_name(shape.block),
+        "norm_placement": norm_place(shape.block),
         "activation": _activation(shape),
     }
 

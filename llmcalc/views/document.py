@@ -56,12 +56,14 @@ class Table:
 class Report:
     """data: the JSON document without its version (a list of documents for several targets). tables: the same for people.
 
-    text: what a terminal gets as it is, in place of tables (LaTeX).
+    text: what a terminal gets as it is, in place of tables (LaTeX). warnings: those of the notes that must not pass in silence where a
+    format has no room for notes (CSV), each with the name of its model.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
     tables: Sequence[Table] = field(default_factory=tuple)
     text: str = ""
+    warnings: Sequence[str] = ()
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """What `--format json` prints: every document carries `schema_version`."""
@@ -83,9 +85,10 @@ def one_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[di
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Several targets' answers as one: their documents, their tables one after the other, and whatever text they have."""
+    """Several targets' answers as one: their documents, their tables one after the other, whatever text they have, and their warnings."""
     documents = [one for r in reports for one in (r.data if isinstance(r.data, list) else [r.data])]
-    return Report(one_or_list(documents), [t for r in reports for t in r.tables], "".join(r.text for r in reports))
+    tables, warnings = [t for r in reports for t in r.tables], [w for r in reports for w in r.warnings]
+    return Report(one_or_list(documents), tables, "".join(r.text for r in reports), warnings)
 
 
 def said(notes: Iterable[str]) -> list[str]:

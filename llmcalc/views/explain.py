@@ -174,9 +174,9 @@ def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, broken before + and −; a short bracket stays whole."""
+    """Lines of at most `width`, broken before + and −; a short bracket stays whole where it fits."""
     lines: list[str] = []
-    for piece in _pieces(text):
+    for piece in [part for whole in _pieces(text, SHORT) for part in ([whole] if len(whole) <= width - 4 else _pieces(whole, 0))]:
         if lines and len(lines[-1]) + 1 + len(piece) <= width:
             lines[-1] += " " + piece
         else:
@@ -184,16 +184,16 @@ def _broken(text: str, width: int) -> list[str]:
     return lines
 
 
-def _pieces(text: str) -> list[str]:
-    """The text, cut before every + and − that is in no bracket of less than SHORT characters."""
+def _pieces(text: str, short: int) -> list[str]:
+    """The text, cut before every + and − that is in no bracket of less than `short` characters."""
     opened: list[int] = []
     kept: set[int] = set()
     for i, mark in enumerate(text):
         if mark == "(":
             opened.append(i)
-        elif mark == ")" and opened and i - opened[-1] < SHORT:
+        elif mark == ")" and opened and i - opened[-1] < short:
             kept.update(range(opened.pop(), i))
-        elif mark == ")":
+        elif mark == ")" and opened:
             opened.pop()
     cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in kept]
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

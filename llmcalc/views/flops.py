@@ -16,7 +16,7 @@ from ..workload import Workload
 from . import conventions
 from .document import Column, Report, Row, Table
 from .nodes import Figures, counting_itself, tree_data
-from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, identity_experts, tokens_of, too_long
+from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, identity_experts, tokens_of, too_long, warned
 from .summary import model_data
 
 PASSES = {"forward": "forward pass of", "train": "training step of", "prefill": "prefill of", "decode": "decoding"}
@@ -25,7 +25,8 @@ OTHER = {"full": "causal", "causal": "full"}
 
 def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Report:
     """The answer as data and as a table; where rules of thumb were asked for, their table comes first."""
-    notes = warnings(count) + _notes(count)
+    warnings = too_long(count.spec, count.workload)
+    notes = warnings + _notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
         "workload": {k: v for k, v in asdict(count.workload).items() if k != "stream"},
@@ -49,7 +50,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
-    return Report(data, tables)
+    return Report(data, tables, warnings=warned(preset, warnings))
 
 
 def _without_towers(tree: Node) -> Node:
@@ -75,8 +76,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
     for component, value in count.by_component.items():
         rows.append(row(component, value))
         if component in scores:
-            rows.append(row(f"{component} projections", value - scores[component], 1))
-            rows.append(row(f"{component} scores", scores[component], 1))
+            rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
     rows.append(row(f"total, {w.pairs} pairs", total, strong=True))
     if w.phase == "train":
         rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
@@ -91,11 +91,6 @@ def headline(count: FlopCount) -> str:
     """`forward pass of 2,048 tokens, full pairs`."""
     w = count.workload
     return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {w.pairs} pairs"
-
-
-def warnings(count: FlopCount) -> list[str]:
-    """What must not pass in silence: more tokens than the model was made for."""
-    return too_long(count.spec, count.workload)
 
 
 def _notes(count: FlopCount) -> list[str]:

@@ -18,7 +18,7 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
             case = ET.SubElement(suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.node)
             if not check.ok:
                 message = f"closed form {check.closed_form:,}, {check.witness} {check.measured if check.measured is None else format(check.measured, ',')}"
-                ET.SubElement(case, "failure", message=message).text = check.explanation()
+                ET.SubElement(case, "failure", message=message).text = check.explanation(verdict.sizes)
     for name, why in skipped.items():
         suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
         ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=why)

@@ -9,7 +9,7 @@ from .. import units
 from ..costs.cache import CacheSize
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table
-from .notes import binary, tokens_of, too_long
+from .notes import binary, tokens_of, too_long, warned
 from .summary import model_data
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
@@ -19,7 +19,8 @@ DTYPES = ("bfloat16", "float8", "int8", "int4")
 def report(preset: Preset, cache: CacheSize) -> Report:
     """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth."""
     w, what_if = cache.workload, cache.what_if
-    notes = warnings(cache) + _notes(cache)
+    warnings = too_long(cache.spec, w)
+    notes = warnings + _notes(cache)
     source = w.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     own = {"batch": w.batch, "seq": w.seq} | ({"source": source} if cache.spec.kind == "encoder-decoder" else {}) | {"dtype": cache.dtype}
     data: dict[str, Any] = {
@@ -46,7 +47,7 @@ def report(preset: Preset, cache: CacheSize) -> Report:
         "notes": notes,
     }
     scale = units.memory_scale(cache.bytes)
-    return Report(data, [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)])
+    return Report(data, [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)], warnings=warned(preset, warnings))
 
 
 def _dtypes(cache: CacheSize) -> list[str]:
@@ -97,11 +98,6 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
     )
     rows = [Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq) for tokens, size in sizes.items()]
     return Table("", columns, rows)
-
-
-def warnings(cache: CacheSize) -> list[str]:
-    """What must not pass in silence: more tokens than the model was made for."""
-    return too_long(cache.spec, cache.workload)
 
 
 def _notes(cache: CacheSize) -> list[str]:

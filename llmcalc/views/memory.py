@@ -10,7 +10,7 @@ from ..costs.memory import Fit, MemoryUse
 from ..costs.training_memory import OptimizerState
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, said
-from .notes import against, binary, plural, too_long
+from .notes import against, binary, plural, too_long, warned
 from .summary import model_data
 
 COLUMNS = (
@@ -35,10 +35,13 @@ ZERO_RULE = 16
 def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     """The answer as data and as two tables: the parts, and the accelerators."""
     answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} resident"
-    parts = Table(preset.display, COLUMNS, _rows(use), f"in {use.phase}, {units.count(use.count.total)} parameters", _notes(preset, use), answer)
+    warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
+    notes = said([*warnings, *_notes(preset, use)])
+    parts = Table(preset.display, COLUMNS, _rows(use), f"in {use.phase}, {units.count(use.count.total)} parameters", notes, answer)
     rows = [Row([fit.hardware.name, fit.hardware.memory_bytes, fit.share, fit.left_bytes, fit.fits]) for fit in fits]
     note = "in all: what the device has, of which its driver keeps a little; left: for all that is not counted, or less than nothing by what is missing"
-    return Report(_data(preset, use, fits), [parts, Table("On one accelerator", FIT_COLUMNS, rows, notes=[note])])
+    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note])
+    return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings))
 
 
 def _data(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> dict[str, Any]:
@@ -132,11 +135,10 @@ def _notes(preset: Preset, use: MemoryUse) -> list[str]:
     if use.kv_dtype:
         tokens, sequences = plural(use.workload.seq, "token"), plural(use.workload.batch, "sequence")
         notes.append(f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq){_whole_context(use)}")
-        notes += too_long(use.count.spec, use.workload)
     if use.phase == "training":
         notes += _training_notes(use, n)
     notes.append(f"not counted: {'; '.join(use.not_counted)}")
-    return said(notes)
+    return notes
 
 
 def _whole_context(use: MemoryUse) -> str:

@@ -8,6 +8,7 @@ from .. import units
 from ..costs.limits import beyond
 from ..model import ModelSpec
 from ..ops import IdentityExperts
+from ..sources.preset import Preset
 from ..tree import Node
 from ..workload import Workload
 
@@ -53,12 +54,17 @@ def tokens_of(spec: ModelSpec, w: Workload) -> str:
 
 
 def too_long(spec: ModelSpec, w: Workload) -> list[str]:
-    """What must not pass in silence: more tokens than the model was made for."""
+    """A note where a sequence has more tokens than the model was made for."""
     longest = w.context + w.seq
     if spec.kind == "encoder-decoder":
         longest = max(longest, w.source)
     text = beyond(spec, longest)
     return [text] if text else []
+
+
+def warned(preset: Preset, notes: Sequence[str]) -> list[str]:
+    """Notes as warnings, which stand away from the table that says whose they are."""
+    return [f"{preset.name}: {note}" for note in notes]
 
 
 def identity_experts(tree: Node) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
 from ..sources.preset import Preset
+from ..sources.presets import model_names
 from ..tree import Node
 from .document import Column, Report, Row, Table, said
 from .nodes import counting_itself, tree_data
@@ -88,22 +89,7 @@ def _add(rows: list[Row], node: Node, times: int, total: int, include: frozenset
 
 def _notes(preset: Preset, count: ParameterCount) -> list[str]:
     notes: list[str] = [CONVENTION]
-    published = preset.published
-    if published.parameters is not None:
-        difference = count.total - published.parameters
-        verdict = units.difference(difference)
-        if difference and count.include:
-            verdict += " (the published figure may not include what was asked in)"
-        notes.append(
-            f"published {units.exact(published.parameters)}: {verdict}"
-            + (f" ({published.parameters_note})" if difference and published.parameters_note else "")
-        )
-    elif published.nominal:
-        active = f", {published.active} active" if published.active else ""
-        notes.append(
-            f"published as {published.nominal}{active}; no exact count was published" + (f" ({published.parameters_note})" if published.parameters_note else "")
-        )
-    notes.append(rule_of_thumb(preset, count))
+    notes += [*_published(preset, count), rule_of_thumb(preset, count)]
     notes.append(identity_experts(count.tree))
     if count.active_at_least != count.active:
         evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
@@ -114,6 +100,23 @@ def _notes(preset: Preset, count: ParameterCount) -> list[str]:
         notes.append(f"not counted: {units.exact(count.buffers)} buffer elements in the checkpoint that no gradient reaches")
     notes += [f"assumed: {text}" for text in preset.assumptions]
     return said(notes)
+
+
+def _published(preset: Preset, count: ParameterCount) -> list[str]:
+    """The count beside the publisher's figure; where they differ, why, or the first thing that a preset says of that."""
+    published, note = preset.published, preset.published.parameters_note or ""
+    first, more, _ = note.partition("; ")
+    if more and preset.name in model_names():
+        note = f"{first}; llmcalc presets {preset.name} says more"
+    why = f" ({note})" if note else ""
+    if published.parameters is not None:
+        difference = count.total - published.parameters
+        verdict = units.difference(difference) + (" (the published figure may not include what was asked in)" if difference and count.include else "")
+        return [f"published {units.exact(published.parameters)}: {verdict}{why if difference else ''}"]
+    if not published.nominal:
+        return []
+    active = f", {published.active} active" if published.active else ""
+    return [f"published as {published.nominal}{active}; no exact count was published{why}"]
 
 
 def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:

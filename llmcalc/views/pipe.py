@@ -46,7 +46,6 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
             out.write("\n")
         for line in _lines(table, width):
             out.write(line.rstrip() + "\n")
-        width = max(width, _natural_width(table))  # a table that is wider widens what stands below it
 
 
 def _lines(table: Table, width: int) -> Iterator[str]:
@@ -55,12 +54,11 @@ def _lines(table: Table, width: int) -> Iterator[str]:
         fits = len(title) + 3 + len(aside) <= width
         yield from _wrapped(f"{title}   {aside}" if aside and fits else title, width)
         if aside and not fits:
-            yield from _indented(aside, width)
+            yield from indented(aside, width)
     if table.rows:
         yield from _grid(table)
-        width = max(width, _natural_width(table))
     for note in table.notes:
-        yield from _indented(note, width)
+        yield from indented(note, width, hang=INDENT)
 
 
 def _texts(table: Table) -> list[list[str]]:
@@ -75,11 +73,6 @@ def _widths(texts: list[list[str]]) -> list[int]:
     return [max(map(len, cells)) for cells in zip(*texts, strict=True)]
 
 
-def _natural_width(table: Table) -> int:
-    widths = _widths(_texts(table))
-    return len(INDENT) + sum(widths) + len(GAP) * (len(widths) - 1) if table.rows else 0
-
-
 def _grid(table: Table) -> Iterator[str]:
     texts = _texts(table)
     widths = _widths(texts)
@@ -90,23 +83,19 @@ def _grid(table: Table) -> Iterator[str]:
         yield INDENT + GAP.join(padded)
 
 
-def _indented(text: str, width: int) -> Iterator[str]:
-    for line in _wrapped(text, width - len(INDENT)):
+def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
+    """What stands above or below a table. hang: how much further in the lines after the first stand, so that one note ends where the next begins."""
+    for line in _wrapped(text, width - len(INDENT), hang):
         yield INDENT + line
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
-    """Lines of at most `width`, broken between words; a word that is longer than a line is cut."""
-    width = max(1, width)
-    for paragraph in text.split("\n") if text else ():
-        line = ""
-        for word in re.findall(r"\s*\S+\s*", paragraph) or [""]:
-            if line and len(line) + len(word.rstrip()) > width:
-                yield line
-                line = ""
-            if len(word.rstrip()) <= width:
-                line += word
-                continue
-            *full, line = [word[i : i + width] for i in range(0, len(word.rstrip()), width)]
-            yield from full
-        yield line
+def _wrapped(text: str, width: int, hang: str = "") -> Iterator[str]:
+    """Lines of at most `width`, broken between words, all but the first after `hang`. A word that is longer (a link) stays whole, on a line of its own."""
+    line = ""
+    for word in re.findall(r"\s*\S+\s*", text):
+        if line.strip() and len(line) + len(word.rstrip()) > width:
+            yield line.rstrip()
+            line = hang
+        line += word
+    if line:
+        yield line.rstrip()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import IO
+from collections.abc import Iterator
+from typing import IO, Any
 
 from .document import Report, Table, cell_text
+
+WITHIN = " / "
+"""Between the name of a part and those of the parts in it: in CSV no indentation tells what a row is a part of."""
 
 
 def json(report: Report, out: IO[str]) -> None:
@@ -25,9 +29,17 @@ def csv(report: Report, out: IO[str]) -> None:
     for i, table in enumerate(shared):
         if i == 0:
             writer.writerow((["target"] if several else []) + [c.key for c in table.columns])
-        for row in table.rows:
-            cells = ["" if v is None else v for v in row.cells]
+        for cells in _cells(table):
             writer.writerow(([table.title] if several else []) + cells)
+
+
+def _cells(table: Table) -> Iterator[list[Any]]:
+    """The rows, the first cell of each after those that it stands below: `layers / mlp`."""
+    above: list[str] = []
+    for row in table.rows:
+        first, *rest = ("" if value is None else value for value in row.cells)
+        above[row.depth :] = [str(first)]
+        yield [WITHIN.join(above) if row.depth else first, *rest]
 
 
 def markdown(report: Report, out: IO[str]) -> None:

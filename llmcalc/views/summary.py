@@ -11,16 +11,17 @@ from ..components.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
 
-SCORE_POSITIONS = {"rope": "RoPE", "alibi": "ALiBi", "transformer_xl": "Transformer-XL relative"}
-
-PLACEMENTS = {"pre": "pre", "post": "post", "sandwich": "sandwich", "output": "output"}
+SCORE_POSITIONS = {
+    "rope": "RoPE", "alibi": "ALiBi", "transformer_xl": "Transformer-XL relative", "relative_bias": "relative bias", "disentangled": "disentangled",
+}  # fmt: skip
+"""What a heading calls the positions that an attention has in its scores, by their type."""
 
 
 def headline(spec: ModelSpec) -> str:
     """`decoder, 32 layers, hidden 4096, GQA 32/8 × 128, SwiGLU 14336, RMSNorm (pre), RoPE`."""
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
-    parts = [spec.kind, f"{depth} layers", f"hidden {spec.hidden_size}"]
+    parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     beside = [part for part in (getattr(b, "dense", None) for b in blocks) if part is not None]
     for mixers in ([b.attention for b in blocks], [b.feed_forward for b in blocks], beside):
         parts += _merged(unique(describe(mixer, spec.hidden_size) for mixer in mixers))
@@ -51,15 +52,23 @@ def unique(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(t for t in texts if t))
 
 
+def norm_name(block: Layer) -> str:
+    """`RMSNorm`, `LayerNorm`."""
+    return "RMSNorm" if block.norm.type == "rmsnorm" else "LayerNorm"
+
+
+def norm_place(block: Layer) -> str:
+    """`pre`, `parallel, shared`."""
+    return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
+
+
 def norm_style(block: Layer) -> str:
-    """`RMSNorm (pre)`, `LayerNorm (parallel)`."""
-    name = "RMSNorm" if block.norm.type == "rmsnorm" else "LayerNorm"
-    where = f"parallel, {block.parallel}" if block.parallel else PLACEMENTS[block.norm_placement]
-    return f"{name} ({where})"
+    """`RMSNorm (pre)`, `LayerNorm (parallel, shared)`."""
+    return f"{norm_name(block)} ({norm_place(block)})"
 
 
 def positions(spec: ModelSpec) -> list[str]:
-    """`RoPE`, `learned 1024`, `ALiBi`, `relative`, `sinusoidal`; `none` where there are none."""
+    """`RoPE`, `learned 1024`, `ALiBi`, `relative bias`, `sinusoidal`; `no positions` where there are none."""
     found: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:

@@ -28,7 +28,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
         if table.rows:
             _rows(console, table)
         for note in table.notes:
-            _indented(console, note)
+            _indented(console, note, hang=pipe.INDENT)
 
 
 def _heading(console: Console, table: Table) -> None:
@@ -46,21 +46,21 @@ def _heading(console: Console, table: Table) -> None:
         _indented(console, table.aside)
 
 
-def _indented(console: Console, text: str) -> None:
-    from rich.padding import Padding
+def _indented(console: Console, text: str, hang: str = "") -> None:
     from rich.text import Text
 
-    console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2), expand=False))
+    for line in pipe.indented(text, console.width, hang):
+        console.print(Text(line, style="dim"), soft_wrap=True)  # what is longer than a line is the terminal's to break: a link stays one
 
 
 def _rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
     grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
-    if not console.is_terminal:  # a pipe has no edge at which a number would have to be cut
-        needed = console.measure(grid, options=console.options.update(max_width=10_000)).minimum
-        console.width = max(console.width, needed)
+    width, needed = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(width, needed)  # a number that is cut at an edge is another number: too wide a line is the terminal's to break
     console.print(grid)
+    console.width = width
 
 
 def _grid(table: Table) -> RichTable:

@@ -59,7 +59,9 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     notes = []
     agreed, wrong = sum(v.ok for v in verdicts), sum(not v.ok for v in verdicts)
     checks = sum(len(v.checks) for v in verdicts)
-    if len(verdicts) + len(skipped) > 1 or wrong:
+    if len(verdicts) + len(skipped) == 1 and wrong:
+        notes.append(f"{len(verdicts[0].failures):,} of {plural(checks, 'check')} failed")
+    elif len(verdicts) + len(skipped) > 1:
         counted = f"{agreed} of {len(verdicts)} models agree in every one of their checks ({checks:,} in all)"
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
     notes.append(
@@ -94,13 +96,13 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
     left = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"), Column("closed_form", "closed form", units.exact), Column("measured", "measured", units.exact),
-        Column("difference", "difference", justify="left"),
+        Column("difference", "difference", justify="left", wrap=True),
     )  # fmt: skip
     for verdict in verdicts:
         for quantity, group in groupby(verdict.failures, key=lambda c: c.quantity):
             checks = list(group)
             shown, left = checks[:left], left - len(checks[:left])
-            rows = [Row([c.node, c.closed_form, "none" if c.measured is None else c.measured, c.explanation()]) for c in shown]
+            rows = [Row([c.node, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]) for c in shown]
             notes = [f"{len(checks) - len(shown):,} more (--format json lists all)"] if len(shown) < len(checks) else []
             yield Table(
                 verdict.target, columns, rows, notes=notes, answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}"

@@ -21,6 +21,7 @@ def _alone(kind: str) -> list[dict[str, Any]]:
     ]
 
 
+FSMT = {"model_type": "fsmt", **{k: v for k, v in SMALL.items() if k != "vocab_size"}, "src_vocab_size": 96, "tgt_vocab_size": 96}
 MARIAN = {"model_type": "marian", **SMALL, "share_encoder_decoder_embeddings": False}
 
 
@@ -41,6 +42,16 @@ SHAPES = {
     "BlenderbotForConditionalGeneration": _both("blenderbot"),
     "BlenderbotSmallForConditionalGeneration": _both("blenderbot-small"),
     "PLBartForConditionalGeneration": _both("plbart"),
+    "FSMTForConditionalGeneration": [
+        FSMT,
+        {**FSMT, "tgt_vocab_size": 80, "encoder_layers": 3, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 40},
+        {**FSMT, "tie_word_embeddings": True, "pad_token_id": 0},
+    ],
+    "FSMTModel": [FSMT],
+    "MvpForConditionalGeneration": _both("mvp"),
+    "MvpForSequenceClassification": [{"model_type": "mvp", **SMALL}],
+    "MvpModel": [{"model_type": "mvp", **SMALL, "prompt_length": 7}],
+    "MvpForCausalLM": _alone("mvp"),
     "BartForCausalLM": _alone("bart"),
     "MBartForCausalLM": _alone("mbart"),
     "MarianForCausalLM": _alone("marian"),

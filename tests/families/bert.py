@@ -8,6 +8,11 @@ SMALL: dict[str, Any] = {
 BERT = {"model_type": "bert", **SMALL}
 ROBERTA = {"model_type": "roberta", **SMALL}
 XLM = {"model_type": "xlm-roberta", **SMALL}
+ERNIE = {"model_type": "ernie", **SMALL}
+MEGATRON = {"model_type": "megatron-bert", **SMALL}
+PRE = {"model_type": "roberta-prelayernorm", **SMALL}
+XL = {"model_type": "xlm-roberta-xl", **SMALL}
+DATA2VEC = {"model_type": "data2vec-text", **SMALL}
 DISTIL = {"model_type": "distilbert", "vocab_size": 96, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 90}
 ELECTRA = {"model_type": "electra", **SMALL, "embedding_size": 12}
 ALBERT = {"model_type": "albert", **SMALL, "embedding_size": 12}
@@ -29,6 +34,26 @@ SHAPES = {
     "XLMRobertaForSequenceClassification": [XLM],
     "XLMRobertaModel": [XLM],
     "CamembertForMaskedLM": [{"model_type": "camembert", **SMALL}, {"model_type": "camembert", **SMALL, "type_vocab_size": 1}],
+    "ErnieForMaskedLM": [{**ERNIE, "use_task_id": True}, {**ERNIE, "use_task_id": True, "task_type_vocab_size": 16, "tie_word_embeddings": False}],
+    "ErnieForSequenceClassification": [{**ERNIE, "num_labels": 3, "type_vocab_size": 4}],
+    "ErnieModel": [{**ERNIE, "task_type_vocab_size": 16}],
+    "ErnieForCausalLM": [{**ERNIE, "is_decoder": True}],
+    "MegatronBertForMaskedLM": [MEGATRON, {**MEGATRON, "tie_word_embeddings": False, "hidden_act": "relu", "num_attention_heads": 2}],
+    "MegatronBertForPreTraining": [MEGATRON],
+    "MegatronBertForCausalLM": [{**MEGATRON, "is_decoder": True}],
+    "MegatronBertModel": [{**MEGATRON, "type_vocab_size": 3}],
+    "RobertaPreLayerNormForMaskedLM": [PRE, {**PRE, "tie_word_embeddings": False, "type_vocab_size": 1, "pad_token_id": 0}],
+    "RobertaPreLayerNormForSequenceClassification": [{**PRE, "num_labels": 3}],
+    "RobertaPreLayerNormForCausalLM": [{**PRE, "is_decoder": True}],
+    "RobertaPreLayerNormModel": [PRE],
+    "XLMRobertaXLForMaskedLM": [XL, {**XL, "tie_word_embeddings": False, "type_vocab_size": 3, "pad_token_id": 0}],
+    "XLMRobertaXLForSequenceClassification": [{**XL, "num_labels": 3}],
+    "XLMRobertaXLForCausalLM": [{**XL, "is_decoder": True}],
+    "XLMRobertaXLModel": [XL],
+    "Data2VecTextForMaskedLM": [DATA2VEC, {**DATA2VEC, "tie_word_embeddings": False, "type_vocab_size": 1}],
+    "Data2VecTextForSequenceClassification": [{**DATA2VEC, "num_labels": 3}],
+    "Data2VecTextForCausalLM": [{**DATA2VEC, "is_decoder": True}],
+    "Data2VecTextModel": [DATA2VEC],
     "DistilBertForMaskedLM": [DISTIL, {**DISTIL, "sinusoidal_pos_embds": True, "tie_word_embeddings": False}],
     "DistilBertForSequenceClassification": [DISTIL],
     "DistilBertForQuestionAnswering": [DISTIL],

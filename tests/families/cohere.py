@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .llama import SMALL
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+PLAIN = {"rope_type": "default", "rope_theta": 50000.0}
+COMPASS = {"model_type": "cohere_compass_text", **SMALL, "sliding_window": 16, "rope_parameters": {FULL: PLAIN}}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "sliding_window": 16, "head_dim": 8}
 
 SHAPES = {
@@ -17,6 +20,12 @@ SHAPES = {
         {"model_type": "cohere2", **SMALL, "sliding_window": 16, "tie_word_embeddings": False,
          "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
         {"model_type": "cohere2", **SMALL, "layer_types": ["full_attention"] * 3},
+    ],
+    "CohereCompassForCausalLM": [
+        COMPASS,
+        {**COMPASS, "num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, SLIDING, FULL, SLIDING], "attention_bias": True, "tie_word_embeddings": False,
+         "rope_parameters": {FULL: None, SLIDING: PLAIN}},
+        {**COMPASS, "num_key_value_heads": None, "layer_types": [FULL, SLIDING, FULL], "rope_parameters": {FULL: PLAIN, SLIDING: None}},
     ],
     "Cohere2MoeForCausalLM": [
         {"model_type": "cohere2_moe", **SMALL, **EXPERTS, "num_hidden_layers": 6, "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 40},

@@ -21,4 +21,10 @@ SHAPES = {
         {"model_type": "glm_moe_dsa", **SMALL, "index_topk_freq": 2, "index_skip_topk_offset": 1, "first_k_dense_replace": 0, "tie_word_embeddings": True},
         {"model_type": "glm_moe_dsa", **SMALL, "index_topk_pattern": "FSSF", "num_nextn_predict_layers": 1},
     ],
+    "AXK2ForCausalLM": [
+        {"model_type": "axk2", **SMALL, "gated_norm_rank": 5, "bos_token_id": 1, "eos_token_id": 2},
+        {"model_type": "axk2", **SMALL, "n_group": None, "topk_group": None, "n_shared_experts": 2, "attention_bias": True, "tie_word_embeddings": True,
+         "index_topk": 2048, "mlp_layer_types": ["sparse", "dense", "dense", "sparse"], "bos_token_id": 1, "eos_token_id": 2},
+        {"model_type": "axk2", **SMALL, "first_k_dense_replace": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ],
 }  # fmt: skip

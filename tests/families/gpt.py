@@ -2,6 +2,7 @@ from __future__ import annotations
 
 SMALL = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 80}
 NEOX = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+JAPANESE = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4}
 NEO = {"vocab_size": 96, "hidden_size": 32, "num_heads": 4, "max_position_embeddings": 80}
 
 SHAPES = {
@@ -13,6 +14,8 @@ SHAPES = {
         {"model_type": "gpt2", **SMALL},
         {"model_type": "gpt2", "vocab_size": 96, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 70,
          "n_inner": 40, "activation_function": "relu", "reorder_and_upcast_attn": True, "tie_word_embeddings": False},
+        {"model_type": "gpt-sw3", **SMALL},
+        {"model_type": "gpt-sw3", **SMALL, "n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ],
     "GPT2DoubleHeadsModel": [{"model_type": "gpt2", **SMALL}],
     "OpenAIGPTDoubleHeadsModel": [{"model_type": "openai-gpt", **SMALL, "tie_word_embeddings": False}],
@@ -40,4 +43,10 @@ SHAPES = {
         {"model_type": "gpt_neox", **NEOX, "rotary_pct": 0.5, "rotary_emb_base": 10000},
         {"model_type": "gpt_neox", **NEOX, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True},
     ],
+    "GPTNeoXJapaneseForCausalLM": [
+        {"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 3},
+        {"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 1, "intermediate_multiple_size": 3, "hidden_act": "relu", "rotary_pct": 0.5,
+         "rotary_emb_base": 10000, "tie_word_embeddings": False},
+    ],
+    "GPTNeoXJapaneseModel": [{"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 2}],
 }  # fmt: skip

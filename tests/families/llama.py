@@ -23,4 +23,10 @@ SHAPES = {
         {"model_type": "qwen3", **SMALL},
         {"model_type": "qwen3", **SMALL, "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
     ],
-}
+    "CwmForCausalLM": [
+        {"model_type": "cwm", **SMALL, "num_hidden_layers": 5, "sliding_window": 16},
+        {"model_type": "cwm", **SMALL, "head_dim": 12, "num_key_value_heads": 4, "sliding_window": 8, "mlp_bias": True, "tie_word_embeddings": True,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ],
+    "CwmModel": [{"model_type": "cwm", **SMALL, "sliding_window": 16}],
+}  # fmt: skip

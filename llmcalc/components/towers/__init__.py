@@ -16,6 +16,7 @@ from ..choice import PartChoice
 if TYPE_CHECKING:
     from .audio import AudioTower
     from .conformer import Conformer
+    from .patches import PatchEmbedder
     from .projector import Projector
     from .vision import VisionTower
 
@@ -25,12 +26,13 @@ TOWERS = PartChoice(
         "vision": "towers.vision:VisionTower",
         "audio": "towers.audio:AudioTower",
         "conformer": "towers.conformer:Conformer",
+        "patches": "towers.patches:PatchEmbedder",
         "projector": "towers.projector:Projector",
     },
 )
 
 if TYPE_CHECKING:
-    Tower: TypeAlias = VisionTower | AudioTower | Conformer | Projector
+    Tower: TypeAlias = VisionTower | AudioTower | Conformer | PatchEmbedder | Projector
 else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""
@@ -45,7 +47,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     """Raises `ValueError` where a projector reads another width than the encoder above it gives, or the projector just above it."""
     given: dict[str, int] = {}
     for name, tower in towers.items():
-        if tower.type != "projector":
+        if tower.type != "projector" or tower.raw:
             given = {name: tower.gives}
             continue
         if given and tower.input_size not in given.values():

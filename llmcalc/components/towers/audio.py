@@ -36,10 +36,7 @@ class AudioTower(Component):
     def _check(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an encoder of sound reads frames")
-        for _, block, _, _ in self.stack.groups():
-            heads = getattr(block.attention, "num_attention_heads", 1)
-            if getattr(block.attention, "head_dim", None) is None and self.hidden_size % heads:
-                raise ValueError(f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor")
+        self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=False)
         return self
 
     @property

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ..base import Around
-from ..runtime import Run
+from ..feed_forward import activate
+from ..runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,16 +21,6 @@ def conformer_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    acts: dict[str, Callable[[Tensor], Tensor]] = {
-        "relu": torch.relu, "relu2": lambda x: torch.relu(x).square(), "gelu": nn.functional.gelu, "silu": nn.functional.silu, "sigmoid": torch.sigmoid,
-        "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"), "tanh": torch.tanh, "identity": lambda x: x,
-    }  # fmt: skip
-
-    class Vectors(nn.Module):
-        def __init__(self, *shape: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(shape))
-
     class SelfAttention(nn.Module):
         """x: [sounds, frames, hidden] → the same. bias: [heads, frames, frames], added to the scores."""
 
@@ -42,7 +32,7 @@ def conformer_class() -> type[nn.Module]:
                 self.add_module(f"{which}_proj", nn.Linear(width, width, bias=own.bias))
             if own.relative_keys:
                 self.r_proj = nn.Linear(width, width, bias=False)
-                self.q_scale = Vectors(width // own.num_attention_heads)
+                self.q_scale = vector(torch.zeros(width // own.num_attention_heads))
 
         def _distances(self, frames: int, width: int, like: Tensor) -> Tensor:
             """The sinusoid of each query's distance to each key, [frames, frames, hidden]."""
@@ -78,7 +68,7 @@ def conformer_class() -> type[nn.Module]:
             self.spec = spec
             self.in_proj = nn.Linear(width, 2 * width, bias=spec.bias)
             if spec.gate_bias:
-                self.gate_bias = Vectors(2, width)
+                self.gate_bias = vector(torch.zeros(2, width))
             wide = width * spec.multiplier
             self.conv = nn.Conv1d(width, wide, spec.kernel_size, groups=width, bias=spec.bias)
             if spec.separable:
@@ -91,11 +81,11 @@ def conformer_class() -> type[nn.Module]:
             value, gate = self.in_proj(x).chunk(2, -1)
             if hasattr(self, "gate_bias"):
                 value, gate = value + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
-            x = (value * acts[self.spec.gate_act](gate)).transpose(1, 2)
+            x = (value * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, (self.spec.kernel_size - 1, 0))).transpose(1, 2)
             x = self.pointwise(x) if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x
-            out: Tensor = self.out_proj(acts[self.spec.hidden_act](x))
+            out: Tensor = self.out_proj(activate(self.spec.hidden_act, x))
             return out
 
     class Layer(nn.Module):

@@ -7,7 +7,6 @@ qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -17,7 +16,7 @@ from ... import ops
 from ...algebra import exact_div
 from ...tree import Node
 from ..base import Around, Component, Flag, Part, Vocab, Width
-from ..feed_forward import Activation
+from ..feed_forward import Activation, activate
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ class Projector(Component):
     that become one, side by side. norm: on each patch before they are put side by side, on what they give together where it is
     `norm_of = "merged"`; on the mean, where it is the mean. out_norm: on what the last map gives; out_act: on that. vocab_size: tokens that stand
     for what is not text, with vectors of input_size and a norm of their own (Gemma 3n). input_marks, output_marks: learned
-    vectors that are put among what the maps read or give (line ends, separators).
+    vectors that are put among what the maps read or give (line ends, separators). raw: it reads what no tower gives (frames of sound as they
+    are: the unified Gemma 4).
     """
 
     type: Literal["projector"] = "projector"
@@ -56,6 +56,7 @@ class Projector(Component):
     vocab_size: Vocab | None = None
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    raw: Flag = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -119,11 +120,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    acts: dict[str, Callable[[Tensor], Tensor]] = {
-        "relu": torch.relu, "relu2": lambda x: torch.relu(x).square(), "gelu": nn.functional.gelu, "silu": nn.functional.silu, "sigmoid": torch.sigmoid,
-        "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"), "tanh": torch.tanh, "identity": lambda x: x,
-    }  # fmt: skip
-
     class Marks(nn.Module):
         def __init__(self, many: int, width: int) -> None:
             super().__init__()
@@ -167,11 +163,11 @@ def _reference() -> type[nn.Module]:
                 y = self.get_submodule(f"map_{i}")(x)
                 if one.gated:
                     value, gate = y.chunk(2, -1)
-                    x = value * acts[one.hidden_act](gate)
+                    x = value * activate(one.hidden_act, gate)
                 else:
-                    x = acts[one.hidden_act](y)
+                    x = activate(one.hidden_act, y)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
-            return acts[self.spec.out_act](self.out_norm(x) if hasattr(self, "out_norm") else x)
+            return activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
             side, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames

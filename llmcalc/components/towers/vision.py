@@ -21,7 +21,7 @@ from ..block import Block
 from ..feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import Run, vector
 from ..short_conv import ShortConv
 from ..stack import Stack
 
@@ -72,12 +72,10 @@ class VisionTower(Component):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        mixers = [block.attention for _, block, _, _ in self.stack.groups()]
-        for mixer in [*mixers, *([] if self.pooling is None else [self.pooling.attention])]:
-            heads = getattr(mixer, "num_attention_heads", 1)
-            if getattr(mixer, "head_dim", None) is None and self.hidden_size % heads:
-                raise ValueError(f"num_attention_heads: {heads} does not divide hidden_size {self.hidden_size}; expected a divisor")
-        if self.class_embedding and any(getattr(mixer, "grid", False) for mixer in mixers):
+        self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=True)
+        if self.pooling is not None:
+            self.pooling.attention.check_width("pooling.attention", self.hidden_size)
+        if self.class_embedding and any(getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()):
             raise ValueError("class_embedding: a convolution over the grid of patches has no place for it; expected false")
         if self.stack.position is not None or self.stack.stem is not None or self.stack.type_vocab_size is not None:
             raise ValueError("stack: a tower reads patches; expected no position, stem or type_vocab_size (positions stand beside it)")
@@ -146,11 +144,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Vector(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(width) * 0.02)
-
     class Held(nn.Module):
         def __init__(self, *values: tuple[str, Tensor]) -> None:
             super().__init__()
@@ -163,7 +156,7 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: AttentionPooling, hidden: int) -> None:
             super().__init__()
             around = Around(hidden, causal=False, cross=True)
-            self.probe = Vector(hidden)
+            self.probe = vector(torch.randn(hidden) * 0.02)
             self.attention = spec.attention.reference(around)
             self.norm, self.mlp = spec.norm.reference(around), spec.feed_forward.reference(around)
 
@@ -184,7 +177,7 @@ def _reference() -> type[nn.Module]:
             self.spec, hidden, p = spec, spec.hidden_size, spec.patches
             self.patch_embedding = nn.Linear(p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias)
             if spec.class_embedding:
-                self.class_embedding = Vector(hidden)
+                self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(Around(hidden, causal=False))

@@ -7,6 +7,7 @@ configs. A field that is not known is refused: it could change what is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, suggest
@@ -17,6 +18,7 @@ from .compressed import compressed_tensors, modelopt
 from .fields import Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
 from .linear import Group, LinearScheme
+from .mlx import mlx
 from .patterns import Named
 
 WITHOUT = "--quantize none counts without it"
@@ -32,6 +34,8 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     table = config.get("quantization_config")
     if table is None and isinstance(config.get("text_config"), dict):
         table = config["text_config"].get("quantization_config")
+    if table is None:
+        table = config.get("quantization")  # mlx-lm's, before it wrote both
     if table is None:
         return None
     if not isinstance(table, dict):
@@ -51,12 +55,23 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
 
 def _unnamed(table: Mapping[str, Any]) -> str | None:
-    """Early bitsandbytes configs do not name their method."""
-    return "bitsandbytes" if "load_in_4bit" in table or "load_in_8bit" in table else None
+    """Early bitsandbytes configs do not name their method, nor do those of mlx-lm."""
+    if "load_in_4bit" in table or "load_in_8bit" in table:
+        return "bitsandbytes"
+    return "mlx" if "group_size" in table and "bits" in table else None
 
 
 def _kept(c: Fields, *names: str) -> Named:
     return Named(c.texts(*names), field=names[0])
+
+
+def _every(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
+    """The scheme as `transformers` converts a model: every `nn.Linear` but those that the list under one of `names` names.
+
+    The output head stays as it is only where there is no list, or one that names it.
+    """
+    listed = any(c.get(name) is not None for name in names)
+    return replace(scheme, head=listed, everywhere=True, kept=_kept(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
@@ -71,19 +86,15 @@ def _fp8(c: Fields) -> Scheme:
     each = 1 if scale == "ue8m0" else 4
     one = FP8(block or "tensor", each if block else 4, 1 if scheme == "static" else 0)
     of_experts = FP4(32, scale_bytes=each, static=one.static) if experts == "fp4" else None
-    skip = c.get("modules_to_not_convert") if c.get("modules_to_not_convert") is not None else c.get("ignored_layers")
     remarks = ("scales in one byte, as transformers holds ue8m0; checkpoints of DeepSeek-V3.1 hold them in fp32",) if scale == "ue8m0" and block else ()
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
-    kept = _kept(c, "modules_to_not_convert", "ignored_layers")
-    return LinearScheme(label, source, remarks, (Group(one, experts=of_experts),), head=skip is not None, everywhere=True, kept=kept)
+    return _every(c, LinearScheme(label, source, remarks, (Group(one, experts=of_experts),)), "modules_to_not_convert", "ignored_layers")
 
 
 def _fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
-    skip = c.get("modules_to_not_convert")
-    kept = _kept(c, "modules_to_not_convert")
-    return LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),), head=skip is not None, everywhere=True, kept=kept)
+    return _every(c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert")
 
 
 def _awq(c: Fields) -> Scheme:
@@ -129,22 +140,18 @@ def _bitsandbytes(c: Fields) -> Scheme:
     c.ignore("_load_in_4bit", "_load_in_8bit")
     c.must("llm_int8_has_fp16_weight", False, absent=False)
     kind, double = c.get("bnb_4bit_quant_type", "fp4"), c.get("bnb_4bit_use_double_quant", False)
-    skip = c.get("llm_int8_skip_modules")
     if four is eight or any(type(one) not in (bool, type(None)) for one in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
-    kept = _kept(c, "llm_int8_skip_modules")
     if eight:
-        return LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),), head=skip is not None, everywhere=True, kept=kept)
+        return _every(c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules")
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
     c.one_of("bnb_4bit_use_double_quant", double, False, True)
-    scheme = named.bnb4(f"{kind}-double" if double else str(kind), bool(double))
-    return LinearScheme(scheme.label, scheme.source, scheme.remarks, scheme.groups, head=skip is not None, everywhere=True, kept=kept)
+    return _every(c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules")
 
 
 def _mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
-    plain = named.mxfp4("mxfp4")
-    return LinearScheme(plain.label, plain.source, (), plain.groups, scope="experts", kept=_kept(c, "modules_to_not_convert"))
+    return replace(named.mxfp4("mxfp4"), kept=_kept(c, "modules_to_not_convert"))
 
 
 def _bitnet(c: Fields) -> Scheme | None:
@@ -154,18 +161,13 @@ def _bitnet(c: Fields) -> Scheme | None:
     c.one_of("quantization_mode", mode, "offline", "online")
     c.one_of("linear_class", linear, "bitlinear", "autobitlinear")
     c.must("use_rms_norm", False, absent=False)
-    skip = c.get("modules_to_not_convert")
-    kept = _kept(c, "modules_to_not_convert")
-    if mode == "online" and linear == "autobitlinear":
-        return None
-    return LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),), head=skip is not None, everywhere=True, kept=kept)
+    scheme = _every(c, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert")
+    return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
 def _eetq(c: Fields) -> Scheme:
     c.must("weights", "int8", absent="int8")
-    skip = c.get("modules_to_not_convert")
-    stored = WholeInt(scale_bytes=2)
-    return LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(stored),), head=skip is not None, everywhere=True, kept=_kept(c, "modules_to_not_convert"))
+    return _every(c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert")
 
 
 def _g(group: int | None) -> str:
@@ -183,5 +185,6 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "modelopt": modelopt,
     "bitnet": _bitnet,
     "eetq": _eetq,
+    "mlx": mlx,
 }
 """`quant_method` → its reader."""

@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Block sizes: 
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,6 @@ def _value(r: BoundedReader, kind: int, key: str, depth: int = 0) -> Any:
         raise InputError(f"{r.where}: {key}: metadata type {kind} is not known")
     inner, count = r.number("I", key), r.number("Q", key)
     if inner in SCALARS and count > LONGEST_KEPT:
-        import struct
-
         r.skip(count * struct.calcsize("<" + SCALARS[inner]), key)
         return f"{count:,} values"
     if count > r.size:

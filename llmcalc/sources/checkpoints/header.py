@@ -68,18 +68,20 @@ class BoundedReader:
 
     def take(self, count: int, what: str) -> bytes:
         """Raises `InputError` where fewer than `count` bytes are left."""
-        if not 0 <= count <= self.size - self.at:
-            raise InputError(f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is truncated or no such checkpoint")
+        self._pass(count, what)
         data = self.file.read(count)
-        self.at += count
         if len(data) != count:
             raise InputError(f"{self.where}: {what}: the file ended while it was read")
         return data
 
     def skip(self, count: int, what: str) -> None:
+        """Raises `InputError` where fewer than `count` bytes are left."""
+        self._pass(count, what)
+        self.file.seek(count, 1)
+
+    def _pass(self, count: int, what: str) -> None:
         if not 0 <= count <= self.size - self.at:
             raise InputError(f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is truncated or no such checkpoint")
-        self.file.seek(count, 1)
         self.at += count
 
     def number(self, form: str, what: str) -> Any:

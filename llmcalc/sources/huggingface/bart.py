@@ -1,7 +1,8 @@
-"""Encoder-decoders of fairseq's line: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart.
+"""Encoder-decoders of fairseq's line: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp, fsmt.
 
 They differ in positions (learned, or sines that a checkpoint holds or not), in where norms stand and in the norms around a stack.
-transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/pegasus, models/blenderbot, models/blenderbot_small, models/plbart.
+transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/pegasus, models/blenderbot, models/blenderbot_small, models/plbart,
+models/mvp, models/fsmt.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ Side = Literal["encoder", "decoder"]
 
 def _bart(c: Config) -> Table:
     return bart_like(c, "post", embedding_norm=True, position=learned_positions(c, 2))
+
+
+def _mvp(c: Config) -> Table:
+    """Without the prompts that are learned for each layer."""
+    c.must("use_prompt", False)
+    return _bart(c)
 
 
 def _mbart(c: Config) -> Table:
@@ -46,6 +53,22 @@ def _pegasus(c: Config) -> Table:
 
 def _blenderbot_small(c: Config) -> Table:
     return bart_like(c, "post", embedding_norm=True, position=learned_positions(c))
+
+
+def _fsmt(c: Config) -> Table:
+    """A vocabulary of each language, and sines as a table that no training changes. Its bare class has the head too."""
+    reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
+    if type(padding) is not int or not 0 <= padding < min(64, reads):
+        raise c.wrong("pad_token_id", padding, "the number of the padding token, below src_vocab_size and 64")
+    table = bart_like(c, "post", position=learned_positions(c, padding + 1))
+    if "encoder" not in table:
+        raise c.wrong("architectures", c.data.get("architectures"), "a class of both stacks: FSMT has none for its decoder alone")
+    if not table["tie_word_embeddings"]:
+        table.pop("unused_embedding")
+        table["encoder"]["vocab_size"] = reads
+    elif reads != c.size("vocab_size"):
+        raise c.wrong("src_vocab_size", reads, f"tgt_vocab_size ({c.size('vocab_size')}), with which it shares an embedding")
+    return {**table, "head": {"type": "lm"}}
 
 
 def bart_like(c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table) -> Table:
@@ -110,9 +133,17 @@ IGNORED = frozenset(
 
 FAMILIES = {
     "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES),
+    "mvp": Family(_mvp, {**COMMON, "vocab_size": 50267, "use_prompt": False}, IGNORED | {"prompt_length", "prompt_mid_dim"}, aliases=ALIASES),
     "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES),
     "m2m_100": Family(_m2m_100, {**COMMON, "vocab_size": 128112, "activation_function": "relu"}, IGNORED, aliases=ALIASES),
     "marian": Family(_marian, {**COMMON, "vocab_size": 58101, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}, IGNORED, aliases=ALIASES),
+    "fsmt": Family(
+        _fsmt,
+        {**{k: v for k, v in COMMON.items() if k != "vocab_size"}, "src_vocab_size": 42024, "tgt_vocab_size": 42024, "activation_function": "relu",
+         "tie_word_embeddings": False, "pad_token_id": 1},
+        IGNORED | {"decoder", "langs"},
+        aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+    ),
     "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES),
     "blenderbot": Family(
         _pegasus,

@@ -1,6 +1,7 @@
-"""BERT and the encoders that are built like it: bert, roberta, xlm-roberta, camembert, distilbert, electra, albert, mpnet.
+"""BERT and the encoders that are built like it: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, roberta-prelayernorm, xlm-roberta-xl,
+data2vec-text, distilbert, electra, albert, mpnet.
 
-transformers: models/bert, models/roberta, models/xlm_roberta, models/camembert, models/distilbert, models/electra, models/albert, models/mpnet.
+transformers: the folder of each in models.
 """
 
 from __future__ import annotations
@@ -20,6 +21,28 @@ def _bert(c: Config) -> Table:
 def _roberta(c: Config) -> Table:
     score, pooled = _scored_or_pooled(c)
     return encoder(c, _block(c), _stack(c, _after_padding(c)), _head(c, "gelu"), score, pooler=pooled)
+
+
+def _megatron_bert(c: Config) -> Table:
+    return _pre_norm(c, _bert(c))
+
+
+def _roberta_prelayernorm(c: Config) -> Table:
+    return _pre_norm(c, _roberta(c), embedding_norm=True)
+
+
+def _xlm_roberta_xl(c: Config) -> Table:
+    return _pre_norm(c, _roberta(c))
+
+
+def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
+    """The same model with its norms before each sublayer and after the last layer. embedding_norm: whether it keeps that one."""
+    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    stack["block"]["norm_placement"] = "pre"
+    stack["final_norm"] = layernorm(c.number("layer_norm_eps"))
+    if not embedding_norm:
+        del stack["embedding_norm"]
+    return table
 
 
 def _distilbert(c: Config) -> Table:
@@ -77,6 +100,8 @@ def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
 
 def _block(c: Config, norm: Table | None = None) -> Table:
     """Post-norm LayerNorm around attention and a plain feed-forward network, biases everywhere."""
+    if c.has("position_embedding_type"):  # of an earlier version: relative ones are weights of their own, and other code's ALiBi is none
+        c.must("position_embedding_type", "absolute")
     heads, norm = c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps")) if norm is None else norm
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
@@ -100,9 +125,11 @@ def _after_padding(c: Config) -> Table:
 
 
 def _stack(c: Config, position: Table | None = None) -> Table:
-    """Positions, segments and a norm on their sum."""
+    """Positions, segments, ERNIE's tasks and a norm on their sum."""
     types = c.count("type_vocab_size")
-    table = {"position": position or _positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
+    table: Table = {"position": position or _positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
+    if "use_task_id" in c.defaults and c.flag("use_task_id"):
+        table["task_type_vocab_size"] = c.size("task_type_vocab_size")
     return {**table, "type_vocab_size": types} if types else table
 
 
@@ -136,9 +163,25 @@ OLD = frozenset(
      "pooler_size_per_head", "pooler_type"}
 )  # fmt: skip
 """Fields of earlier versions of the classes."""
+OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
 FAMILIES = {
     "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD),
+    "ernie": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3}, OF_ERNIE),
+    "megatron-bert": Family(
+        _megatron_bert,
+        {**COMMON, **DECODER, "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+         "type_vocab_size": 2},
+        OLD | {"tokenizer_type"},
+    ),
+    "roberta-prelayernorm": Family(_roberta_prelayernorm, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "xlm-roberta-xl": Family(
+        _xlm_roberta_xl,
+        {**COMMON, **DECODER, "vocab_size": 250880, "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 10240,
+         "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1},
+        OLD,
+    ),
+    "data2vec-text": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
     "roberta": Family(_roberta, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
     "xlm-roberta": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
     "camembert": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),

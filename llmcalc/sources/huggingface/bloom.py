@@ -71,7 +71,7 @@ OF_ATTENTION = frozenset({"alibi_bias_max", "attn_impl", "attn_uses_sequence_id"
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        {"vocab_size": 250880, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        {"vocab_size": 250880, "hidden_size": 64, "n_layer": 2, "n_head": 8, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         frozenset({
             "apply_residual_connection_post_layernorm", "attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "n_inner", "offset_alibi",
             "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "unk_token_id",
@@ -87,7 +87,7 @@ FAMILIES = {
     ),
     "mpt": Family(
         _mpt,
-        {"vocab_size": 50368, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "max_position_embeddings": 2048,
+        {"vocab_size": 50368, "d_model": 2048, "n_layers": 24, "n_heads": 16, "max_seq_len": 2048,
          "expansion_ratio": 4, "layer_norm_epsilon": 1e-5, "no_bias": True, "attn_config": None, "ffn_config": None, "tie_word_embeddings": True},
         frozenset({
             "emb_pdrop", "embedding_fraction", "fc_type", "init_config", "init_device", "learned_pos_emb", "logit_scale", "norm_type", "tokenizer_name",

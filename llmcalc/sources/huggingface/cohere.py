@@ -1,7 +1,8 @@
 """Cohere's Command models: one LayerNorm a layer, for attention and feed-forward side by side.
 
 cohere (Command R): with a norm a head on queries and keys in R+. cohere2 (Command A, R7B): windows with positions, full
-layers without. cohere2_moe: experts, perhaps after some dense layers. transformers: models/cohere, cohere2, cohere2_moe.
+layers without. cohere2_moe: experts, perhaps after some dense layers. cohere_compass: positions as each kind of layer has them.
+transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .parts import (
     moe,
     qk_norm,
     rmsnorm,
+    rope,
     windowed,
 )
 
@@ -82,6 +84,20 @@ def _cohere2_moe(c: Config) -> Table:
     return _parallel(c, attention(c, **_biased(c)), experts, norm, {"variants": variants, **pattern})
 
 
+def _compass(c: Config) -> Table:
+    """`rope_parameters` has a table for each kind of layer; one that is null leaves them without positions."""
+    given = c.data.get("rope_parameters")
+    tables = given if isinstance(given, dict) else {}
+    window, names = c.maybe("sliding_window"), listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers"))
+    kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    for field, kind in FULL_OR_SLIDING.items():
+        kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(c, kind=field)
+    if "sliding" in names and window is None:
+        raise c.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
+    stack = {"variants": {name: {"attention": kinds[name]} for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    return _parallel(c, attention(c, **_biased(c)), glu(c), _norm(c), stack)
+
+
 COMMON: dict[str, Any] = {
     "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64,
     "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "tie_word_embeddings": True,
@@ -99,6 +115,8 @@ WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern"
 FAMILIES = {
     "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
     "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
+    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text"),
+    "cohere_compass_text": Family(_compass, {**COMMON, "sliding_window": 4096, "layer_types": None}, IGNORED | {"pooling", "sliding_window_pattern"}),
     "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
     "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(

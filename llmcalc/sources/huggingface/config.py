@@ -23,7 +23,7 @@ IRRELEVANT = frozenset(
     layer_norm_eps layer_norm_epsilon length_penalty license mask_token mask_token_id max_length max_sequence_length min_length model_type name
     name_or_path no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_past output_router_logits output_scores pad_token pad_token_id prefix pretraining_tp problem_type pruned_heads
-    quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
+    quantization quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
     rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32
     scale_attn_by_inverse_layer_idx scale_attn_weights sentence_transformers sep_token sep_token_id suppress_tokens task_specific_params temperature
     tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version trust_remote_code
@@ -33,7 +33,7 @@ IRRELEVANT = frozenset(
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
 
 MOST: dict[str, int] = {
-    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS),
 }
 """Field, under its usual name → the largest value of it: adapters list layers one by one. `LARGEST` for any other."""
@@ -41,10 +41,13 @@ MOST: dict[str, int] = {
 
 @dataclass
 class Config:
-    """One configuration. Every getter takes the field's name, then other names for the same; the first present one holds.
+    """One configuration. Every getter takes the field's name, then other names for the same. Of several that the config gives one holds:
 
-    data: the parsed JSON. defaults: what the family's configuration class says where the JSON says nothing. where: the
-    path from the top of the file, for messages (`text_config.`). aliases: the usual name of a field → its name in this family.
+    a configuration class sets the fields of its own first, and then whatever else a config has, so a name that is none of its own
+    (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces what its own one says; of others the first.
+
+    data: the parsed JSON. defaults: what the family's configuration class says where the JSON says nothing, under the names of
+    its own fields. where: the path from the top of the file, for messages (`text_config.`). aliases: the usual name of a field → its name in this family.
     """
 
     data: Mapping[str, Any]
@@ -56,15 +59,21 @@ class Config:
     asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Raises `InputError` for parameters of RoPE that are no table: no count comes of them, but a share of the head that is turned does."""
+        for name in ("rope_parameters", "rope_scaling"):
+            if not isinstance(self.data.get(name), dict | None):
+                raise self.wrong(name, self.data[name], "a table of fields")
+
     def get(self, *names: str) -> Any:
         """The raw value, the class's default where there is none.
 
         Raises `InputError` for a field that the config does not have and its class gives no default for.
         """
         names = self._called(names)
-        for name in names:
-            if name in self.data:
-                return self.data[name]
+        held = self._held(names)
+        if held is not None:
+            return self.data[held]
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
@@ -80,9 +89,14 @@ class Config:
         self.asked.update(names)
         return names
 
+    def _held(self, names: tuple[str, ...]) -> str | None:
+        """Of the names that the config gives the one that holds; a null replaces nothing."""
+        given = [n for n in names if n in self.data]
+        return next((n for n in given if n not in self.defaults and self.data[n] is not None), given[0] if given else None)
+
     def _standing(self, names: tuple[str, ...]) -> str:
         """The name under which the config has the field; the usual one where it has none."""
-        return next((n for n in self._called(names) if n in self.data), names[0])
+        return self._held(self._called(names)) or names[0]
 
     def size(self, *names: str) -> int:
         """A positive whole number; of layers and of experts no more than a model may have."""
@@ -162,7 +176,8 @@ class Config:
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
         """An error that names the field, its value and what was expected."""
-        name = name if name in self.data else self.aliases.get(name, name)
+        other = self.aliases.get(name, name)
+        name = self._held((name, other)) or other
         return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
 
     def left_over(self, ignored: frozenset[str]) -> list[str]:

@@ -56,6 +56,8 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
         kinds = _parts(c, "pos_att_type")
         if set(kinds) - {"c2p", "p2c"}:
             raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p, p2c or both")
+        if position.get("share_att_key") and len({*kinds}) < 2:
+            raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
         if kinds or position.get("share_att_key"):
             block["attention"]["position"] = {"type": "disentangled", **position, "c2p": "c2p" in kinds, "p2c": "p2c" in kinds}
     model: Table = {} if c.flag("legacy") else {"tie_word_embeddings": True}  # its newer head maps by the embedding, whatever the config says

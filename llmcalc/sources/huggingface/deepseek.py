@@ -21,11 +21,11 @@ def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
     }  # fmt: skip
 
 
-def routed(c: Config, shared_bias: bool = False, **fields: Any) -> Table:
-    """DeepSeek's experts; those that see every token as one network of their joint width."""
+def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts", **fields: Any) -> Table:
+    """DeepSeek's experts; those that see every token as one network of their joint width. also: what the class takes for n_routed_experts too."""
     width, shared = c.size("moe_intermediate_size"), 0 if c.get("n_shared_experts") is None else c.count("n_shared_experts")
     wide = glu(c, shared_bias, width * shared) if shared else None
-    return moe(c.size("n_routed_experts", "num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
+    return moe(c.size("n_routed_experts", also), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
 
 
 SIGMOID: Table = {"score_correction_bias": True, "scoring_func": "sigmoid"}
@@ -42,8 +42,10 @@ def deepseek(c: Config, attention: Table, experts: Table, names: list[str], mlp_
 
 
 def _deepseek_v2(c: Config) -> Table:
+    if c.flag("mlp_bias") and c.get("n_shared_experts") == 0:
+        raise c.wrong("n_shared_experts", 0, "1 or more with mlp_bias (for none, the class keeps the biases of a network of no width)")
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
-    return deepseek(c, mla(c), routed(c, c.flag("mlp_bias")), names, c.flag("mlp_bias"))
+    return deepseek(c, mla(c), routed(c, c.flag("mlp_bias"), "num_experts"), names, c.flag("mlp_bias"))
 
 
 def _deepseek_v3(c: Config) -> Table:
@@ -60,7 +62,8 @@ def _mistral4(c: Config) -> Table:
 def _glm4_moe_lite(c: Config) -> Table:
     if not c.has("mlp_layer_types"):
         c.must("first_k_dense_replace", 1)
-    return deepseek(c, mla(c), routed(c, **SIGMOID), dense_or_moe(c, c.size("num_hidden_layers"), 1))
+    latent = mla(c, qk_rope_head_dim=c.size("qk_rope_head_dim", "head_dim"))  # of which head_dim is another name in its class
+    return deepseek(c, latent, routed(c, **SIGMOID), dense_or_moe(c, c.size("num_hidden_layers"), 1))
 
 
 def _axk1(c: Config) -> Table:

@@ -84,10 +84,14 @@ def _kimi_linear(c: Config) -> Table:
 
 
 def _bailing_hybrid(c: Config) -> Table:
-    """Ling 3: whole maps for the gates, and a gate on latent attention too; a layer of it ends each group."""
-    heads, period = c.size("num_attention_heads"), c.size("layer_group_size")
+    """Ling 3: whole maps for the gates, and a gate on latent attention too; a layer of it ends each group.
+
+    The sizes of linear attention are those of the model, but where the config gives them names of their own.
+    """
+    heads, head_dim = c.size("linear_num_heads", "num_attention_heads"), c.size("linear_head_dim", "head_dim")
+    kernel, period = c.size("linear_conv_kernel_dim", "short_conv_kernel_size"), c.size("layer_group_size")
     bound = {"kda_lower_bound": c.number("kda_lower_bound", least=-LARGEST)} if c.flag("kda_safe_gate") else {}
-    linear = _kda(c, heads, c.size("head_dim"), c.size("short_conv_kernel_size"), low_rank_gates=False, **bound)
+    linear = _kda(c, heads, head_dim, kernel, low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(c.size("num_hidden_layers"))]
     c.must("q_lora_rank", None)
     return _with_latent(c, linear, mla(c, output_gate=True), listed(c, "layer_types", LINEAR_OR_FULL, default))

@@ -16,7 +16,7 @@ def gemma_like(c: Config, mixer: Table, placement: str, stack: Table | None = No
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
     table = decoder(c, block, norm, stack=stack)
-    if c.get("use_bidirectional_attention") in (True, "all"):
+    if c.get("use_bidirectional_attention") is not None and c.flag("use_bidirectional_attention"):
         table["encoder"] = table.pop("decoder")
     return table
 

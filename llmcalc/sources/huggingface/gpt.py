@@ -1,6 +1,6 @@
-"""GPT and what came out of it: openai-gpt, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox.
+"""GPT and what came out of it: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese.
 
-transformers: models/openai, models/gpt2, models/gpt_neo, models/gpt_bigcode, models/gptj, models/codegen, models/gpt_neox.
+transformers: models/openai, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese.
 LayerNorms with biases, ungated feed-forward networks with biases; learned positions up to GPT-Neo, rotary ones after it.
 """
 
@@ -88,18 +88,28 @@ def _gpt_neox(c: Config) -> Table:
     return decoder(c, {**block, **({"parallel": "separate"} if c.flag("use_parallel_residual") else {})}, norm)
 
 
+def _gpt_neox_japanese(c: Config) -> Table:
+    """No biases, but for the output map of the last layer's attention."""
+    norm, depth, width = layernorm(c.number("layer_norm_eps")), c.size("num_hidden_layers"), c.size("intermediate_multiple_size") * c.size("hidden_size")
+    network = mlp(width, c.choice(ACTIVATIONS, "hidden_act"), bias=False)
+    block = {"attention": heads_of(c, position=rope(c, 1.0, "rotary_pct", "rotary_emb_base")), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    kinds = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    names = ["plain"] * (depth - 1) + ["biased"]
+    return decoder(c, block, norm, stack={"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)})
+
+
 CHOICE: dict[str, Any] = {"summary_use_proj": True, "summary_proj_to_labels": True}
 """Asked of those alone whose head has it."""
 
 ALIASES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 
 GPT2: dict[str, Any] = {
-    "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "n_inner": None,
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "add_cross_attention": False, **CHOICE,
 }  # fmt: skip
 
 GPTJ: dict[str, Any] = {
-    "vocab_size": 50400, "max_position_embeddings": 2048, "hidden_size": 4096, "num_hidden_layers": 28, "num_attention_heads": 16, "rotary_dim": 64,
+    "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
     "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 
@@ -114,15 +124,16 @@ NO_COUNT = frozenset(
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
-        {"vocab_size": 40478, "max_position_embeddings": 512, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "afn": "gelu",
+        {"vocab_size": 40478, "n_positions": 512, "n_embd": 768, "n_layer": 12, "n_head": 12, "afn": "gelu",
          "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, **CHOICE},
         NO_COUNT, aliases=ALIASES,
     ),
     "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
+    "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
     "gpt_bigcode": Family(_gpt_bigcode, {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True}, NO_COUNT, aliases=ALIASES),
     "gpt_neo": Family(
         _gpt_neo,
-        {"vocab_size": 50257, "max_position_embeddings": 2048, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+        {"vocab_size": 50257, "max_position_embeddings": 2048, "hidden_size": 2048, "num_layers": 24, "num_heads": 16,
          "intermediate_size": None, "window_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
          "attention_types": None},
         NO_COUNT, aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
@@ -133,6 +144,12 @@ FAMILIES = {
         _gpt_neox,
         {"vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64, "intermediate_size": 24576, "hidden_act": "gelu",
          "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "tie_word_embeddings": False, "use_parallel_residual": True, "attention_bias": True},
+        NO_COUNT,
+    ),
+    "gpt_neox_japanese": Family(
+        _gpt_neox_japanese,
+        {"vocab_size": 32000, "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_multiple_size": 4,
+         "hidden_act": "gelu", "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "tie_word_embeddings": True},
         NO_COUNT,
     ),
 }  # fmt: skip

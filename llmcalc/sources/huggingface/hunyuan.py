@@ -15,8 +15,8 @@ from .llama import llama_like
 from .parts import QKVO, Table, attention, biases, crossed, decoder, dense_or_moe, glu, moe, qk_norm, rmsnorm, uncounted_prediction
 
 
-def _mixer(c: Config, order: str = "after_rope") -> Table:
-    return attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps")), order=order))
+def _mixer(c: Config, order: str = "after_rope", **fields: Any) -> Table:
+    return attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps")), order=order), **fields)
 
 
 def _as_published(c: Config) -> None:
@@ -59,7 +59,8 @@ def _hunyuan_v1_moe(c: Config) -> Table:
         c.must("moe_layer_num_skipped", 0)
     chosen = _each_layer(c, "num_experts_per_tok")
     kinds: Table = {f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != chosen[0] else {} for k in chosen}
-    block = {"attention": _mixer(c), "feed_forward": moe(experts, chosen[0], glu(c), glu(c)), "norm": norm, "norm_placement": "pre"}
+    mixer = _mixer(c, sliding_window=c.maybe("sliding_window"))
+    block = {"attention": mixer, "feed_forward": moe(experts, chosen[0], glu(c), glu(c)), "norm": norm, "norm_placement": "pre"}
     return decoder(c, block, norm, stack=crossed(([f"top{k}" for k in chosen], kinds)))
 
 

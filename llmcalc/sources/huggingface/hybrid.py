@@ -80,6 +80,7 @@ def _bamba(c: Config) -> Table:
 def _granitemoehybrid(c: Config) -> Table:
     experts, shared = c.count("num_local_experts"), glu(c, width=c.size("shared_intermediate_size"))
     network = moe(experts, c.size("num_experts_per_tok"), glu(c), shared) if experts else shared
+    c.must("position_embedding_type", None, "nope", "rope")
     position: Table = {} if c.get("position_embedding_type") == "rope" else {"position": None}
     mixers = {"attention": plain(c, **position, **biases(c.flag("attention_bias"), *QKVO)), "mamba": mamba2(c, _expanded(c))}
     names = listed(c, "layer_types", MIXERS, ["mamba"] * c.size("num_hidden_layers"))

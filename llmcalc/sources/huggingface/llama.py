@@ -1,6 +1,6 @@
-"""Llama and those that differ from it in biases, in QK-norm or in a window: llama, mistral, qwen2, qwen3.
+"""Llama and those that differ from it in biases, in QK-norm or in a window: llama, mistral, qwen2, qwen3, cwm.
 
-transformers: models/llama, models/mistral, models/qwen2, models/qwen3.
+transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/cwm.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from .parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_pattern, qk_norm, rmsnorm, windowed
 
 
 def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
@@ -53,6 +53,14 @@ def _qwen3(c: Config) -> Table:
     return llama_like(c, attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps")))))
 
 
+def _cwm(c: Config) -> Table:
+    """Code World Model: each fourth layer, the lowest first, sees everything."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    block = {"attention": attention(c), "feed_forward": glu(c, c.flag("mlp_bias")), "norm": norm, "norm_placement": "pre"}
+    c.size("sliding_window")
+    return decoder(c, block, norm, stack=windowed(c, ["sliding" if i % 4 else "full" for i in range(depth)]))
+
+
 COMMON: dict[str, Any] = {
     "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -80,5 +88,11 @@ FAMILIES = {
         _qwen3,
         {**COMMON, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
          "attention_bias": False, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None},
+    ),
+    "cwm": Family(
+        _cwm,
+        {**COMMON, "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64, "num_attention_heads": 48,
+         "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "mlp_bias": False,
+         "sliding_window": 8192, "layer_types": None},
     ),
 }  # fmt: skip

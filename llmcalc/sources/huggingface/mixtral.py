@@ -33,7 +33,8 @@ def _qwen2_moe(c: Config) -> Table:
     names = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if used and i < first and i % 2 == 0 else "full" for i in range(depth)])
     window = c.maybe("sliding_window")
     windows = (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}}) if used and window is not None else (["full"] * depth, {"full": {}})
-    return qwen_moe(c, attention(c, **biases(c.flag("qkv_bias"), *QKV)), {"shared": glu(c, width=width), "shared_expert_gate": True}, windows)
+    mixer, shared = attention(c, **biases(c.flag("qkv_bias"), *QKV)), {"shared": glu(c, width=width), "shared_expert_gate": True}
+    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
 
 
 def _qwen3_moe(c: Config) -> Table:
@@ -42,13 +43,13 @@ def _qwen3_moe(c: Config) -> Table:
             c.must(name, value)
     window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
     normed = qk_norm(rmsnorm(c.number("rms_norm_eps")))
-    return qwen_moe(c, attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed), {})
+    mixer = attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed)
+    return qwen_moe(c, c.count("num_experts", "num_local_experts"), mixer, {})
 
 
-def qwen_moe(c: Config, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
+def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
     """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name. fields: what the experts have beyond the routed ones."""
     norm, depth, step = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.size("decoder_sparse_step")
-    experts = c.count("num_experts", "num_local_experts")
     dense_ones = set() if c.get("mlp_only_layers") is None else set(c.sizes("mlp_only_layers"))
     names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
     sparse = moe(experts, c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")), **fields) if "moe" in names else {}

@@ -1,6 +1,7 @@
-"""Encoders with rotary positions and gated feed-forward networks: modernbert and its decoder, eurobert, nomic_bert.
+"""Encoders with rotary positions, most with gated feed-forward networks: modernbert and its decoder, eurobert, nomic_bert, gte, jina_embeddings_v3.
 
-transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert. Of nomic_bert the names are read too that
+transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte, models/jina_embeddings_v3. Of
+nomic_bert the names are read too that
 the configs of its own code have (`n_embd`).
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bert import OLD
+from .bert import OLD, _act, _head, _score
 from .config import Config, Family
 from .parts import (
     ACTIVATIONS,
@@ -25,8 +26,10 @@ from .parts import (
     layer_pattern,
     layernorm,
     listed,
+    mlp,
     of_sequences,
     rmsnorm,
+    rope,
 )
 
 
@@ -95,6 +98,26 @@ def _nomic_bert(c: Config) -> Table:
     return encoder(c, block, stack, head, {}, pooler=of_sequences(c))
 
 
+def _gte(c: Config) -> Table:
+    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": _act(c), "gated": True, "down_bias": True}
+    return _turned(c, network, 160000.0, {}, pooler=of_sequences(c))
+
+
+def _jina_embeddings_v3(c: Config) -> Table:
+    """Without the low-rank adapters of its tasks, which are another library's."""
+    return _turned(c, mlp(c.size("intermediate_size"), _act(c)), 20000.0, _score("tanh"), pooler=c.head == "none")
+
+
+def _turned(c: Config, network: Table, theta: float, score: Table, pooler: bool) -> Table:
+    """BERT's post-norm layers with rotary positions. theta: of those, where the config says nothing."""
+    norm, types, heads = layernorm(c.number("layer_norm_eps")), c.count("type_vocab_size"), c.size("num_attention_heads")
+    size = c.maybe("head_dim") or c.size("hidden_size") // heads or c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    mixer = {"num_attention_heads": heads, "head_dim": size, "position": {"rope_theta": theta, **rope(c)}, **biases(True, *QKVO)}
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
+    return encoder(c, block, stack, _head(c, "gelu"), score, pooler=pooler)
+
+
 MODERN: dict[str, Any] = {
     "vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22, "num_attention_heads": 12, "hidden_activation": "gelu",
     "max_position_embeddings": 8192, "norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "layer_types": None, "local_attention": 128,
@@ -123,6 +146,18 @@ FAMILIES = {
          "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
          "attention_bias": False, "mlp_bias": False, "head_dim": None, "classifier_pooling": "late"},
         OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
+    ),
+    "gte": Family(
+        _gte,
+        {"vocab_size": 250048, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "hidden_act": "gelu",
+         "max_position_embeddings": 8192, "type_vocab_size": 1, "layer_norm_eps": 1e-12, "tie_word_embeddings": True},
+        OLD,
+    ),
+    "jina_embeddings_v3": Family(
+        _jina_embeddings_v3,
+        {"vocab_size": 250002, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096, "hidden_act": "gelu",
+         "max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "tie_word_embeddings": True},
+        OLD,
     ),
     "nomic_bert": Family(
         _nomic_bert,

@@ -50,7 +50,7 @@ FAMILIES = {
     ),
     "xglm": Family(
         _xglm,
-        {"vocab_size": 256008, "max_position_embeddings": 2048, "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        {"vocab_size": 256008, "max_position_embeddings": 2048, "d_model": 1024, "ffn_dim": 4096, "num_layers": 24, "attention_heads": 16,
          "activation_function": "gelu", "tie_word_embeddings": True, "add_cross_attention": False},
         NO_COUNT, aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
     ),

@@ -8,7 +8,7 @@ from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, merged
 from ...errors import InputError
 from .config import Config
-from .registry import HEAD_ENDINGS
+from .registry import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
 
@@ -133,8 +133,7 @@ def of_sequences(c: Config) -> bool:
 
 def architecture(c: Config) -> str:
     """The class that the config was saved from; empty where it does not say."""
-    names = c.data.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    return architecture_of(c.data)
 
 
 def labels(c: Config) -> int:
@@ -155,7 +154,7 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
     """
     name = architecture(c)
     if c.head == "none":
-        if "For" in name and name.endswith("Model"):
+        if "For" in name.replace("Former", "") and name.endswith("Model"):
             c.notes.append(f"architectures: the head of {name} is not read; none is counted (--head lm for a language-model head)")
         return {"type": "none"}
     if c.head == "classification" and not of_sequences(c):

@@ -27,7 +27,7 @@ def _qwen3_vl_text(c: Config) -> Table:
 
 
 def _qwen3_vl_moe_text(c: Config) -> Table:
-    return qwen_moe(c, _qwen3(c), {})
+    return qwen_moe(c, c.count("num_experts", "num_local_experts"), _qwen3(c), {})
 
 
 QWEN2_VL: dict[str, Any] = {

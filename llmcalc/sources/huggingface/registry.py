@@ -11,28 +11,34 @@ from ..files import shown
 from .config import Config, Family, HeadKind
 
 FILES: dict[str, tuple[str, ...]] = {
-    "llama": ("llama", "mistral", "qwen2", "qwen3"),
-    "bert": ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "mpnet"),
+    "llama": ("llama", "mistral", "qwen2", "qwen3", "cwm"),
+    "bert": (
+        "bert", "ernie", "megatron-bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text", "distilbert",
+        "electra", "albert", "mpnet",
+    ),
     "t5": ("t5", "mt5", "umt5", "longt5"),
-    "bart": ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "plbart"),
+    "bart": ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp", "fsmt"),
     "whisper": ("whisper",),
     "switch": ("switch_transformers", "nllb-moe"),
     "deberta": ("deberta", "deberta-v2"),
-    "modernbert": ("modernbert", "modernbert-decoder", "eurobert", "nomic_bert"),
+    "modernbert": ("modernbert", "modernbert-decoder", "eurobert", "nomic_bert", "gte", "jina_embeddings_v3"),
+    "esm": ("esm",),
+    "xlnet": ("xlnet",),
+    "rembert": ("bert-generation", "rembert", "roformer"),
     "mixtral": ("mixtral", "qwen2_moe", "qwen3_moe", "phimoe"),
     "bitnet": ("bitnet", "nanochat"),
     "phi": ("phi", "phi3", "persimmon", "stablelm", "starcoder2", "jais2"),
     "opt": ("opt", "xglm", "biogpt"),
     "bloom": ("bloom", "falcon", "mpt"),
-    "gpt": ("openai-gpt", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "gpt_neox"),
+    "gpt": ("openai-gpt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "gpt_neox", "gpt_neox_japanese"),
     "deepseek": ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "kimi_k25", "minicpm3", "mistral4", "youtu"),
     "gemma3n": ("gemma3n", "gemma3n_text"),
-    "t5gemma": ("t5gemma",),
-    "gemma4": ("gemma4", "gemma4_text"),
+    "t5gemma": ("t5gemma", "t5gemma2"),
+    "gemma4": ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     "gemma": ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "paligemma", "shieldgemma2"),
     "olmo": ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo"),
-    "granite": ("granite", "granitemoe", "granitemoeshared"),
-    "cohere": ("cohere", "cohere2", "cohere2_moe", "aya_vision", "cohere2_vision"),
+    "granite": ("granite", "granitemoe", "granitemoeshared", "hyperclovax", "granite_swa", "granitemoe_swa"),
+    "cohere": ("cohere", "cohere2", "cohere2_moe", "cohere_compass", "cohere_compass_text", "aya_vision", "cohere2_vision"),
     "glm": ("glm", "glm4"),
     "exaone": ("exaone4", "exaone_moe"),
     "smollm3": ("smollm3", "seed_oss", "arcee", "apertus", "helium"),
@@ -55,7 +61,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "phi4_multimodal": ("phi4_multimodal",),
     "zaya": ("zaya",),
     "rwkv": ("rwkv",),
-    "dsa": ("deepseek_v32", "glm_moe_dsa"),
+    "dsa": ("deepseek_v32", "glm_moe_dsa", "axk2"),
     "lfm": ("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"),
     "minimax": ("minimax",),
     "diffllama": ("diffllama",),
@@ -68,16 +74,27 @@ FILES: dict[str, tuple[str, ...]] = {
     "minimax_m3": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "qwen_vl": ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
     "glm_vl": ("glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"),
+    "hy_v4": ("hy_v4",),
+    "kolibri": ("kolibri1", "flint"),
+    "ctrl": ("ctrl",),
+    "aria": ("aria_text", "emu3_text_model"),
     "multimodal": ("llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "qwen2_audio", "voxtral"),
 }
 """File in this package → the model types it reads. A new family is its file and its line here."""
 
+FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
+"""Model type → the file that reads it."""
+
 OTHER_NAMES = {"minimax_m3": "minimax_m3_vl"}
 """Model types by a name that transformers has for something else of the family: the folder of its code."""
 
+SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
+"""Model type with `_` for every `-`, or its other name → the model type."""
+
 HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForCausalLM": "lm", "LMHeadModel": "lm", "ForConditionalGeneration": "lm", "ForMaskedLM": "lm", "WithLMHeadModel": "lm", "ForPreTraining": "lm",
-    "MTModel": "lm", "DoubleHeadsModel": "lm", "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
+    "MTModel": "lm", "DoubleHeadsModel": "lm", "GenerationDecoder": "lm", "GenerationEncoder": "none",
+    "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
     "ForQuestionAnswering": "classification", "ForMultipleChoice": "classification", "ForNextSentencePrediction": "classification", "Model": "none",
 }  # fmt: skip
 """How the name of an architecture ends → its head; the first that fits holds."""
@@ -85,13 +102,12 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
 
 def model_types() -> list[str]:
     """Every model type that is read, sorted."""
-    return sorted(kind for kinds in FILES.values() for kind in kinds)
+    return sorted(FILE_OF)
 
 
 def usual_name(model_type: str) -> str:
     """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder; any other as it is."""
-    spelled = {kind.replace("-", "_"): kind for kind in model_types()} | OTHER_NAMES
-    return spelled.get(model_type.replace("-", "_"), model_type)
+    return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
 def family_of(model_type: str, where: str = "") -> Family:
@@ -99,23 +115,23 @@ def family_of(model_type: str, where: str = "") -> Family:
 
     Raises `InputError`, which lists near ones, where there is none.
     """
-    for file, kinds in FILES.items():
-        if model_type in kinds:
-            families: dict[str, Family] = import_module(f".{file}", __package__).FAMILIES
-            return families[model_type]
-    near = suggest(model_type, model_types())
-    raise InputError(f"{where}model_type: '{model_type}' is not read.{near} (--measure measures its transformers class instead)")
+    if model_type not in FILE_OF:
+        near = suggest(model_type, model_types())
+        raise InputError(f"{where}model_type: '{model_type}' is not read.{near} (llmcalc params --measure measures its transformers class instead)")
+    families: dict[str, Family] = import_module(f".{FILE_OF[model_type]}", __package__).FAMILIES
+    return families[model_type]
+
+
+def architecture_of(data: Mapping[str, Any]) -> str:
+    """The class that a config was saved from; empty where it does not say."""
+    names = data.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def head_of(data: Mapping[str, Any]) -> HeadKind:
     """The head that `architectures` names; a language-model head where it says nothing."""
-    names = data.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        return "lm"
-    for ending, head in HEAD_ENDINGS.items():
-        if names[0].endswith(ending):
-            return head
-    return "lm"
+    name = architecture_of(data)
+    return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
@@ -172,8 +188,7 @@ def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> lis
 
 def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
     """Whether the class that `architectures` names builds towers: a text model alone, which a wrapper's config may be given to, does not."""
-    family, names = family_of(kind), outer.get("architectures")
-    cls = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    family, cls = family_of(kind), architecture_of(outer)
     if family.towers:
         return not cls or cls.startswith(family.towers)
     return family.text is not None and not cls.endswith("ForCausalLM")

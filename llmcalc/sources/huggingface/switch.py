@@ -13,15 +13,16 @@ from .parts import ACTIVATIONS, Table, layer_pattern, mlp, moe
 
 
 def _switch(c: Config) -> Table:
+    """Every token reaches its expert, however many choose the same: `expert_capacity`, in the class, drops those that are too many."""
     c.must("tie_word_embeddings", True)
+    c.size("expert_capacity")
     dense = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, "dense_act_fn")}
     experts = moe(c.size("num_experts"), 1, dense, router_bias=c.flag("router_bias"))
-    depths = {"encoder": c.size("num_hidden_layers"), "decoder": c.maybe("num_decoder_layers") or c.size("num_hidden_layers")}
+    spread = {"encoder": c.size("num_layers"), "decoder": t5.decoder_depth(c)}  # over so many layers, whatever num_hidden_layers says
     table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
-    for side, depth in depths.items():
-        step = _step(c, side, depth)
-        if side in table:
-            table[side] |= _some_sparse([_switches(i, step) for i in range(depth)], experts)
+    for side in (side for side in spread if side in table):
+        step = _step(c, side, spread[side])
+        table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
     return table
 
 
@@ -56,7 +57,7 @@ def _some_sparse(sparse: list[bool], experts: Table) -> Table:
 
 SWITCH: dict[str, Any] = {
     **{k: v for k, v in t5.T5.items() if k != "feed_forward_proj"}, "d_model": 768, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12,
-    "dense_act_fn": "relu", "num_experts": 8, "router_bias": False, "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3,
+    "dense_act_fn": "relu", "num_experts": 8, "expert_capacity": 64, "router_bias": False, "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 3,
 }  # fmt: skip
 OF_EXPERTS = frozenset(
     """

@@ -38,7 +38,7 @@ def _longt5(c: Config) -> Table:
 def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
     """An encoder and a decoder of the same kind of layer; the encoder alone where the architecture is that. stack: fields of both."""
     layers, norm = c.size("num_hidden_layers"), rmsnorm(c.number("layer_norm_epsilon"))
-    deep = c.maybe("num_decoder_layers") or layers
+    deep = decoder_depth(c)
     table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": c.flag("tie_word_embeddings")}
     if c.maybe("n_positions") is not None:
         table["max_position_embeddings"] = c.size("n_positions")
@@ -50,6 +50,11 @@ def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None =
     decoder = {**(decoder_block or block), "cross_attention": crossing}
     table["decoder"] = {"num_hidden_layers": deep, "block": decoder, "final_norm": norm, **stack}
     return {**table, "head": headed(c, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(c))}
+
+
+def decoder_depth(c: Config) -> int:
+    """`num_decoder_layers`, else `num_layers`: these classes take it before num_hidden_layers, another name of theirs, replaces it."""
+    return c.maybe("num_decoder_layers") or c.size("num_layers")
 
 
 def t5_block(c: Config, feed_forward: Table | None = None) -> Table:

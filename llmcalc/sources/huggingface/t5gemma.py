@@ -1,6 +1,7 @@
 """T5Gemma: an encoder and a decoder of Gemma 2's layers, each with a token embedding of its own, and perhaps of different widths.
 
-transformers: models/t5gemma. Without `is_encoder_decoder` it is the encoder alone.
+transformers: models/t5gemma, models/t5gemma2. Without `is_encoder_decoder` it is the encoder alone. T5Gemma 2 has Gemma 3's layers, one
+attention to a token's own side and to the encoder, and reads images.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .gemma import capped
-from .parts import QKVO, Table, attention, biases, every_nth_full, glu, headed, rmsnorm, windowed
+from .gemma import capped, local_theta
+from .parts import QKVO, Table, attention, biases, every_nth_full, glu, headed, qk_norm, rmsnorm, rope, windowed
 
 
 def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
@@ -43,6 +44,50 @@ def _t5gemma(c: Config) -> Table:
     return {**sizes, "tie_word_embeddings": c.flag("tie_word_embeddings"), "encoder": encoder, "decoder": decoder, "head": _head(c)}
 
 
+def _t5gemma2(c: Config) -> Table:
+    c.must("is_encoder_decoder", True)
+    outer = _part(c, "encoder", {"text_config": None})
+    reads, writes = _part(outer, "text_config", TEXT), _part(c, "decoder", TEXT)
+    for name in ("hidden_size", "vocab_size"):
+        if reads.size(name) != writes.size(name):
+            raise writes.wrong(name, writes.size(name), f"{reads.size(name)}, which is the encoder's")
+    tied, width = c.flag("tie_word_embeddings"), writes.size("hidden_size")
+    encoder, decoder = _gemma3_side(reads), _gemma3_side(writes, merged=True)
+    from .towers import read_towers
+
+    towers, notes = read_towers("t5gemma2", {**outer.data, "tie_word_embeddings": tied}, width)
+    for one, ignored in ((outer, IMAGES), (reads, IGNORED), (writes, IGNORED)):
+        unknown = one.left_over(ignored)
+        notes += [f"not understood, and taken to change no count: {', '.join(one.where + field for field in unknown)}"] if unknown else []
+    c.notes += notes
+    sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(c)}
+    if not tied:
+        encoder["vocab_size"] = reads.size("vocab_size")
+    return {**table, "towers": towers} if towers else table
+
+
+def _part(c: Config, name: str, defaults: dict[str, Any]) -> Config:
+    """A config within a config; one that is not given has the defaults."""
+    data = {} if c.get(name) is None else dict(c.table(name))
+    return Config(data, defaults, c.model_type, c.head, f"{c.where}{name}.")
+
+
+def _gemma3_side(c: Config, merged: bool = False) -> Table:
+    """One side's stack. merged: its attention is to the other side too, by the same maps."""
+    norm, depth, bias = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
+    turned = {"position": {"rope_theta": 1_000_000.0, **rope(c, kind="full_attention")}}
+    if merged:
+        heads = {field: c.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        mixer: Table = {"type": "merged", **heads, "attention_bias": bias, "norm": norm, **turned, **capped(c)}
+    else:
+        mixer = attention(c, **turned, **capped(c), **qk_norm(norm), **biases(bias, *QKVO))
+    block: Table = {"attention": mixer, "feed_forward": glu(c, act="hidden_activation"), "norm": norm, "norm_placement": "sandwich"}
+    kinds = every_nth_full(depth, c.maybe("sliding_window_pattern") or 6)
+    local = {"position": {"rope_theta": local_theta(c)}}
+    return {"num_hidden_layers": depth, "block": block, "final_norm": norm, **windowed(c, kinds, sliding=local)}
+
+
 def _head(c: Config) -> Table:
     """A classifier scores every token, with a bias."""
     return headed(c, None, {"over": "token"})
@@ -59,4 +104,14 @@ IGNORED = frozenset(
      "tie_word_embeddings", "vocab_size", "hidden_size", "cross_attention_hidden_size", "max_position_embeddings"}
 )  # fmt: skip
 
-FAMILIES = {"t5gemma": Family(_t5gemma, {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}, IGNORED)}
+TEXT: dict[str, Any] = {**MODULE, "vocab_size": 262208, "max_position_embeddings": 131072, "attn_logit_softcapping": None, "sliding_window_pattern": 6}
+IMAGES = frozenset(
+    {"boi_token_index", "boi_token_id", "eoi_token_index", "eoi_token_id", "image_token_index", "image_token_id", "mm_tokens_per_image", "vision_config",
+     "text_config", "tie_word_embeddings"}
+)  # fmt: skip
+WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
+
+FAMILIES = {
+    "t5gemma": Family(_t5gemma, WHOLE, IGNORED),
+    "t5gemma2": Family(_t5gemma2, WHOLE, IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"}),
+}

@@ -97,8 +97,8 @@ FAMILIES = {
     "zamba": Family(
         _zamba,
         {**COMMON, "hidden_size": 3712, "intermediate_size": 14848, "num_hidden_layers": 76, "num_attention_heads": 16, "num_key_value_heads": 16,
-         "n_mamba_heads": 2, "hidden_mamba_act": "silu", "attn_layer_period": 6, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_dt_rank": "auto",
-         "mamba_conv_bias": True, "mamba_proj_bias": False},
+         "attention_head_dim": None, "n_mamba_heads": 2, "hidden_mamba_act": "silu", "attn_layer_period": 6, "attn_layer_offset": 4, "mamba_d_state": 16,
+         "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False},
         OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
     ),

@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ..huggingface.config import Config, Family
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILES, family_of, head_of, read_config
+from ..huggingface.registry import FILE_OF, family_of, head_of, read_config
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
 from .facts import Absent, Facts
@@ -37,26 +37,26 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     Raises `InputError` for a spec that no known class computes; it names the nearest one and where that differs.
     """
     facts, ours = Facts(spec), canonical(spec)
-    nearest: tuple[int, str, Difference] | None = None
+    nearest: tuple[tuple[int, int], str, Difference] | None = None
     for kind, family in _families(facts):
         for name in class_names(kind, spec):
             config = wrapped(_proposed(kind, family, name, facts), spec)
             theirs = _read_back(config)
             if theirs is None:
                 continue
-            found = list(differences(ours, canonical(theirs)))
+            found = sorted(differences(ours, canonical(theirs)), key=_of_a_tower)
             if not found:
                 return config
-            far = sum(map(weight, found))
+            far = sum(weight(one) for one in found if not _of_a_tower(one)), sum(weight(one) for one in found if _of_a_tower(one))
             if nearest is None or far < nearest[0]:
-                nearest = far, name, found[0]
+                nearest = far, config["architectures"][0], found[0]
     raise InputError("no transformers class is known here that computes this architecture" + _said(nearest))
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
     """Those that have a class, the likely ones first."""
     others: list[tuple[str, Family]] = []
-    for kind in (kind for kinds in FILES.values() for kind in kinds):
+    for kind in FILE_OF:
         family = family_of(kind)
         if family.read is None or family.like is not None:
             continue
@@ -143,11 +143,17 @@ def _read_back(config: dict[str, Any]) -> ModelSpec | None:
         return None
 
 
-def _said(nearest: tuple[int, str, Difference] | None) -> str:
+def _of_a_tower(difference: Difference) -> bool:
+    """What a text model differs in comes before what stands beside it."""
+    return difference[0].startswith("towers")
+
+
+def _said(nearest: tuple[tuple[int, int], str, Difference] | None) -> str:
     if nearest is None:
         return ""
     _, name, (where, ours, theirs) = nearest
-    return f"; nearest is {name}, which has {_shown(theirs)} where {where} is {_shown(ours)}"
+    without = " (--set towers={} leaves towers out)" if where.startswith("towers") else ""
+    return f"; nearest is {name}, which has {_shown(theirs)} where {where} is {_shown(ours)}{without}"
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,9 @@ from ...components import Classifier, LMHead
 from ...model import ModelSpec
 
 PREFIXES = {
-    "axk1": "AXK1", "biogpt": "BioGpt", "bitnet": "BitNet", "codegen": "CodeGen", "diffllama": "DiffLlama", "distilbert": "DistilBert",
+    "axk1": "AXK1", "axk2": "AXK2", "ctrl": "CTRL", "gpt_neox_japanese": "GPTNeoXJapanese", "granite_swa": "GraniteSWA",
+    "granitemoe_swa": "GraniteMoeSWA", "hy_v4": "HYV4", "hyperclovax": "HyperCLOVAX",
+    "biogpt": "BioGpt", "bitnet": "BitNet", "codegen": "CodeGen", "diffllama": "DiffLlama", "distilbert": "DistilBert",
     "ernie4_5": "Ernie4_5", "ernie4_5_moe": "Ernie4_5_Moe", "eurobert": "EuroBert", "gpt2": "GPT2",
     "gpt_bigcode": "GPTBigCode", "gpt_neo": "GPTNeo", "gpt_neox": "GPTNeoX", "gptj": "GPTJ", "granitemoe": "GraniteMoe",
     "granitemoehybrid": "GraniteMoeHybrid", "granitemoeshared": "GraniteMoeShared", "hunyuan_v1_dense": "HunYuanDenseV1",
@@ -21,16 +23,21 @@ PREFIXES = {
 }  # fmt: skip
 """Model type → how the names of its classes begin, where that is not the model type in capitals (`qwen3_moe`: Qwen3Moe)."""
 
-NO_CLASS = frozenset({"ernie4_5_vl_moe_text", "internlm3", "iquestcoder", "phi4_multimodal"})
-"""Read, and without a class there for the text by itself (or, ERNIE 4.5 VL, with positions that a description says nothing of)."""
+NO_CLASS = frozenset({"emu3_text_model", "ernie4_5_vl_moe_text", "gpt-sw3", "internlm3", "iquestcoder", "phi4_multimodal"})
+"""Read, and without a class there for the text by itself, or with another family's (or, ERNIE 4.5 VL, with positions that a description says nothing of)."""
 
 TEXT = "_text"
 """How the model type of a text model ends whose wrapper has the name itself; its bare class is called so too (Gemma3TextModel)."""
 
-LM_HEADS = {"bert": "LMHeadModel", "gpt2": "LMHeadModel", "openai-gpt": "LMHeadModel", "marian": "MTModel"}
+LM_HEADS = {"bert": "LMHeadModel", "ctrl": "LMHeadModel", "gpt2": "LMHeadModel", "openai-gpt": "LMHeadModel", "marian": "MTModel"}
 """Language-model classes that are not called ForCausalLM, ForMaskedLM or ForConditionalGeneration."""
 
-SPEAKING_TEXTS = frozenset({"gemma3_text", "gemma3n_text", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "qwen3_5_moe_text", "qwen3_5_text"})
+SPEAKING_TEXTS = frozenset(
+    {
+        "cohere_compass_text", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "llama4_text", "minimax_m3_vl_text", "qwen3_5_moe_text",
+        "qwen3_5_text",
+    }
+)  # fmt: skip
 """Text models with a language-model class of their own; that of others is the wrapper's."""
 
 MASKED = frozenset(
@@ -59,7 +66,7 @@ CONDITIONAL = frozenset(
 
 SEQUENCES = frozenset(
     """
-    albert arcee axk1 bart bert biogpt bloom camembert deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon
+    albert arcee axk1 axk2 bart bert biogpt bloom camembert ctrl deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon
     gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama mbart minicpm3
     minimax ministral ministral3 mistral mistral4 mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 openai-gpt
     opt persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5
@@ -70,7 +77,7 @@ SEQUENCES = frozenset(
 
 TOKENS = frozenset(
     """
-    albert apertus arcee axk1 bert biogpt bloom camembert deberta deberta-v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon gemma
+    albert apertus arcee axk1 axk2 bert biogpt bloom camembert deberta deberta-v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon gemma
     gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss helium llama minimax ministral ministral3 mistral mistral4 mixtral modernbert mpnet mpt
     mt5 nemotron nomic_bert persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma
     umt5 xlm-roberta

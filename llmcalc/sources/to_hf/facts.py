@@ -55,12 +55,21 @@ class Facts:
             parts += [part for name in type(stack).model_fields if name not in ("block", "variants") for part in _within(getattr(stack, name))]
         return [*parts, *_within(self.spec.head), *_within(self.spec.mtp)]
 
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """Name of a field → its first value that is not none, or none, of all parts that have it."""
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            for name in type(part).model_fields:
+                if found.get(name) is None:
+                    found[name] = getattr(part, name)
+        return found
+
     def named(self, name: str) -> Any:
         """The first value under that name, none only where every part that has the field leaves it out."""
-        values = [getattr(part, name) for part in self.parts if name in type(part).model_fields]
-        if not values:
+        if name not in self._values:
             raise Absent
-        return next((value for value in values if value is not None), None)
+        return self._values[name]
 
     def find(self, cls: type[Any], *, where: Any = lambda part: True) -> Any:
         """The first part of that class."""

@@ -1,4 +1,6 @@
-"""Gemma 4's encoders of images and of sound, and Gemma 3n's of sound. transformers: models/gemma4, models/gemma3n.
+"""Gemma 4's encoders of images and of sound, and Gemma 3n's of sound. transformers: models/gemma4, gemma4_unified, gemma3n.
+
+The unified Gemma 4 has no encoders: patches of pixels, and frames of sound as they are, are each mapped to the text's width.
 
 Gemma 3n's encoder of images is timm's MobileNetV5, whose layers no config describes: it is not counted, and a remark says so.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....components.base import LARGEST
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vit
@@ -39,7 +42,7 @@ def _conformer(c: Config, heads: str, depth: str, kernel: str, left: str, right:
 def _pair(c: Config, name: str) -> list[int]:
     """Two positive whole numbers."""
     given = c.get(name)
-    if not isinstance(given, list | tuple) or len(given) != 2 or any(type(n) is not int or not 0 < n <= 2**40 for n in given):
+    if not isinstance(given, list | tuple) or len(given) != 2 or any(type(n) is not int or not 0 < n <= LARGEST for n in given):
         raise c.wrong(name, given, "two positive whole numbers")
     return list(given)
 
@@ -57,6 +60,20 @@ def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
     tower = _conformer(c, "num_attention_heads", "num_hidden_layers", "conv_kernel_size", *contexts, act, below, output_size=inner, clamps=clamps)
     bare = rmsnorm(c.number("rms_norm_eps"), weight=False)
     return {"audio_tower": tower, "embed_audio": projector(inner, (width, False, "identity"), norm=bare)}
+
+
+def _unified_vision(outer: Config, c: Config, width: int) -> Table:
+    """Squares of pooling_kernel_size patches a side are one patch here."""
+    inner, bare = c.size("mm_embed_dim"), rmsnorm(c.number("rms_norm_eps"), weight=False)
+    patches = {"patch_size": c.size("patch_size") * c.size("pooling_kernel_size"), "bias": True}
+    positions = {"rows": c.size("mm_posemb_size"), "axes": 2}
+    embedder = {"type": "patches", "hidden_size": inner, "patches": patches, "positions": positions, "norm": layernorm(1e-5)}
+    return {"vision_embedder": embedder, "embed_vision": projector(c.size("output_proj_dims"), (width, False, "identity"), norm=bare)}
+
+
+def _unified_audio(outer: Config, c: Config, width: int) -> Table:
+    frame = c.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
+    return {"embed_audio": projector(frame, (width, False, "identity"), norm=rmsnorm(c.number("rms_norm_eps"), weight=False), raw=True)}
 
 
 def _embedder(c: Config, width: int) -> Table:
@@ -104,6 +121,10 @@ GEMMA4_AUDIO: Table = {
     "output_proj_dims": 1536,
 }  # fmt: skip
 
+UNIFIED_VISION: Table = {
+    "patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120, "output_proj_dims": 3840, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
 GEMMA3N_AUDIO: Table = {
     "vocab_size": 128, "input_feat_size": 128, "hidden_size": 1536, "rms_norm_eps": 1e-6, "conf_attention_context_left": 13,
     "conf_attention_context_right": 0, "conf_num_attention_heads": 8, "conf_num_hidden_layers": 12, "conf_conv_kernel_size": 5,
@@ -124,6 +145,10 @@ WRAPPERS = {
         "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
         "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
     },
+    "gemma4_unified": {
+        "vision_config": Section(_unified_vision, {"gemma4_unified_vision": UNIFIED_VISION}, built=None, ignored=frozenset({"model_patch_size"})),
+        "audio_config": Section(_unified_audio, {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}}, built=None),
+    },
     "gemma3n": {
         "vision_config": Section(
             _gemma3n_vision,
@@ -132,4 +157,4 @@ WRAPPERS = {
         ),
         "audio_config": Section(_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=SOUND),
     },
-}
+}  # fmt: skip

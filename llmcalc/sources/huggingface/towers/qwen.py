@@ -1,4 +1,4 @@
-"""Encoders of images whose patches are merged by squares on the way out: Qwen's, Kimi's, ERNIE's and MiniMax's.
+"""Encoders of images whose patches are merged by squares on the way out: Qwen's (Cohere Compass has it too), Kimi's, ERNIE's and MiniMax's.
 
 transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
 """
@@ -123,6 +123,7 @@ WRAPPERS = {
     "qwen2_5_vl": {"vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)},
     "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
     "qwen3_vl_moe": {"vision_config": Section(_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3})},
+    "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},
     "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
     "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
     "kimi_k25": {

@@ -1,6 +1,7 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) beside a text model.
 
-transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision, lfm2_vl.
+transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision, lfm2_vl,
+t5gemma2.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ def _gemma3(outer: Config, c: Config, width: int) -> Table:
     return {"vision_tower": siglip(c), "multi_modal_projector": maps}
 
 
+def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
+    """Gemma 3's, and a vector for the end of an image, which encoder and decoder share where their embeddings are tied."""
+    towers = _gemma3(outer, c, width)
+    towers["multi_modal_projector"]["output_marks"] = 1 if outer.flag("tie_word_embeddings") else 2
+    return towers
+
+
 def _paligemma(outer: Config, c: Config, width: int) -> Table:
     """SigLIP and one map."""
     return {"vision_tower": siglip(c), "multi_modal_projector": projector(c.size("hidden_size"), (outer.size("projection_dim"), True, "identity"))}
@@ -98,6 +106,7 @@ SO400M: Table = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 1
 
 WRAPPERS = {
     "gemma3": {"vision_config": Section(_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256})},
+    "t5gemma2": {"vision_config": Section(_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True})},
     "shieldgemma2": {"vision_config": Section(_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256})},
     "paligemma": {
         "vision_config": Section(

@@ -10,7 +10,7 @@ from . import decoders, encoders, experts, recurrent
 
 PADDED = frozenset(
     """
-    bailing_hybrid eurobert flex_olmo glm glm4 kimi_linear lfm3 marian modernbert modernbert-decoder olmo_hybrid phi3 smollm3 whisper
+    bailing_hybrid eurobert flex_olmo glm glm4 hy_v4 kimi_linear lfm3 marian modernbert modernbert-decoder olmo_hybrid phi3 smollm3 whisper
     """.split()  # noqa: SIM905
 )
 """Families whose padding token is one of the published vocabulary, which is not that of every spec."""

@@ -90,7 +90,7 @@ LATENT: dict[str, Value] = {"num_key_value_heads": _heads}
 DEEPSEEK: dict[str, Value] = {**LATENT, **UNGROUPED}
 
 OWN: dict[str, dict[str, Value]] = {
-    **dict.fromkeys(("minicpm3", "youtu", "kimi_linear"), LATENT),
+    **dict.fromkeys(("minicpm3", "youtu", "kimi_linear", "axk2"), LATENT),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "axk1", "mistral4", "deepseek_v32"), DEEPSEEK),
     "glm4_moe_lite": {**DEEPSEEK, "mlp_layer_types": FIELDS["mlp_layer_types"]},
     "bailing_hybrid": {

@@ -52,11 +52,6 @@ def _hybrids(s: Facts) -> list[str]:
     return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in s.layers]
 
 
-def _prediction(s: Facts) -> int:
-    found: int = present(s.spec.mtp).num_nextn_predict_layers
-    return found
-
-
 def _transformer(s: Facts) -> Any:
     return s.named("transformer")
 
@@ -74,7 +69,9 @@ def _gated(s: Facts) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers)
 
 
-QWEN: dict[str, Value] = {"full_attention_interval": lambda s: _every(s, _of_kind(s, "full_attention")), "mtp_num_hidden_layers": _prediction}
+QWEN: dict[str, Value] = {
+    "full_attention_interval": lambda s: _every(s, _of_kind(s, "full_attention")), "mtp_num_hidden_layers": FIELDS["num_nextn_predict_layers"],
+}  # fmt: skip
 
 MAMBA: dict[str, Value] = {
     "mamba_d_state": _of("state_size"), "mamba_d_conv": _of("conv_kernel"), "mamba_expand": _expand, "mamba_conv_bias": _of("use_conv_bias"),

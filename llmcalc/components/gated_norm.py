@@ -1,0 +1,109 @@
+"""A layer whose norms are gated: what a norm gives is multiplied by the sigmoid of a low-rank map of itself.
+
+transformers: models/axk2 (`AXK2GatedRMSNorm`, `AXK2DecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from .. import ops
+from ..tree import Node
+from .attention import Attention
+from .base import Around, Component, Flag, Nothing, Width
+from .block import Layer
+from .feed_forward import FeedForward
+from .norm import Norm
+from .position import Rope
+from .runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+GATE = "_pre_norm_gate"
+"""How the name of a norm's gate ends in the tree."""
+
+
+class GatedNormLayer(Layer):
+    """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), n the norm of x.
+
+    gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has one as well.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["gated_norm"] = "gated_norm"
+    gated_norm_rank: Width
+    feed_forward_gate: Flag = True
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
+            raise ValueError("attention, feed_forward, without_norms: a 'gated_norm' layer has both, with all of its norms")
+        return self
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        h, r = around.hidden_size, self.gated_norm_rank
+        parts: list[Node] = []
+        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert not isinstance(part, Nothing)
+            parts.append(self.norm.anatomy(f"{where}_pre_norm", around))
+            if where == "self_attn" or self.feed_forward_gate:
+                maps = (Node("down_proj", ops.Linear(h, r)), Node("up_proj", ops.Linear(r, h)))
+                parts.append(Node(where + GATE, children=maps, kind="norm"))
+            parts.append(part.anatomy(where, around))
+        return Node(name, children=tuple(parts), source="A.X-K2 2026")
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        one = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
+        return [one, one.model_copy(update={"feed_forward_gate": False})]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class Gate(nn.Module):
+        """x: [batch, tokens, hidden] → the same, times what lies between 0 and 1."""
+
+        def __init__(self, hidden: int, rank: int) -> None:
+            super().__init__()
+            self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
+            return out
+
+    class GatedNormLayerReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: GatedNormLayer, around: Around) -> None:
+            super().__init__()
+            gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                if gated[name]:
+                    self.add_module(name + GATE, Gate(around.hidden_size, spec.gated_norm_rank))
+                self.add_module(name, part.reference(around))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                y = self.get_submodule(f"{name}_pre_norm")(x)
+                y = self.get_submodule(name + GATE)(y) if hasattr(self, name + GATE) else y
+                x = x + self.get_submodule(name)(y, run)
+            return x
+
+    return GatedNormLayerReference

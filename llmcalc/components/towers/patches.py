@@ -1,0 +1,95 @@
+"""Patches of an image that no encoder reads: one map, the place of each patch, and norms around both.
+
+transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, all but its last map, which is a projector).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Self
+
+from ... import ops
+from ...tree import Node
+from ..base import Around, Component, Width
+from ..norm import Norm
+from .vision import Patches, PatchPositions
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class PatchEmbedder(Component):
+    """Patches → a norm on their values → vectors of hidden_size → a norm, positions, a norm.
+
+    positions: with `axes = 2` a table for each axis of the image, of which a patch is given the sum.
+    """
+
+    type: Literal["patches"] = "patches"
+    hidden_size: Width
+    patches: Patches
+    positions: PatchPositions
+    norm: Norm
+
+    @property
+    def gives(self) -> int:
+        """Width of what it gives."""
+        return self.hidden_size
+
+    def anatomy(self, name: str, around: Around) -> Node:
+        h, p = self.hidden_size, self.patches
+        values = p.num_channels * p.temporal_patch_size * p.patch_size * p.patch_size
+        parts = (
+            self.norm.anatomy("pixel_norm", Around(values)),
+            Node("patch_embedding", ops.Linear(values, h, p.bias)),
+            self.norm.anatomy("patch_norm", Around(h)),
+            Node("position_embedding", ops.Embedding(self.positions.axes * self.positions.rows, h)),
+            self.norm.anatomy("norm", Around(h)),
+        )
+        return Node(name, children=parts)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
+        return [
+            cls(hidden_size=10, patches=Patches(patch_size=4, bias=True), positions=PatchPositions(rows=9, axes=2), norm=layernorm),
+            cls(hidden_size=12, patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2), positions=PatchPositions(rows=16), norm=rms),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class PatchEmbedderReference(nn.Module):
+        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row."""
+
+        def __init__(self, spec: PatchEmbedder) -> None:
+            super().__init__()
+            self.spec, hidden, p = spec, spec.hidden_size, spec.patches
+            width = p.num_channels * p.temporal_patch_size * p.patch_size**2
+            self.pixel_norm = spec.norm.reference(Around(width))
+            self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
+            self.patch_norm, self.norm = spec.norm.reference(Around(hidden)), spec.norm.reference(Around(hidden))
+            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
+            rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
+            cut = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
+            x = self.patch_norm(self.patch_embedding(self.pixel_norm(cut.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))))
+            place = torch.arange(rows * columns, device=x.device)
+            if self.spec.positions.axes == 1:
+                x = x + self.position_embedding(place)
+            else:
+                x = x + self.position_embedding(place % columns) + self.position_embedding(self.spec.positions.rows + place // columns)
+            out: Tensor = self.norm(x)
+            return out
+
+    return PatchEmbedderReference

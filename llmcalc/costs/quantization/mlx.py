@@ -1,0 +1,120 @@
+"""What mlx-lm stores: the `quantization` table of its configs (mlx-community), which newer versions repeat as `quantization_config`.
+
+mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding: weight uint32 [out, in·b/32]; in mode affine scales and biases [out, in/g], of
+the model's number format; in mxfp4, mxfp8 and nvfp4 scales of one byte and no biases). mlx-lm: utils.quantize_model (what has no whole groups
+stays as it is; the table names the modules that are stored otherwise), utils.load_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...algebra import Number, floor_div
+from ...errors import InputError
+from ...model import ModelSpec
+from ...units import DTYPE_BITS
+from .base import Parts, Scheme, Site, plain
+from .fields import Fields
+from .formats import FP4, FP8, INT32, LinearFormat
+from .patterns import Named
+
+KNOWN = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
+"""Components that mlx-lm converts in every model; whether a router or a part of a recurrence is a module of its own differs by class."""
+
+
+@dataclass(frozen=True, slots=True)
+class MLXAffine(LinearFormat):
+    """bits: of a code. group: columns that share a scale and a bias."""
+
+    bits: int
+    group: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        each = n_out * floor_div(n_in, self.group) * plain_bytes
+        return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=each, zeros=each)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one scale and one bias (in the model's format) a group of {self.group} columns"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a module is stored. group: columns that must divide its own."""
+
+    format: LinearFormat
+    group: int
+
+
+@dataclass(frozen=True)
+class MLXScheme(Scheme):
+    """usual: how all modules are stored but those that one of `others` names; None as they are."""
+
+    usual: Stored = Stored(MLXAffine(4, 64), 64)
+    others: tuple[tuple[Named, Stored | None], ...] = field(default=())
+
+    def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
+        for site in found:
+            one = self._of(site)
+            if one is None:
+                yield site, plain(site.tensor.size, dtype)
+                continue
+            *stack, n_out, n_in = site.tensor.shape
+            count: Number = 1
+            for axis in stack:
+                count = count * axis
+            yield site, one.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+        unused = [entry for named, _ in self.others for entry in named.entries if entry not in named.used]
+        if unused:
+            raise InputError(f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none counts without it)")
+
+    def _of(self, site: Site) -> Stored | None:
+        """How a tensor is stored, None where it keeps its number format.
+
+        Raises `InputError` for one of which the config does not say.
+        """
+        if site.tensor.role == "vector":
+            return None
+        other = next((stored for named, stored in self.others if site.path in named), self.usual)
+        if other is self.usual and site.kind not in KNOWN:
+            what = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
+            raise InputError(f"quantization: {what}; expected an entry for it, or --quantize none, which counts without it")
+        columns = site.tensor.shape[-1]
+        return None if other is None or (isinstance(columns, int) and columns % other.group) else other
+
+    def notes(self) -> list[str]:
+        more = "; some modules otherwise, as the config says" if self.others else ""
+        return [f"{self.label} ({self.source}): linear maps, embeddings and output head: {self.usual.format.describe()}{more}", "unconverted: norms, biases"]
+
+
+def mlx(c: Fields) -> Scheme:
+    """The table's own format, and those of the modules that it names."""
+    names = [name for name in c.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    usual, label = _stored(c)
+    others: dict[Stored | None, list[str]] = {}
+    for name in names:
+        value: Any = c.get(name)
+        inner = c.table(name) if isinstance(value, dict) else None
+        if inner is None and not isinstance(value, bool):
+            raise c.wrong(name, value, "how a module is stored, true or false")
+        own = usual if value is True else None if inner is None else _stored(inner)[0]
+        if inner is not None:
+            inner.all_read()
+        others.setdefault(own, []).append(name)
+    named = tuple((Named(entries, "compressed-tensors", "quantization"), stored) for stored, entries in others.items())
+    return MLXScheme(label, "mlx-lm", (), usual, named)
+
+
+def _stored(c: Fields) -> tuple[Stored, str]:
+    mode = c.get("mode", "affine")
+    c.one_of("mode", mode, "affine", "mxfp4", "mxfp8", "nvfp4")
+    if mode == "affine":
+        bits, group = c.get("bits", 4), c.group("group_size", 64) or 64
+        c.one_of("bits", bits, 2, 3, 4, 5, 6, 8)
+        c.one_of("group_size", group, 32, 64, 128)
+        return Stored(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
+    group = 16 if mode == "nvfp4" else 32
+    c.must("group_size", group, absent=group)
+    c.must("bits", 8 if mode == "mxfp8" else 4, absent=8 if mode == "mxfp8" else 4)
+    return Stored(FP8((1, group), 1) if mode == "mxfp8" else FP4(group), group), f"mlx-{mode}"

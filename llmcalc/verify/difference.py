@@ -1,0 +1,49 @@
+"""What a difference between two counts of parameters could be: the sizes of the spec that it is, or is a small multiple or a product of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from typing import TypeAlias
+
+from ..components.base import Part
+from ..costs.symbolic import letter_of
+from ..model import ModelSpec
+
+Sizes: TypeAlias = tuple[tuple[str, int], ...]
+"""(field, value), each pair once."""
+
+COUNTED = frozenset({"parameters", "buffers"})
+"""Quantities whose differences are counted in elements."""
+
+LEAST, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
+"""Too many numbers are a multiple or a product of sizes below the first; what more than so many names fit is told of none."""
+
+
+def sizes_of(spec: ModelSpec) -> Sizes:
+    """Every size that the spec of the text model gives, whichever of its parts does."""
+    return tuple(dict.fromkeys(_sizes(spec)))
+
+
+def _sizes(part: Part) -> Iterator[tuple[str, int]]:
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, int) and value > 1 and letter_of(field) is not None:
+            yield name, value
+        inner = value.values() if isinstance(value, dict) and name != "towers" else (value,)
+        for below in inner:
+            if isinstance(below, Part):
+                yield from _sizes(below)
+
+
+def named(difference: int, sizes: Sizes) -> str:
+    """`= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`; empty where no size, or too many of them, would be that."""
+    size = abs(difference)
+    equal = [name for name, value in sizes if value == size]
+    large = [(name, value) for name, value in sizes if value >= LEAST]
+    multiples = [f"{k} × {name}" for name, value in large for k in range(2, MOST_MULTIPLE + 1) if k * value == size]
+    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large, 2) if m * n == size]
+    fitting = list(dict.fromkeys(equal or multiples or products))
+    if not fitting or len(fitting) > MOST_NAMES:
+        return ""
+    return f"= {' or '.join(fitting)}"

@@ -1,0 +1,141 @@
+"""Parts at odd sizes: refused by name where they could not run, counted right where they can. Each case was once a crash or a wrong count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from llmcalc.components import MIXERS
+from llmcalc.components.attention import Attention
+from llmcalc.components.base import Component
+from llmcalc.components.block import Block
+from llmcalc.components.cca import CompressedConvAttention
+from llmcalc.components.compressed import CompressedAttention
+from llmcalc.components.differential import DifferentialAttention
+from llmcalc.components.disentangled import Disentangled, SideConvolution
+from llmcalc.components.feed_forward import FeedForward
+from llmcalc.components.gemma4_layer import Gemma4Layer
+from llmcalc.components.head import LMHead, Transform
+from llmcalc.components.hybrid import HybridBlock
+from llmcalc.components.hyper import hyper_example
+from llmcalc.components.kda import KimiDeltaAttention
+from llmcalc.components.mla import MLA
+from llmcalc.components.moa import MixtureOfAttention
+from llmcalc.components.moe import MoE
+from llmcalc.components.position import LayerBias, RelativeBias
+from llmcalc.components.rglru import RGLRU
+from llmcalc.components.stack import Stack
+from llmcalc.components.zamba import ZambaLayer
+from llmcalc.model import ModelSpec
+from llmcalc.verify.reference import verify_reference
+from tests.test_parts import around_a_model, decoder
+
+
+def changed(part: Any, **fields: Any) -> Any:
+    """The part with other fields, checked anew."""
+    return type(part).model_validate({**part.model_dump(), **fields})
+
+
+ROPE = {"rotary_dim": 5}
+ALIBI = {"num_attention_heads": 4, "position": {"type": "alibi"}}
+GATED = {"intermediate_size": 8, "hidden_act": "silu", "gated": True}
+SHARES = {"num_attention_heads": 4, "kv_shared": True}
+
+REFUSED = [
+    pytest.param(RGLRU.examples()[0], {"num_attention_heads": 3}, "num_attention_heads: 3 does not divide lru_width 20", id="heads of an RG-LRU"),
+    pytest.param(MixtureOfAttention.examples()[0], {"position": ROPE}, "RoPE would turn 5", id="an odd turn, mixture of attention"),
+    pytest.param(DifferentialAttention.examples()[0], {"head_dim": 5}, "RoPE would turn 5", id="an odd head, differential"),
+    pytest.param(DifferentialAttention.examples()[0], {"position": {"rotary_dim": 8}}, "RoPE would turn 8", id="more turned than there is, differential"),
+    pytest.param(CompressedConvAttention.examples()[0], {"position": ROPE}, "RoPE would turn 5", id="an odd turn, CCA"),
+    pytest.param(MLA.examples()[0], {"position": {"rotary_dim": 2}}, "all qk_rope_head_dim dimensions are turned", id="a turn that MLA would not look at"),
+    pytest.param(CompressedAttention.examples()[0], {"position": {"partial_rotary_factor": 0.5}}, "all qk_rope_head_dim", id="one that DeepSeek-V4 would not"),
+    pytest.param(LayerBias(), {"relative_attention_num_buckets": 3}, "expected at least 4", id="too few buckets"),
+    pytest.param(RelativeBias.examples()[0], {"relative_attention_max_distance": 4}, "is among the 4 near distances", id="no far distance"),
+    pytest.param(Disentangled(max_relative_positions=8), {"position_buckets": 14}, "position_buckets: 14", id="more bins than distances"),
+    pytest.param(KimiDeltaAttention.examples()[0], {"chunk_size": 1}, "chunk_size: chunks of 1", id="a chunk of one"),
+    pytest.param(FeedForward.examples()[0], {"gate_bias": True}, "there is no gate to have one", id="a bias of no gate"),
+    pytest.param(MoE.examples()[0], {"vision_expert": {"intermediate_size": 8, "hidden_act": "xielu"}}, "vision_expert.hidden_act", id="experts for images"),
+    pytest.param(hyper_example(), {"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters", id="no step of mixing"),
+    pytest.param(ZambaLayer.examples()[0], {"transformer": {"attention": SHARES, "feed_forward": GATED}}, "no kv_shared", id="a block that shares keys"),
+    pytest.param(Block.examples()[-1], {"cross_attention": SHARES}, "each token sees all of the other sequence", id="crossing to shared keys"),
+    pytest.param(Block.examples()[-1], {"cross_attention": ALIBI}, "goes by distances", id="crossing by distance"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "fields", "message"), REFUSED)
+def test_what_could_not_run_is_refused(part: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        changed(part, **fields)
+    assert message in str(caught.value)
+
+
+def narrow_groups() -> dict[str, Any]:
+    return encoder(side_convolution=SideConvolution(conv_kernel_size=3, conv_groups=5))
+
+
+def encoder(**stack: Any) -> dict[str, Any]:
+    block = Block.examples()[0].model_copy(update={"attention": Attention(num_attention_heads=4)})
+    return {"vocab_size": 50, "hidden_size": 24, "tie_word_embeddings": False, "encoder": Stack(num_hidden_layers=2, **{"block": block, **stack}).model_dump()}
+
+
+def of_two_stacks(encoder: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    model = around_a_model(Block.examples()[-1]).model_dump()
+    return {**model, **fields, "encoder": {**model["encoder"], **encoder}}
+
+
+def with_prediction(**fields: Any) -> dict[str, Any]:
+    return {**decoder(**fields).model_dump(), "mtp": {"num_nextn_predict_layers": 1}}
+
+
+INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
+TABLED = next(e for e in MoE.examples() if e.token_table is not None)
+ODD_HEADS = ZambaLayer.examples()[0].model_copy(
+    update={"transformer": ZambaLayer.examples()[0].transformer.model_copy(update={"attention": Attention(num_attention_heads=5)})}
+)
+
+REFUSED_MODELS = [
+    pytest.param(lambda: decoder(block=ODD_HEADS).model_dump(), "attention.num_attention_heads: 5 does not divide hidden_size 48", id="a shared block"),
+    pytest.param(lambda: encoder(block=HybridBlock.examples()[0]), "state_space.type: 'mamba2' is for decoders", id="a state-space part in an encoder"),
+    pytest.param(lambda: encoder(block=changed(Block.examples()[0], attention=INDEXED)), "block_indexer: stands in causal", id="an indexer there"),
+    pytest.param(narrow_groups, "conv_groups: 5 does not divide", id="groups of a convolution"),
+    pytest.param(lambda: of_two_stacks({"input_size": 8}), "encoder.input_size: embeddings narrower", id="narrow embeddings under one of two stacks"),
+    pytest.param(lambda: of_two_stacks({}, embedding_size=8), "embedding_size: two stacks read", id="and under both, mapped twice and counted once"),
+    pytest.param(lambda: with_prediction(embedding_size=10), "expected no embedding_size", id="prediction from a narrow embedding"),
+    pytest.param(lambda: with_prediction(head=LMHead(transform=Transform())), "no head.transform", id="prediction through a transform"),
+    pytest.param(lambda: with_prediction(feed_forward=TABLED), "feed_forward.token_table", id="prediction that looks tokens up"),
+    pytest.param(lambda: with_prediction(block=ZambaLayer.examples()[0]), "a layer with type 'zamba'", id="prediction by a shared block"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "message"), REFUSED_MODELS)
+def test_what_cannot_stand_there_is_refused(table: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ModelSpec.model_validate(table())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("seq", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("example", CompressedAttention.examples()[1:])
+def test_a_pass_too_short_for_an_entry(example: CompressedAttention, seq: int) -> None:
+    """No gradient reaches the compressor's maps, and nothing is kept of a last window, until there is one."""
+    verdict = verify_reference(around_a_model(example.model_copy(update={"compress_rate": 8})), batch=2, seq=seq)
+    assert verdict.ok, verdict.failures
+
+
+def test_layers_that_share_parameters_share_what_is_kept_beside_them() -> None:
+    """Gemma 4's scale of a layer is a buffer, and counts once where its layers are one."""
+    stack = Stack(num_hidden_layers=3, block=Gemma4Layer.examples()[0], shared_layers=("block",))
+    verdict = verify_reference(around_a_model(stack))
+    assert verdict.ok, verdict.failures
+
+
+MIXING = [cls for cls in MIXERS.classes() if issubclass(cls, Component)]
+
+
+@pytest.mark.parametrize("seq", [1, 2])
+@pytest.mark.parametrize("part", MIXING, ids=[cls.__name__ for cls in MIXING])
+def test_passes_of_one_token_and_of_two(part: type[Component], seq: int) -> None:
+    verdict = verify_reference(around_a_model(part.examples()[0]), batch=2, seq=seq)
+    assert verdict.ok, verdict.failures

@@ -1,0 +1,90 @@
+"""Every screen that counts, for every architecture that a family reads: a part that a view has no words for would be a crash."""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+
+import pytest
+
+from llmcalc.cli.main import main
+from llmcalc.components.position import SCORE_POSITIONS
+from llmcalc.costs import cache, compare, flops, memory, params
+from llmcalc.costs.conventions import conventions
+from llmcalc.costs.explain import explain
+from llmcalc.costs.formulas import Setting
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.preset import Preset
+from llmcalc.sources.presets import load_preset
+from llmcalc.views import compare as compare_view
+from llmcalc.views import explain as explain_view
+from llmcalc.views import flops as flops_view
+from llmcalc.views import kv as kv_view
+from llmcalc.views import memory as memory_view
+from llmcalc.views import params as params_view
+from llmcalc.views import pipe, plain, summary
+from llmcalc.views.document import Report
+
+WIDTH = 80
+
+
+def reports(preset: Preset) -> list[Report]:
+    """The answers of the commands that count, each with all its tables."""
+    spec = preset.model
+    count, use = flops.flops(spec, flops.workload_of(spec, seq=64)), memory.memory(spec)
+    found = [
+        params_view.report(preset, params.params(spec)),
+        flops_view.report(preset, count, conventions(count)),
+        memory_view.report(preset, use, memory.fits(use, ())),
+        compare_view.report([(preset, compare.quantities(spec))], width=WIDTH),
+    ]
+    return found if spec.kind == "encoder" else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
+
+
+@pytest.mark.parametrize("file", sorted(FILES))
+def test_every_architecture_can_be_shown(file: str) -> None:
+    for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items():
+        spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shapes[0]})[0])
+        for report in reports(Preset(name=cls, model=spec)):
+            out = io.StringIO()
+            pipe.render(report, out, WIDTH)
+            assert all(len(line) <= WIDTH for line in out.getvalue().splitlines()), out.getvalue()
+            plain.json(report, io.StringIO())
+            plain.csv(report, out)
+            assert "None" not in out.getvalue()
+
+
+@pytest.mark.parametrize("file", sorted(FILES))
+def test_every_architecture_can_be_explained(file: str) -> None:
+    cls, shapes = next(iter(import_module(f"tests.families.{file}").SHAPES.items()), ("", ()))
+    for shape in shapes[:1]:
+        spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shape})[0])
+        out = io.StringIO()
+        pipe.render(explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=Setting(seq=64))), out, WIDTH)
+        assert "= " in out.getvalue()
+
+
+def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:
+    out = io.StringIO()
+    preset = load_preset("deepseek-v3")
+    plain.csv(params_view.report(preset, params.params(preset.model)), out)
+    names = [line.partition(",")[0] for line in out.getvalue().splitlines()]
+    assert "layers (moe) / mlp / experts / up_proj" in names
+    assert "norm" in names
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("command", ["flops", "kv", "memory", "compare"])
+def test_warnings_are_not_lost_in_csv(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["llmcalc", command, "gpt2", "--seq", "2048", "--format", "csv"])
+    with pytest.raises(SystemExit):
+        main()
+    out, err = capsys.readouterr()
+    assert "note:" not in out
+    assert err.startswith("note: ")
+    assert "learned positions" in err
+
+
+def test_a_name_for_every_position() -> None:
+    assert set(summary.SCORE_POSITIONS) == set(SCORE_POSITIONS.homes)
