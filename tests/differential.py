@@ -3,7 +3,7 @@
 The shapes of `tests/families` are what somebody thought of. Here each is a start, and every field that its configuration class knows takes
 other values. Where the class builds and runs, the counts are equal, the difference is one of `KNOWN`, or the config is refused; anything else
 is printed as wrong, and what is refused though the class runs is printed as refused. With `--sample N`, of each model type only the N
-variations that a hash of their names puts first, as `test_differential.py` takes a few. All of it takes the better part of an hour of one core.
+variations that a hash of their names puts first, as `test_differential.py` takes a few. All of it takes an hour or two of one core.
 """
 
 from __future__ import annotations

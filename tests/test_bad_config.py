@@ -180,9 +180,9 @@ REFUSED_LATER: dict[str, tuple[Config, str]] = {
     "memory": ({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, "quantization_config of awq: bits: 5"),
     "explain q_prj": (LLAMA, "NODE: the model has no node 'q_prj'"),
     "shape": (BERT, "shape: an encoder has other sizes than depth and width to trade"),
-    "verify --seq 5000": (BERT, "--seq: 5000 tokens and one more do not fit 512 learned positions"),
+    "verify --seq 5000": (BERT, "--seq: 5000 tokens"),
     "verify --against published": (LLAMA, "no exact parameter count was published"),
-    "convert --to hf --set attn_logit_softcapping=30": (LLAMA, "no transformers class is known here that computes this architecture"),
+    "convert --to hf --set k_bias=true": (LLAMA, "no transformers class is known here that computes this architecture"),
 }
 """What is found wrong with a config that was read: the command, and words of its message."""
 

@@ -24,6 +24,7 @@ from llmcalc.components.block import Block
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.layers import LAYERS
 from llmcalc.components.local import LocalAttention
+from llmcalc.components.merged import MergedAttention
 from llmcalc.components.mla import MLA
 from llmcalc.components.moe import MoE
 from llmcalc.components.product_key import ProductKeyMoE
@@ -192,7 +193,8 @@ CHECKPOINTED = {
     **{f"moe-{i}": decoder(feed_forward=part) for i, part in enumerate(MoE.examples())},
     **{f"{layer.__name__}-{i}": around_a_model(part) for layer in (*LAYERS.classes(), Stack) if layer is not Block for i, part in enumerate(layer.examples())},
     **{f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
-       for mixer in MIXERS.classes() if "decoder" in getattr(mixer, "sides", ()) for at in (0, -1)},
+       for mixer in MIXERS.classes() if "decoder" in getattr(mixer, "sides", ()) and mixer is not MergedAttention for at in (0, -1)},
+    **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
     "local": around_a_model(LocalAttention.examples()[0]),
     "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
     **{f"channel-{i}": decoder(feed_forward=part) for i, part in enumerate(RwkvChannelMix.examples())},

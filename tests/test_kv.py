@@ -16,6 +16,7 @@ from llmcalc.cli import main as cli
 from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component
 from llmcalc.components.block import Block
+from llmcalc.components.merged import MergedAttention
 from llmcalc.components.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import CacheSize, Held, kv
@@ -155,6 +156,16 @@ def test_a_what_if_is_the_model_written_out(name: str) -> None:
     cache = kv(is_, batch=2, seq=10)
     assert if_(cache)[name] == kv(would_be, batch=2, seq=10).bytes
     assert {w.what.key: w.ratio for w in cache.what_if}[name] == pytest.approx(heads / 4 * (10 / 4 if name == "no_windows" else 1))
+
+
+def test_what_if_merged_attention_had_other_heads() -> None:
+    """It keeps keys and values of both sides: 2 of 4 heads, and a window of 5, of 12 tokens and of the 12 that the encoder reads."""
+    part = MergedAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5)
+    is_ = around_a_model(part)
+    found = {what.key: kv(spec, seq=12).bytes for what, spec in what_ifs(is_)}
+    token = 2 * 2 * 8 * 2 * 2  # keys and values, heads, head_dim, bytes, layers
+    assert kv(is_, seq=12).bytes == token * (5 + 12)
+    assert (found["mha"], found["mqa"], found["no_windows"]) == (2 * token * 17, token * 17 // 2, token * 24)
 
 
 def test_what_changes_nothing_is_not_listed() -> None:

@@ -124,7 +124,7 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
 
 
 READ = [kind for kinds in TOWER_FILES.values() for kind in kinds]
-UNMEASURED = {"gemma3n": "its class needs timm"}
+UNMEASURED = {"gemma3n": "its class needs timm", "aria": "its towers are not counted", "emu3": "its towers are not counted"}
 
 
 @pytest.mark.parametrize("kind", READ)

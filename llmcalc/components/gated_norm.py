@@ -13,7 +13,7 @@ from pydantic import model_validator
 from .. import ops
 from ..tree import Node
 from .attention import Attention
-from .base import Around, Component, Flag, Nothing, Width
+from .base import Around, Component, Flag, Nothing, StepRank
 from .block import Layer
 from .feed_forward import FeedForward
 from .norm import Norm
@@ -36,7 +36,7 @@ class GatedNormLayer(Layer):
     plain: ClassVar[bool] = False
 
     type: Literal["gated_norm"] = "gated_norm"
-    gated_norm_rank: Width
+    gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None

@@ -14,7 +14,7 @@ SHAPES = {
         {"model_type": "bloom", "vocab_size": 96, "n_embed": 36, "num_hidden_layers": 2, "num_attention_heads": 6, "tie_word_embeddings": False,
          "apply_residual_connection_post_layernorm": True},
     ],
-    "BloomModel": [{"model_type": "bloom", **BLOOM}],
+    "BloomModel": [{"model_type": "bloom", **BLOOM}, {"model_type": "bloom", **BLOOM, "n_embed": 40}],
     "FalconForCausalLM": [
         {"model_type": "falcon", **FALCON},  # 7B
         {"model_type": "falcon", **FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},  # 40B

@@ -10,7 +10,10 @@ SHAPES = {
          "num_experts_per_tok": 3, "mamba_dt_rank": 7, "mamba_proj_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": True},
         {"model_type": "jamba", **SMALL, "num_experts": 1, "num_experts_per_tok": 1, "head_dim": 16, "num_hidden_layers": 6},
     ],
-    "JambaModel": [{"model_type": "jamba", **SMALL, "num_local_experts": 3, "num_hidden_layers": 6}],
+    "JambaModel": [
+        {"model_type": "jamba", **SMALL, "num_local_experts": 3, "num_hidden_layers": 6},
+        {"model_type": "jamba", **SMALL, "num_experts": 5, "num_local_experts": 3, "num_hidden_layers": 6},  # the name that is no field of the class holds
+    ],
     "BambaForCausalLM": [
         {"model_type": "bamba", **SMALL, **HEADS, "attn_layer_indices": [1, 3]},
         {"model_type": "bamba", **SMALL, **HEADS, "mamba_n_groups": 2, "mamba_d_head": 16, "attn_layer_indices": [0, 9], "tie_word_embeddings": True,

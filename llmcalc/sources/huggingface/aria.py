@@ -1,4 +1,4 @@
-"""Text models inside Aria, which has experts in every layer, and Emu 3, which is Llama's: what stands beside them is not read.
+"""Text models of Aria, which has experts in every layer, and of Emu 3, which is Llama's: what stands beside them is not counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
@@ -34,6 +34,8 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES = {
+    "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text"),
+    "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model"),
     "aria_text": Family(
         _aria,
         {**COMMON, "vocab_size": 32000, "intermediate_size": 4096, "num_key_value_heads": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,

@@ -60,6 +60,8 @@ def _fsmt(c: Config) -> Table:
     reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
     if type(padding) is not int or not 0 <= padding < min(64, reads):
         raise c.wrong("pad_token_id", padding, "the number of the padding token, below src_vocab_size and 64")
+    if architecture(c).endswith("ForCausalLM"):
+        raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")
     table = bart_like(c, "post", position=learned_positions(c, padding + 1))
     if "encoder" not in table:
         raise c.wrong("architectures", c.data.get("architectures"), "a class of both stacks: FSMT has none for its decoder alone")

@@ -77,9 +77,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "hy_v4": ("hy_v4",),
     "kolibri": ("kolibri1", "flint"),
     "ctrl": ("ctrl",),
-    "aria": ("aria_text", "emu3_text_model"),
+    "aria": ("aria", "aria_text", "emu3", "emu3_text_model"),
     "multimodal": ("llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "qwen2_audio", "voxtral"),
-}
+}  # fmt: skip
 """File in this package → the model types it reads. A new family is its file and its line here."""
 
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}

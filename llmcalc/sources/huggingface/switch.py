@@ -20,9 +20,9 @@ def _switch(c: Config) -> Table:
     experts = moe(c.size("num_experts"), 1, dense, router_bias=c.flag("router_bias"))
     spread = {"encoder": c.size("num_layers"), "decoder": t5.decoder_depth(c)}  # over so many layers, whatever num_hidden_layers says
     table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
-    for side in (side for side in spread if side in table):
-        step = _step(c, side, spread[side])
-        table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
+    for side, step in {side: _step(c, side, depth) for side, depth in spread.items()}.items():
+        if side in table:
+            table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
     return table
 
 

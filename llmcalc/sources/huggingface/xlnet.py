@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp
+from .parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, of_sequences
 
 SIMPLE = OF_ANSWERS + "Simple"
 """How the class ends that scores both ends of an answer by one map; the other one searches for the best pair."""
@@ -30,12 +30,12 @@ def _xlnet(c: Config) -> Table:
         c.head = "classification"
         model["head"] = {"type": "classification", "num_labels": labels(c), "over": "token"}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    return encoder(c, block, {"second_stream": True}, {"bias": True}, _summary(c) if c.head == "classification" else {}, **model)
+    return encoder(c, block, {"second_stream": True}, {"bias": True}, _summary(c), **model)
 
 
 def _summary(c: Config) -> Table:
     """A score of one token, perhaps through a map of its own."""
-    if not c.flag("summary_use_proj"):
+    if not of_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
         return {}
     c.must("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}

@@ -8,6 +8,8 @@ from ...model import ModelSpec
 PREFIXES = {
     "axk1": "AXK1", "axk2": "AXK2", "ctrl": "CTRL", "gpt_neox_japanese": "GPTNeoXJapanese", "granite_swa": "GraniteSWA",
     "granitemoe_swa": "GraniteMoeSWA", "hy_v4": "HYV4", "hyperclovax": "HyperCLOVAX",
+    "data2vec-text": "Data2VecText", "fsmt": "FSMT", "rembert": "RemBert", "roberta-prelayernorm": "RobertaPreLayerNorm", "roformer": "RoFormer",
+    "t5gemma2": "T5Gemma2", "xlm-roberta-xl": "XLMRobertaXL", "xlnet": "XLNet",
     "biogpt": "BioGpt", "bitnet": "BitNet", "codegen": "CodeGen", "diffllama": "DiffLlama", "distilbert": "DistilBert",
     "ernie4_5": "Ernie4_5", "ernie4_5_moe": "Ernie4_5_Moe", "eurobert": "EuroBert", "gpt2": "GPT2",
     "gpt_bigcode": "GPTBigCode", "gpt_neo": "GPTNeo", "gpt_neox": "GPTNeoX", "gptj": "GPTJ", "granitemoe": "GraniteMoe",
@@ -29,8 +31,14 @@ NO_CLASS = frozenset({"emu3_text_model", "ernie4_5_vl_moe_text", "gpt-sw3", "int
 TEXT = "_text"
 """How the model type of a text model ends whose wrapper has the name itself; its bare class is called so too (Gemma3TextModel)."""
 
-LM_HEADS = {"bert": "LMHeadModel", "ctrl": "LMHeadModel", "gpt2": "LMHeadModel", "openai-gpt": "LMHeadModel", "marian": "MTModel"}
+LM_HEADS = {
+    "bert": "LMHeadModel", "bert-generation": "Decoder", "ctrl": "LMHeadModel", "gpt2": "LMHeadModel", "openai-gpt": "LMHeadModel", "marian": "MTModel",
+    "xlnet": "LMHeadModel",
+}  # fmt: skip
 """Language-model classes that are not called ForCausalLM, ForMaskedLM or ForConditionalGeneration."""
+
+BARE = {"bert-generation": "Encoder"}
+"""Classes without a head that are not called Model."""
 
 SPEAKING_TEXTS = frozenset(
     {
@@ -42,24 +50,25 @@ SPEAKING_TEXTS = frozenset(
 
 MASKED = frozenset(
     {
-        "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "eurobert", "modernbert", "mpnet", "nomic_bert", "roberta",
-        "xlm-roberta",
+        "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "gte",
+        "jina_embeddings_v3", "megatron-bert", "modernbert", "mpnet", "nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
+        "xlm-roberta-xl",
     }
 )  # fmt: skip
 """Encoders with a class for masked tokens."""
 
 CAUSAL_TOO = frozenset(
     {
-        "bart", "bert", "blenderbot", "blenderbot-small", "camembert", "electra", "marian", "mbart", "pegasus", "plbart", "roberta", "whisper",
-        "xlm-roberta",
+        "bart", "bert", "blenderbot", "blenderbot-small", "camembert", "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mvp",
+        "pegasus", "plbart", "rembert", "roberta", "roberta-prelayernorm", "roformer", "whisper", "xlm-roberta", "xlm-roberta-xl",
     }
 )  # fmt: skip
 """Encoders with a class that runs them as decoders, and encoder-decoders with one for the decoder alone."""
 
 CONDITIONAL = frozenset(
     {
-        "bart", "blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "mbart", "mt5", "nllb-moe", "pegasus", "plbart", "switch_transformers", "t5",
-        "t5gemma", "umt5", "whisper",
+        "bart", "blenderbot", "blenderbot-small", "fsmt", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "plbart",
+        "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5", "whisper",
     }
 )  # fmt: skip
 """Encoder-decoders."""
@@ -71,6 +80,7 @@ SEQUENCES = frozenset(
     minimax ministral ministral3 mistral mistral4 mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 openai-gpt
     opt persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5
     xlm-roberta zamba zamba2
+    data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert mvp rembert roberta-prelayernorm roformer t5gemma2 xlm-roberta-xl xlnet
     """.split()  # noqa: SIM905
 )
 """With a class for classifying sequences."""
@@ -81,11 +91,12 @@ TOKENS = frozenset(
     gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss helium llama minimax ministral ministral3 mistral mistral4 mixtral modernbert mpnet mpt
     mt5 nemotron nomic_bert persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma
     umt5 xlm-roberta
+    data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert rembert roberta-prelayernorm roformer t5gemma2 xlm-roberta-xl xlnet
     """.split()  # noqa: SIM905
 )
 """With a class for classifying tokens."""
 
-PRETRAINED = frozenset({"albert", "bert", "electra"})
+PRETRAINED = frozenset({"albert", "bert", "electra", "ernie", "megatron-bert"})
 """With a class for what they were pre-trained on."""
 
 ENCODERS = frozenset({"longt5", "mt5", "switch_transformers", "t5", "t5gemma", "umt5"})
@@ -112,7 +123,7 @@ def _endings(kind: str, spec: ModelSpec) -> list[str]:
         return _speaking(kind, spec)
     if spec.kind == "encoder" and kind in ENCODERS:
         return ["EncoderModel"]
-    return ["TextModel" if kind.endswith(TEXT) else "Model"]
+    return ["TextModel" if kind.endswith(TEXT) else BARE.get(kind, "Model")]
 
 
 def _speaking(kind: str, spec: ModelSpec) -> list[str]:

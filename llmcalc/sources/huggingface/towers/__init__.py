@@ -22,15 +22,15 @@ FILES: dict[str, tuple[str, ...]] = {
     "siglip": ("gemma3", "shieldgemma2", "paligemma", "aya_vision", "cohere2_vision", "lfm2_vl", "t5gemma2"),
     "gemma": ("gemma4", "gemma4_unified", "gemma3n"),
     "pixtral": ("mistral3", "llama4", "lfm3_vl", "hunyuan_vl"),
-    "qwen": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "kimi_k25", "ernie4_5_vl_moe", "minimax_m3_vl",
-             "cohere_compass"),
+    "qwen": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "kimi_k25", "ernie4_5_vl_moe", "minimax_m3_vl", "cohere_compass"),
     "glm": ("glm4v", "glm4v_moe"),
     "llava": ("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl"),
     "audio": ("qwen2_audio", "voxtral", "phi4_multimodal"),
+    "unread": ("aria", "emu3"),
 }
 """File in this package → the wrappers whose towers it reads."""
 
-SECTIONS = ("vision_config", "audio_config")
+SECTIONS = ("vision_config", "audio_config", "vq_config")
 
 
 def sections_of(kind: str) -> Mapping[str, Section]:

@@ -66,10 +66,18 @@ def _widths(s: Facts) -> Any:
     return widths if len({*widths}) > 1 else widths[0]
 
 
+def _bases(s: Facts) -> Any:
+    """RoPE's base in each layer, 0 for one without positions."""
+    positions = [getattr(layer.attention, "position", None) for layer in s.layers]
+    return [0 if position is None else position.rope_theta for position in positions]
+
+
 LOCAL_THETA: dict[str, Value] = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
 
 WINDOW: dict[str, Value] = {"sliding_window": lambda s: s.window}
 """Of classes that have a window where their config says nothing."""
+
+BASES: dict[str, Value] = {**WINDOW, "layer_rope_theta": _bases}
 
 OWN: dict[str, dict[str, Value]] = {
     "llama": {"sliding_window": lambda s: None},  # its class has no windows
@@ -77,6 +85,8 @@ OWN: dict[str, dict[str, Value]] = {
     "seed_oss": {"attention_out_bias": lambda s: s.full.o_bias},
     "starcoder2": {"use_bias": lambda s: s.network.up_bias},
     "openai-gpt": {"afn": _afn},
+    "ctrl": {"dff": lambda s: s.network.intermediate_size},
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), BASES),
     "gpt_neo": {"attention_types": _neo, "window_size": lambda s: present(s.window)},
     "falcon": {
         "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",

@@ -129,7 +129,9 @@ def _module(s: Facts, side: str) -> dict[str, Any]:
 
 
 OWN: dict[str, dict[str, Value]] = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), ROBERTA),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text"), ROBERTA),
+    "ernie": {"use_task_id": lambda s: s.first.task_type_vocab_size is not None, "task_type_vocab_size": lambda s: present(s.first.task_type_vocab_size)},
+    "rembert": {"input_embedding_size": lambda s: s.spec.embedding_size, "output_embedding_size": lambda s: _transform(s).size},
     "albert": {
         "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s), "inner_group_num": _in_a_group,
         "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
@@ -152,7 +154,7 @@ OWN: dict[str, dict[str, Value]] = {
         **T5, "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")), "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
         "dense_act_fn": lambda s: s.network.hidden_act,
     },
-    **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "blenderbot", "blenderbot-small", "plbart"), SIDES),
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp"), SIDES),
     "marian": {
         **SIDES, "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding,
         "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size, "decoder_vocab_size": lambda s: s.spec.vocab_size,

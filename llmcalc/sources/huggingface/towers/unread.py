@@ -1,0 +1,22 @@
+"""Wrappers whose towers are not counted, which a remark says, whether or not their config describes them.
+
+Aria maps patches to the text's width by queries that attend to them; Emu 3 has an encoder and a decoder of images as tokens.
+transformers: models/aria (`AriaProjector`), models/emu3 (`Emu3VQVAE`).
+"""
+
+from __future__ import annotations
+
+from ....errors import InputError
+from ..config import Config
+from ..parts import Table
+from .section import Section
+
+
+def _unread(outer: Config, c: Config, width: int) -> Table:
+    raise InputError(f"{c.where.removesuffix('.')}: '{c.model_type}' is not understood")
+
+
+WRAPPERS = {
+    "aria": {"vision_config": Section(_unread, {"idefics3_vision": {}})},
+    "emu3": {"vq_config": Section(_unread, {"emu3_vqgan": {}})},
+}
