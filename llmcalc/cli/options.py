@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any, TypeAlias
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, MissingExtra
 from ..sources.files import shown
 from ..sources.preset import Preset
 from ..sources.target import load
@@ -130,9 +130,11 @@ WithTowers: TypeAlias = Annotated[bool, typer.Option("--with-towers", help="Coun
 
 @contextmanager
 def about(preset: Preset | None) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about, where there is one."""
+    """Says which model it is that an `InputError` is about, where there is one; what is not installed is missing for any."""
     try:
         yield
+    except MissingExtra:
+        raise
     except InputError as error:
         raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
 

@@ -57,14 +57,14 @@ class RelativeAttention(Component):
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, d = around.hidden_size, self.num_attention_heads, self.head_dim
         width = a * d
-        held = ops.Idle(ops.Weight(width, a)), ops.Idle(ops.Weight(2 * width, 2 * a))
+        by_head = ops.Weight(width, rows=a)
         parts = (
             *(Node(one, ops.Linear(h, width)) for one in ("q_proj", "k_proj", "v_proj")),
             Node("r_proj", DistanceLinear(h, width, constant=True)),
-            Node("content_bias", ops.Weight(width, a)),
-            Node("position_bias", ops.Weight(width, a)),
-            Node("segment_bias", held[0]),
-            Node("segments", held[1]),
+            Node("content_bias", by_head),
+            Node("position_bias", by_head),
+            Node("segment_bias", ops.Idle(by_head)),
+            Node("segments", ops.Idle(ops.Weight(2 * width, a, rows=2))),
             Node("core", ops.AttentionCore(a, d, d, causal=False)),
             Node("distances", DistanceScores(a, d)),
             Node("o_proj", ops.Linear(width, h)),

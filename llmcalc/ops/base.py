@@ -65,7 +65,8 @@ class Op:
 class Weight(Op):
     """A vector of parameters that is added or concatenated (attention sinks): no product.
 
-    heads: where each head has a part of it, held as [heads, 1, size / heads]. rows: where it is so many vectors, held as [rows, size / rows].
+    heads: where each head has a part of it, held as [heads, 1, size / heads]. rows: where it is so many vectors, held as [rows, size / rows];
+    with heads, as [rows, heads, size / (rows · heads)].
     """
 
     size: Number
@@ -76,8 +77,10 @@ class Weight(Op):
         return self.size
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        shape = _by_head(self.size, self.heads) if self.rows is None else (self.rows, exact_div(self.size, self.rows))
-        return (ParamTensor(shape, "vector"),)
+        if self.rows is None:
+            return (ParamTensor(_by_head(self.size, self.heads), "vector"),)
+        each = exact_div(self.size, self.rows)
+        return (ParamTensor((self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads)), "vector"),)
 
 
 @dataclass(frozen=True, slots=True)
