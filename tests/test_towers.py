@@ -115,7 +115,7 @@ def test_towers_agree_with_the_reference(kind: str, shape: dict[str, Any]) -> No
     assert {f"towers.{name}" for name in spec.towers} < compared
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "internvl", "smolvlm", "voxtral", "phi4_multimodal"])
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
     config = wrapped(kind, WRAPPERS[kind][2][0])
     verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config)

@@ -33,7 +33,7 @@ class Symbol:
     letter: str
 
 
-def _size(letter: str, least: int = 1) -> Any:
+def size_named(letter: str, least: int = 1) -> Any:
     return Annotated[int, Field(ge=least, le=LARGEST, strict=True), Symbol(letter)]
 
 
@@ -67,34 +67,34 @@ if TYPE_CHECKING:
     StateGroups: TypeAlias = int
     ChunkSize: TypeAlias = int
 else:
-    HiddenSize = _size("h")
-    Heads = _size("a")
-    KVHeads = _size("k")
-    HeadDim = _size("d")
-    Width = _size("f")
-    Vocab = _size("V")
+    HiddenSize = size_named("h")
+    Heads = size_named("a")
+    KVHeads = size_named("k")
+    HeadDim = size_named("d")
+    Width = size_named("f")
+    Vocab = size_named("V")
     Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True), Symbol("L")]
-    Window = _size("W")
+    Window = size_named("W")
     Experts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("E")]
     ZeroExperts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("Z")]
     TopK = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("t")]
-    Positions = _size("P")
-    Labels = _size("C")
-    LaurelRank = _size("l")
-    PerLayer = _size("p")
-    PerLayerVocab = _size("U")
-    QueryRank = _size("q")
-    KVRank = _size("c")
-    NopeDim = _size("n")
-    RopeDim = _size("r")
-    ValueDim = _size("v")
+    Positions = size_named("P")
+    Labels = size_named("C")
+    LaurelRank = size_named("l")
+    PerLayer = size_named("p")
+    PerLayerVocab = size_named("U")
+    QueryRank = size_named("q")
+    KVRank = size_named("c")
+    NopeDim = size_named("n")
+    RopeDim = size_named("r")
+    ValueDim = size_named("v")
     Streams = Annotated[int, Field(ge=1, le=64, strict=True), Symbol("M")]
-    Inner = _size("m")
-    StateSize = _size("N")
-    Kernel = _size("w")
-    StepRank = _size("R")
-    StateGroups = _size("G")
-    ChunkSize = _size("Q")
+    Inner = size_named("m")
+    StateSize = size_named("N")
+    Kernel = size_named("w")
+    StepRank = size_named("R")
+    StateGroups = size_named("G")
+    ChunkSize = size_named("Q")
 
 Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..tree import Node
-from .base import Around, ChunkSize, Component, Flag, Kernel, Real, _size
+from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
 from .delta_rule import delta_rule_class
 from .norm import Norm, norm_reference
 from .runtime import Run, causal_conv_class, state_class, vector
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     LinearKeyDim: TypeAlias = int
     LinearValueDim: TypeAlias = int
 else:
-    LinearKeyHeads = _size("a_k")
-    LinearValueHeads = _size("a_v")
-    LinearKeyDim = _size("d_k")
-    LinearValueDim = _size("d_v")
+    LinearKeyHeads = size_named("a_k")
+    LinearValueHeads = size_named("a_v")
+    LinearKeyDim = size_named("d_k")
+    LinearValueDim = size_named("d_v")
 
 CHUNK = 64
 """Tokens of a chunk in every known implementation."""

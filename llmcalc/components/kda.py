@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..tree import Node
-from .base import Around, ChunkSize, Component, Flag, Kernel, Real, _size
+from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
 from .norm import Norm, norm_reference
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     LinearHeads: TypeAlias = int
     LinearHeadDim: TypeAlias = int
 else:
-    LinearHeads = _size("a_l")
-    LinearHeadDim = _size("d_l")
+    LinearHeads = size_named("a_l")
+    LinearHeadDim = size_named("d_l")
 
 
 class KimiDeltaAttention(Component):

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from .. import ops
 from ..tree import Node
-from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Real, _size
+from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Real, size_named
 from .norm import Norm, norm_reference
 from .runtime import Run, state_class
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     MemoryValueDim: TypeAlias = int
 else:
-    MemoryValueDim = _size("v")
+    MemoryValueDim = size_named("v")
 
 
 class MLSTM(Component):

@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from .. import ops
 from ..tree import Node
-from .base import Around, Component, Heads, Kernel, _size
+from .base import Around, Component, Heads, Kernel, size_named
 from .feed_forward import Activation, activate
 from .runtime import Run, causal_conv_class, state_class, vector
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     RecurrentWidth: TypeAlias = int
 else:
-    RecurrentWidth = _size("r")
+    RecurrentWidth = size_named("r")
 
 
 class RGLRU(Component):

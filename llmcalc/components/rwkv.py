@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from .. import ops
 from ..tree import Node
-from .base import Around, Component, Width, _size
+from .base import Around, Component, Width, size_named
 from .runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     AttentionWidth: TypeAlias = int
 else:
-    AttentionWidth = _size("r")
+    AttentionWidth = size_named("r")
 
 SOURCE = "Peng et al. 2023, §3"
 

@@ -21,13 +21,22 @@ QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number, counted and measured. `measured` is None where the witness has nothing of that name."""
+    """One number, counted and measured. `measured` is None where the witness has nothing of that name.
+
+    seq: tokens of each sequence of the pass, where the witness runs passes of several lengths.
+    """
 
     node: str
     quantity: str
     closed_form: int
     measured: int | None
     witness: str
+    seq: int | None = None
+
+    @property
+    def where(self) -> str:
+        """The node, and how long the pass was where there are several."""
+        return self.node if self.seq is None else f"{self.node}, {self.seq:,} tokens"
 
     @property
     def ok(self) -> bool:
@@ -48,7 +57,7 @@ class Check:
     def data(self) -> dict[str, Any]:
         return {
             "node": self.node, "quantity": self.quantity, "closed_form": self.closed_form,
-            "measured": self.measured, "witness": self.witness, "ok": self.ok,
+            "measured": self.measured, "witness": self.witness, "ok": self.ok, **({} if self.seq is None else {"seq": self.seq}),
         }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ DEVIATIONS = (
     Deviation("sliding cache", "a sliding or chunked layer's cache keeps one token less than its window", "cache_bytes", _one_token_less),
     Deviation(
         "Llama 4's experts", "every expert runs on every token, with zeros where it was not chosen", "forward_flops", _every_expert,
-        ("Llama4ForCausalLM", "Llama4TextModel"),
+        ("Llama4ForCausalLM", "Llama4TextModel", "Llama4ForConditionalGeneration"),
     ),
     Deviation(
         "DeepSeek-V4's cache", "layers without entries keep their one tensor of keys and values twice", "cache_bytes", _keys_and_values,

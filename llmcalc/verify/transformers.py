@@ -128,12 +128,12 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
     for seq in lengths:
         workload = Workload(batch=batch, seq=seq)
         passed = run(spec, model, batch, seq)
-        yield Check("model", "forward_flops", total(cls, "forward_flops", forward_of, spec, workload), passed.flops.get("", 0), witness)
+        yield Check("model", "forward_flops", total(cls, "forward_flops", forward_of, spec, workload), passed.flops.get("", 0), witness, seq)
         if seq == lengths[0]:
             yield from against("forward_flops", forward_of, passed.flops, run_by_themselves(found | _head(tree, model), passed.ran), workload)
         if passed.cache is not None:
             bits = total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec, workload)
-            yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness)
+            yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 
 def _head(tree: Node, model: Any) -> Found:
@@ -145,7 +145,8 @@ def _head(tree: Node, model: Any) -> Found:
 
 
 GIVEN_A_MASK = (
-    "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "T5GemmaForConditionalGeneration", "T5GemmaModel", "T5GemmaEncoderModel",
+    "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "PaliGemmaForConditionalGeneration", "T5GemmaForConditionalGeneration",
+    "T5GemmaModel", "T5GemmaEncoderModel",
 )  # fmt: skip
 """Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
 

@@ -102,7 +102,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
         for quantity, group in groupby(verdict.failures, key=lambda c: c.quantity):
             checks = list(group)
             shown, left = checks[:left], left - len(checks[:left])
-            rows = [Row([c.node, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]) for c in shown]
+            rows = [Row([c.where, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]) for c in shown]
             notes = [f"{len(checks) - len(shown):,} more (--format json lists all)"] if len(shown) < len(checks) else []
             yield Table(
                 verdict.target, columns, rows, notes=notes, answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}"

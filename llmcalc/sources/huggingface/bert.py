@@ -15,12 +15,12 @@ from .parts import ACTIVATIONS, OF_CHOICES, QKVO, Table, architecture, biases, e
 
 def _bert(c: Config) -> Table:
     pretraining = {"pooler_labels": 2} if _pretrains(c) else {}
-    return encoder(c, _block(c), _stack(c), _head(c, _act(c)), {}, pooler=c.head == "none" or of_sequences(c) or _pretrains(c), **pretraining)
+    return encoder(c, bert_block(c), bert_stack(c), bert_head(c, bert_act(c)), {}, pooler=c.head == "none" or of_sequences(c) or _pretrains(c), **pretraining)
 
 
 def _roberta(c: Config) -> Table:
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, _block(c), _stack(c, _after_padding(c)), _head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, pooler=pooled)
 
 
 def _megatron_bert(c: Config) -> Table:
@@ -47,8 +47,8 @@ def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
 
 def _distilbert(c: Config) -> Table:
     norm = layernorm(1e-12)
-    stack = {"position": _positions(c), "embedding_norm": norm}
-    return encoder(c, _block(c, norm), stack, _head(c, _act(c), norm), _score("relu"))
+    stack = {"position": bert_positions(c), "embedding_norm": norm}
+    return encoder(c, bert_block(c, norm), stack, bert_head(c, bert_act(c), norm), bert_score("relu"))
 
 
 def _electra(c: Config) -> Table:
@@ -56,9 +56,9 @@ def _electra(c: Config) -> Table:
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", True)
     if _pretrains(c):  # the discriminator: was this token replaced?
-        found = {"type": "classification", "num_labels": 1, "over": "token", "transform": {"hidden_act": _act(c), "norm": None}}
+        found = {"type": "classification", "num_labels": 1, "over": "token", "transform": {"hidden_act": bert_act(c), "norm": None}}
         model = {**model, "head": found}
-    return encoder(c, _block(c), {**_stack(c), **_input_size(model)}, _head(c, "gelu"), _score("gelu"), **model)
+    return encoder(c, bert_block(c), {**bert_stack(c), **_input_size(model)}, bert_head(c, "gelu"), bert_score("gelu"), **model)
 
 
 def _albert(c: Config) -> Table:
@@ -68,7 +68,7 @@ def _albert(c: Config) -> Table:
         raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
     if depth * inner > MOST_LAYERS:
         raise c.wrong("inner_group_num", inner, f"at most {MOST_LAYERS} layers in all")
-    stack: Table = {**_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
+    stack: Table = {**bert_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
     if groups * inner > 1:
         names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(inner)]
         kinds = list(dict.fromkeys(names))
@@ -76,14 +76,14 @@ def _albert(c: Config) -> Table:
     pretraining = {"pooler_labels": labels(c)} if _pretrains(c) else {}
     pooled = c.head == "none" or of_sequences(c) or _pretrains(c)
     model = {**_embedding_size(c, always=True), **pretraining, "pooler": pooled}
-    return encoder(c, _block(c), {**stack, **_input_size(model)}, _head(c, _act(c)), {}, **model)
+    return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
 
 
 def _mpnet(c: Config) -> Table:
     bias = {"num_attention_heads": c.size("num_attention_heads"), "relative_attention_num_buckets": c.size("relative_attention_num_buckets")}
-    stack = {"position": _after_padding(c), "embedding_norm": layernorm(c.number("layer_norm_eps")), "relative_bias": bias}
+    stack = {"position": after_padding(c), "embedding_norm": layernorm(c.number("layer_norm_eps")), "relative_bias": bias}
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, _block(c), stack, _head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, pooler=pooled)
 
 
 def _pretrains(c: Config) -> bool:
@@ -95,49 +95,49 @@ def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
     """(a classifier of sequences, whether there is a pooler): a map of its own over the first token, but a choice is a score of the pooler."""
     if c.head == "classification" and architecture(c).endswith(OF_CHOICES):
         return {}, True
-    return _score("tanh"), c.head == "none"
+    return bert_score("tanh"), c.head == "none"
 
 
-def _block(c: Config, norm: Table | None = None) -> Table:
+def bert_block(c: Config, norm: Table | None = None) -> Table:
     """Post-norm LayerNorm around attention and a plain feed-forward network, biases everywhere."""
     if c.has("position_embedding_type"):  # of an earlier version: relative ones are weights of their own, and other code's ALiBi is none
         c.must("position_embedding_type", "absolute")
     heads, norm = c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps")) if norm is None else norm
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    return {"attention": attention, "feed_forward": mlp(c.size("intermediate_size"), _act(c)), "norm": norm, "norm_placement": "post"}
+    return {"attention": attention, "feed_forward": mlp(c.size("intermediate_size"), bert_act(c)), "norm": norm, "norm_placement": "post"}
 
 
-def _act(c: Config) -> str:
+def bert_act(c: Config) -> str:
     act: str = c.choice(ACTIVATIONS, "hidden_act")
     return act
 
 
-def _positions(c: Config) -> Table:
+def bert_positions(c: Config) -> Table:
     return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings")}
 
 
-def _after_padding(c: Config) -> Table:
+def after_padding(c: Config) -> Table:
     """The first position is the row after the padding token's."""
     rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
     offset = padding + 1 if type(padding) is int and 0 <= padding < min(64, rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
-def _stack(c: Config, position: Table | None = None) -> Table:
+def bert_stack(c: Config, position: Table | None = None) -> Table:
     """Positions, segments, ERNIE's tasks and a norm on their sum."""
     types = c.count("type_vocab_size")
-    table: Table = {"position": position or _positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
+    table: Table = {"position": position or bert_positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
     if "use_task_id" in c.defaults and c.flag("use_task_id"):
         table["task_type_vocab_size"] = c.size("task_type_vocab_size")
     return {**table, "type_vocab_size": types} if types else table
 
 
-def _head(c: Config, act: str, norm: Table | None = None) -> Table:
+def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:
     return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(c.number("layer_norm_eps"))}}
 
 
-def _score(act: str) -> Table:
+def bert_score(act: str) -> Table:
     """A classifier with a map of its own, over the first token."""
     return {"transform": {"hidden_act": act, "norm": None}}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bert import COMMON, OLD, _act, _block, _head, _positions, _score
+from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
 from .config import Config, Family
 from .parts import ACTIVATIONS, Table, encoder, layernorm
 
@@ -15,13 +15,13 @@ from .parts import ACTIVATIONS, Table, encoder, layernorm
 def _deberta(c: Config) -> Table:
     """Keys have no bias; every distance has a row, and only those in the sequence are mapped."""
     c.must("talking_head", None, False)
-    block, span = _block(c), _span(c)
+    block, span = bert_block(c), _span(c)
     block["attention"].pop("k_bias")
     return _model(c, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None)
 
 
 def _deberta_v2(c: Config) -> Table:
-    block, longest = _block(c), _span(c)
+    block, longest = bert_block(c), _span(c)
     if c.has("attention_head_size") and c.size("attention_head_size") * c.size("num_attention_heads") != c.size("hidden_size"):
         raise c.wrong("attention_head_size", c.get("attention_head_size"), "hidden_size / num_attention_heads")
     buckets = c.get("position_buckets")
@@ -46,7 +46,7 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
         raise c.wrong("pooler_hidden_size", c.get("pooler_hidden_size"), "hidden_size")
     stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(more or {})}
     if c.flag("position_biased_input"):
-        stack["position"] = _positions(c)
+        stack["position"] = bert_positions(c)
     if c.count("type_vocab_size"):
         stack["type_vocab_size"] = c.size("type_vocab_size")
     if norm is not None and not c.flag("relative_attention"):
@@ -62,7 +62,7 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
             block["attention"]["position"] = {"type": "disentangled", **position, "c2p": "c2p" in kinds, "p2c": "p2c" in kinds}
     model: Table = {} if c.flag("legacy") else {"tie_word_embeddings": True}  # its newer head maps by the embedding, whatever the config says
     model |= {} if c.flag("position_biased_input") else {"max_position_embeddings": c.size("max_position_embeddings")}
-    return encoder(c, block, stack, _head(c, _act(c)), _score("gelu"), **model)
+    return encoder(c, block, stack, bert_head(c, bert_act(c)), bert_score("gelu"), **model)
 
 
 def _span(c: Config) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bert import DECODER, OLD, _after_padding, _head, _score
+from .bert import DECODER, OLD, after_padding, bert_head, bert_score
 from .config import Config, Family
 from .parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, rope
 
@@ -24,13 +24,13 @@ def _esm(c: Config) -> Table:
     model: Table = {"pooler": c.head == "none", "contact_head": True}
     kind = c.get("position_embedding_type")
     if kind == "absolute":
-        stack["position"] = _after_padding(c)
+        stack["position"] = after_padding(c)
     elif kind == "rotary":
         mixer["position"] = rope(c)
     c.must("emb_layer_norm_before", None, False, True)
     if c.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
-    return encoder(c, block, stack, _head(c, "gelu"), _score("tanh"), **model)
+    return encoder(c, block, stack, bert_head(c, "gelu"), bert_score("tanh"), **model)
 
 
 DEFAULTS: dict[str, Any] = {

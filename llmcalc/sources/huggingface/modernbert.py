@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bert import OLD, _act, _head, _score
+from .bert import OLD, bert_act, bert_head, bert_score
 from .config import Config, Family
 from .parts import (
     ACTIVATIONS,
@@ -99,13 +99,13 @@ def _nomic_bert(c: Config) -> Table:
 
 
 def _gte(c: Config) -> Table:
-    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": _act(c), "gated": True, "down_bias": True}
+    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": bert_act(c), "gated": True, "down_bias": True}
     return _turned(c, network, 160000.0, {}, pooler=of_sequences(c))
 
 
 def _jina_embeddings_v3(c: Config) -> Table:
     """Without the low-rank adapters of its tasks, which are another library's."""
-    return _turned(c, mlp(c.size("intermediate_size"), _act(c)), 20000.0, _score("tanh"), pooler=c.head == "none")
+    return _turned(c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooler=c.head == "none")
 
 
 def _turned(c: Config, network: Table, theta: float, score: Table, pooler: bool) -> Table:
@@ -115,7 +115,7 @@ def _turned(c: Config, network: Table, theta: float, score: Table, pooler: bool)
     mixer = {"num_attention_heads": heads, "head_dim": size, "position": {"rope_theta": theta, **rope(c)}, **biases(True, *QKVO)}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
     stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
-    return encoder(c, block, stack, _head(c, "gelu"), score, pooler=pooler)
+    return encoder(c, block, stack, bert_head(c, "gelu"), score, pooler=pooler)
 
 
 MODERN: dict[str, Any] = {

@@ -7,33 +7,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bert import COMMON, DECODER, OLD, _act, _block, _head, _score, _stack
+from .bert import COMMON, DECODER, OLD, bert_act, bert_block, bert_head, bert_score, bert_stack
 from .config import Config, Family
 from .parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences
 
 
 def _bert_generation(c: Config) -> Table:
     """A plain map to the vocabulary, and no segments."""
-    stack = _stack(c)
+    stack = bert_stack(c)
     stack.pop("type_vocab_size", None)  # which its configs may have
-    return encoder(c, _block(c), stack, {"bias": True})
+    return encoder(c, bert_block(c), stack, {"bias": True})
 
 
 def _rembert(c: Config) -> Table:
     """Narrow where words come in, wide where they come out, and so never tied."""
     width = c.size("input_embedding_size")
     c.asked.add("tie_word_embeddings")
-    head = _head(c, _act(c))
+    head = bert_head(c, bert_act(c))
     head["transform"]["size"] = c.size("output_embedding_size")
     model: Table = {"embedding_size": width, "tie_word_embeddings": False, "pooler": c.head == "none" or of_sequences(c)}
-    return encoder(c, _block(c), {**_stack(c), "input_size": width}, head, {}, **model)
+    return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
 
 
 def _roformer(c: Config) -> Table:
     """Rotary positions, whose sines its class keeps in a table."""
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", None, False)
-    block, stack, width = _block(c), _stack(c), c.maybe("embedding_size")
+    block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
     block["attention"]["position"] = {"type": "rope"}
     del stack["position"]
     model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
@@ -41,7 +41,7 @@ def _roformer(c: Config) -> Table:
         model["embedding_size"] = stack["input_size"] = width
     if architecture(c).endswith(OF_ANSWERS):  # of two ends, however many labels there are
         model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
-    return encoder(c, block, stack, _head(c, _act(c)), {} if architecture(c).endswith(OF_CHOICES) else _score(_act(c)), **model)
+    return encoder(c, block, stack, bert_head(c, bert_act(c)), {} if architecture(c).endswith(OF_CHOICES) else bert_score(bert_act(c)), **model)
 
 
 ROFORMER: dict[str, Any] = {
