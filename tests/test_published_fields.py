@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, read_config
 
 ANY = {
@@ -58,7 +59,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"hybrid_block_size": None, "layernorm_epsilon": 1e-5},
     "hy_v3": {"use_grouped_mm": False},
     "exaone_moe": {"first_last_k_dense_replace": 1},
-    "bailing_hybrid": {"gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True, "score_function": "sigmoid", "use_qk_norm": True},
+    "bailing_hybrid": {"gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True, "partial_rotary_factor": 0.5, "rotary_dim": 64,
+                       "score_function": "sigmoid", "use_qk_norm": True},
+    "glm4_moe_lite": {"partial_rotary_factor": 1.0},
+    "deepseek_v3": {"partial_rotary_factor": 0.5},
+    "zaya": {"rope_scaling": False},
     "mellum": {"max_window_layers": 0, "use_sliding_window": True},
     "diffllama": {"mlp_bias": False},
     "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
@@ -68,7 +73,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 CONTRADICTIONS = [
     ("qwen3_moe", {"shared_expert_intermediate_size": 64}), ("qwen3_moe", {"qkv_bias": True}), ("minimax", {"shared_intermediate_size": 64}),
     ("minimax_m3_vl_text", {"n_shared_experts": 2}), ("cohere2", {"use_qk_norm": True}), ("laguna", {"gating_types": ["per_nothing"]}),
-    ("exaone_moe", {"is_moe_layer": [True]}),
+    ("exaone_moe", {"is_moe_layer": [True]}), ("zaya", {"zaya_mlp_expansion": 256, "router_hidden_size": None}),
 ]  # fmt: skip
 
 
@@ -84,7 +89,9 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
     assert shapes
     for shape in shapes:
         given = {**shape, **{k: v for k, v in PUBLISHED[kind].items() if k.endswith("_sparse_step")}}  # which alone say where a switch is
-        assert read_config({**ANY, **PUBLISHED[kind], **given}) == (read_config(given)[0], [])
+        table, notes = read_config({**ANY, **PUBLISHED[kind], **given})
+        assert (table, notes) == (read_config(given)[0], [])
+        ModelSpec.model_validate(table)
 
 
 def test_a_field_that_nobody_knows_is_warned_of() -> None:

@@ -52,6 +52,8 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = {k: v for k, v in config.items() if k not in OF_THE_HUB}
     for name in ("rope_scaling", "rope_parameters"):
         given = fields.get(name)
+        if given is False:  # for none, which a configuration class refuses
+            del fields[name]
         if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in BY_LENGTH:
             fields[name] = {"rope_type": "default", **{k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given}}
     if isinstance(fields.get("text_config"), dict):

@@ -60,9 +60,9 @@ class Config:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for parameters of RoPE that are no table: no count comes of them, but a share of the head that is turned does."""
+        """Raises `InputError` for parameters of RoPE that are neither a table nor none (false, in ZAYA's): a share of the head may be in them."""
         for name in ("rope_parameters", "rope_scaling"):
-            if not isinstance(self.data.get(name), dict | None):
+            if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
                 raise self.wrong(name, self.data[name], "a table of fields")
 
     def get(self, *names: str) -> Any:

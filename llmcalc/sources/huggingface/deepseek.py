@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, rope
+from .parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
 
 
 def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
@@ -17,7 +17,7 @@ def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
     return {
         "type": "mla", "num_attention_heads": c.size("num_attention_heads"), "q_lora_rank": c.maybe("q_lora_rank"), "kv_lora_rank": c.size("kv_lora_rank"),
         "qk_nope_head_dim": c.size("qk_nope_head_dim"), "qk_rope_head_dim": c.size("qk_rope_head_dim"), "v_head_dim": value or c.size("v_head_dim"),
-        "attention_bias": c.flag("attention_bias"), "position": rope(c), **fields,
+        "attention_bias": c.flag("attention_bias"), "position": whole_rope(c), **fields,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, rope
+from .parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, whole_rope
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
@@ -19,7 +19,7 @@ def _deepseek_v4(c: Config) -> Table:
     c.must("n_shared_experts", 1)
     depth, norm, width = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.size("moe_intermediate_size", "intermediate_size")
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    position: Table = {k: v for k, v in rope(c).items() if k != "partial_rotary_factor"}
+    position: Table = whole_rope(c)
     mixer: Table = {"type": "compressed", **{field: c.size(field) for field in fields}, "qk_rope_head_dim": _turned(c), "norm": norm, "position": position}
     indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     rates = _rates(c)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .config import Config, Family
 from .deepseek import SIGMOID
-from .parts import DENSE_OR_MOE, Table, attention, crossed, decoder, listed, moe, qk_norm, rmsnorm, rope, uncounted_prediction
+from .parts import DENSE_OR_MOE, Table, attention, crossed, decoder, listed, moe, qk_norm, rmsnorm, uncounted_prediction, whole_rope
 
 OLDER = {
     "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim", "index_block_size": "sparse_block_size",
@@ -34,7 +34,7 @@ def _minimax_m3(c: Config) -> Table:
     ranges = listed(c, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default)
     networks = _either(c, "moe_layer_freq", "dense", "moe", depth) if c.has("moe_layer_freq") else ["moe"] * depth
     networks = listed(c, "mlp_layer_types", DENSE_OR_MOE, networks)
-    mixer = attention(c, position={**rope(c), "rotary_dim": c.size("rotary_dim")}, **qk_norm(norm))
+    mixer = attention(c, position={**whole_rope(c), "rotary_dim": c.size("rotary_dim")}, **qk_norm(norm))
     experts = moe(
         c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), _swiglu(c, "intermediate_size"), _swiglu(c, "shared_intermediate_size"),
         **SIGMOID,

@@ -58,6 +58,11 @@ def rope(c: Config, share: float = 1.0, share_name: str = "partial_rotary_factor
     return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
 
 
+def whole_rope(c: Config) -> Table:
+    """Rotary positions of a part of the head that is of a size of its own: all of that is turned, whatever share of a head the config says."""
+    return {name: value for name, value in rope(c).items() if name != "partial_rotary_factor"}
+
+
 def biases(on: bool, *names: str) -> Table:
     """`{name: true}` for each name, where there are biases at all."""
     return dict.fromkeys(names, True) if on else {}

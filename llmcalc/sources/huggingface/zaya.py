@@ -10,7 +10,13 @@ from .parts import Table, biases, crossed, decoder, glu, listed, moe, rmsnorm, r
 
 
 def _zaya(c: Config) -> Table:
-    """The first layer's router has none below whose features it could add."""
+    """The first layer's router has none below whose features it could add.
+
+    In configs of the older code a layer is attention or experts, in some of them; one that has its fields alone is not guessed at.
+    """
+    if c.has("zaya_mlp_expansion") and not c.has("router_hidden_size"):
+        given = c.get("zaya_mlp_expansion")
+        raise c.wrong("zaya_mlp_expansion", given, "router_hidden_size in its place, and num_hidden_layers of attention and experts together")
     c.must("num_experts_per_tok", 1)
     depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
     ranges = listed(c, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
@@ -38,6 +44,6 @@ FAMILIES = {
          "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": None,
          "moe_intermediate_size": 2048, "num_experts_per_tok": 1, "num_experts": 16, "layer_types": None, "attention_bias": False, "lm_head_bias": False,
          "router_hidden_size": 256, "cca_time0": 2, "cca_time1": 2},
-        frozenset({"output_router_logits"}),
+        frozenset({"output_router_logits", "zaya_mlp_expansion"}),
     ),
 }  # fmt: skip
