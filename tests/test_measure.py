@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from llmcalc.verify.measured import Measured, measured_tree
+from llmcalc.views.measured import report
 
 CASES = Path(__file__).parent / "data/cases"
 
@@ -33,6 +34,20 @@ def test_equal_layers_are_one() -> None:
     with torch.device("meta"):
         net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3), torch.nn.Linear(2, 3))
     assert measured_tree(net) == Measured("Sequential", 9 + 9 + 12, 1, (Measured("{0,2}", 9, 2), Measured("1", 12)))
+
+
+def test_a_list_of_many_places_is_cut_in_the_table_and_whole_in_json() -> None:
+    layers = Measured("layers", 34, 1, (Measured("{0-2,4-7,9-12,14-17,19}", 1, 16), Measured("{3,8,13,18}", 4, 4)))
+    shown = report("x", "X", Measured("X", 34, 1, (layers,)))
+    assert [row.cells[0] for row in shown.tables[0].rows] == ["layers", "{0-2,4-7,…,19}", "{3,8,13,18}", "total"]
+    assert "{0-2,4-7,9-12,14-17,19}" in json.dumps(shown.data)
+
+
+def test_a_class_that_needs_values_to_run_is_measured_without_any(run: Any, tmp_path: Path) -> None:
+    config = {"model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352}
+    experts = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "ffn_config": experts, "attn_config": {"kv_n_heads": 8, "rope_theta": 5e5}}))
+    assert run("params", str(tmp_path), "--measure").out.split("\n")[0].endswith("131.60 B parameters, measured")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     if not isinstance(config.get("architectures"), list) or not config["architectures"]:
         raise InputError(f"{path}: architectures: missing; --measure builds the class that it names")
     try:
-        module = build(config)
+        module = build(config, to_run=False)
     except InputError:
         raise
     except Exception as error:  # whatever a class makes of a config that is not its own

@@ -29,8 +29,14 @@ def report(name: str, cls: str, tree: Measured) -> Report:
     return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)])
 
 
+def _short(name: str) -> str:
+    """A module's name; of a long list of places its first two and its last, since `×` says how many there are and JSON which."""
+    places = name.split(",")
+    return name if len(places) <= 4 else ",".join((*places[:2], "…", places[-1]))
+
+
 def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) -> None:
     times *= node.repeat
-    rows.append(Row([node.name, node.params, times if times > 1 else None, node.params * times, node.params * times / total], depth))
+    rows.append(Row([_short(node.name), node.params, times if times > 1 else None, node.params * times, node.params * times / total], depth))
     for child in node.children:
         _add(rows, child, times, total, depth + 1)
