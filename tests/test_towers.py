@@ -7,18 +7,12 @@ import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
-from llmcalc.api import flops, kv, load, memory, params
-from llmcalc.components import towers
-from llmcalc.components.base import Around, Component
-from llmcalc.components.towers import TOWERS, TowerName
-from llmcalc.components.towers.projector import Map, Projector
-from llmcalc.components.towers.vision import VisionTower
+from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
@@ -28,7 +22,6 @@ from llmcalc.tree import Node
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config
-from tests.test_parts import check_independence
 from tests.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 
 TEXT: dict[str, Any] = {
@@ -159,50 +152,6 @@ def test_every_wrapper_of_a_text_model_has_its_towers_read() -> None:
     from llmcalc.sources.huggingface.registry import model_types
 
     assert {kind for kind in model_types() if family_of(kind).text is not None} <= set(READ)
-
-
-KINDS: list[Any] = TOWERS.classes()
-EXAMPLES = [pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())]
-
-
-def beside(**towers: Component) -> ModelSpec:
-    """A small decoder with towers."""
-    text = load("llama3-8b", num_hidden_layers=2, hidden_size=24, vocab_size=50, intermediate_size=20, num_attention_heads=4, num_key_value_heads=2)
-    return ModelSpec.model_validate({**text.model.model_dump(), "towers": {name: tower.model_dump() for name, tower in towers.items()}})
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_every_kind_of_tower_agrees_with_its_reference(example: Component) -> None:
-    spec, plain = beside(vision_tower=example), beside()
-    verdict = verify_reference(spec, batch=2, seq=11)
-    assert verdict.ok, verdict.failures
-    assert params(spec).total == params(plain).total
-    assert flops(spec, seq=11).total == flops(plain, seq=11).total
-    assert flops(spec, seq=11, phase="train").total == flops(plain, seq=11, phase="train").total
-    assert kv(spec, seq=11).bytes == kv(plain, seq=11).bytes
-    left = params(spec).left_out["towers"]
-    assert memory(spec, with_towers=True).parts["weights"] - memory(spec).parts["weights"] == 2 * left > 0
-
-
-@pytest.mark.parametrize("example", VisionTower.examples())
-def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
-    """8 × 6 pixels in patches of 2 × 2: every patch's output depends on every pixel, and on where it stands where positions are known."""
-    torch.manual_seed(0)
-    net, p = example.reference(Around(24)).eval(), example.patches
-    pixels = torch.randn(2, p.num_channels, p.temporal_patch_size, 8, 6)
-    changed = pixels.clone()
-    changed[:, :, :, -1, -1] += 1
-    with torch.no_grad():
-        out, other = net(pixels), net(changed)
-    assert out.shape == (2, 1 if example.pooling else 12, example.hidden_size)
-    assert (out != other).any(-1).all()
-
-
-def test_a_projector_reference_merges_squares_of_patches() -> None:
-    projector = Projector(input_size=3, maps=(Map(size=5),), merge=2, merged="mean")
-    net, x = projector.reference(Around(5)), torch.randn(1, 4 * 6, 3)
-    square = x.unflatten(1, (4, 6))[:, 2:4, 4:6].flatten(1, 2).mean(1)
-    torch.testing.assert_close(net(x, 6)[:, 1 * 3 + 2], net.get_submodule("map_1")(square))
 
 
 def test_published_totals_hold_their_towers() -> None:
@@ -367,36 +316,11 @@ def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
     assert load(str(tmp_path / "model.toml")).model == load(str(tmp_path)).model
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "change", "says"),
-    [
-        ("gemma3", "multi_modal_projector", {"input_size": 25}, "towers.multi_modal_projector.input_size: 25; expected 24, which vision_tower gives"),
-        ("llama4", "multi_modal_projector", {"input_size": 39}, "input_size: 39; expected 24, which vision_model gives or 40, which vision_adapter gives"),
-        ("aya_vision", "multi_modal_projector", {"input_size": 48}, "input_size: 48; expected 24"),
-    ],
-)
-def test_a_projector_reads_what_stands_above_it_gives(kind: str, name: str, change: dict[str, Any], says: str) -> None:
-    table = read_config(wrapped(kind, WRAPPERS[kind][2][0]))[0]
-    with pytest.raises(ValidationError, match=says):
-        ModelSpec.model_validate({**table, "towers": {**table["towers"], name: {**table["towers"][name], **change}}})
-
-
-def test_a_convolution_over_a_grid_stands_in_towers_alone() -> None:
-    table = load("llama3-8b").model.model_dump()
-    table["decoder"]["block"]["attention"] = {"type": "short_conv", "grid": True}
-    with pytest.raises(ValidationError, match="tokens stand in no grid"):
-        ModelSpec.model_validate(table)
-
-
-def test_names_of_towers_are_no_names_of_modules() -> None:
-    """They are submodules of the reference, beside all that a module has."""
-    pattern = next(m.pattern for field in get_args(TowerName)[1:] for m in field.metadata if hasattr(m, "pattern"))
-    assert re.search(pattern, "vision_tower")
-    assert not [name for name in dir(torch.nn.Module()) if re.search(pattern, name)]
-    with pytest.raises(ValidationError, match="load_state_dict"):
-        ModelSpec.model_validate({**load("gemma3-27b").model.model_dump(), "towers": {"load_state_dict": Projector.examples()[0].model_dump()}})
-
-
-def test_tower_formulas_and_references_share_no_code() -> None:
-    for file in Path(towers.__file__).parent.glob("*.py"):
-        check_independence(file.read_text(), file.name)
+@pytest.mark.parametrize(("kind", "section"), [("aria", "vision_config: 'idefics3_vision'"), ("emu3", "vq_config: 'emu3_vqgan'")])
+def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, section: str) -> None:
+    name, _, own = section.partition(": ")
+    said = f"its tower is not counted: {section} is not understood"
+    table, notes = read_config(wrapped(kind, {name: {"model_type": own.strip("'")}}))
+    assert notes == [said]
+    assert "towers" not in table
+    assert read_config(wrapped(kind, {}))[1] == [f"{name}: not given; its towers are those of its class's defaults", said]
