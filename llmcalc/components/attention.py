@@ -46,7 +46,7 @@ class Attention(Component):
 
     num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim: of a
     value, where it is not that of a query and a key (MiMo-V2).
-    sliding_window: a token sees so many tokens, itself included (half each way in an encoder).
+    sliding_window: a token sees so many tokens, itself included (in an encoder in the middle of them).
     attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their norm
     and positions, so there is no value projection; both are still cached (Gemma 4).
     output_gate: what the heads give is multiplied by the sigmoid of a map of the layer's input (Qiu 2025, arXiv:2505.06708), one

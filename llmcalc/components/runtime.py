@@ -178,7 +178,8 @@ def allowed(run: Run, end: int, queries: int, keys: int, device: Any, *, causal:
         q = run.span(end - queries, end, device)[:, None]
         k = run.span(end - keys, end, device)[None, :]
         if not causal:
-            return (q - k).abs() <= (end if window is None else window // 2)
+            before, after = (end, end) if window is None else ((window - 1) // 2, window // 2)
+            return (q - k <= before) & (k - q <= after)
         seen = k <= q
         if window is not None:
             seen = seen & (k > q - window)

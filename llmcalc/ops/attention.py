@@ -13,8 +13,8 @@ from .base import Op
 class AttentionCore(Op):
     """softmax(Q·Kᵀ)·V.  Q: [heads, seq, qk_dim], K: [heads, keys, qk_dim], V: [heads, keys, v_dim].
 
-    causal: a token sees those before it. window: only the last `window` of them, itself included; in both directions,
-    half of it each way, where not causal. chunk: only those of its own chunk. cross: the keys are the encoder's.
+    causal: a token sees those before it. window: only the last `window` of them, itself included; where not causal, `window`
+    in all, itself in their middle (of an even number one more stands after it). chunk: only those of its own chunk. cross: the keys are the encoder's.
     absorbed: (qk_dim, v_dim) against a latent cache (DeepSeek-V2, §2.1.2). selected: a token sees only so many of them, chosen by
     something else (DeepSeek-V3.2); a full pass masks the others, decoding gathers the chosen.
     """
@@ -94,9 +94,8 @@ def _up_to(n: Number, window: Number, chunk: Number) -> Number:
 
 
 def _both_ways(n: Number, window: Number) -> Number:
-    """Visible pairs of n tokens that look half a window each way: each sees itself, and min(·, half) on either side."""
+    """Visible pairs of n tokens in the middle of a window each: itself, and on either side what half of the rest reaches."""
     if window is None:
         return n * n
-    half = floor_div(window, 2)
-    one_side = _up_to(n, half + 1, None) - n
-    return n + 2 * one_side
+    before, after = floor_div(window - 1, 2), floor_div(window, 2)
+    return _up_to(n, before + 1, None) + _up_to(n, after + 1, None) - n

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, qk_norm, rmsnorm, rope, windowed
+from .parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, qk_norm, rmsnorm, rope, seen_both_ways, windowed
 
 
 def gemma_like(c: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation") -> Table:
@@ -17,7 +17,7 @@ def gemma_like(c: Config, mixer: Table, placement: str, stack: Table | None = No
     block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
     table = decoder(c, block, norm, stack=stack)
     if c.get("use_bidirectional_attention") is not None and c.flag("use_bidirectional_attention"):
-        table["encoder"] = table.pop("decoder")
+        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2)
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import Config, Family
 from .gemma import local_theta
-from .parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, every_nth_full, glu, laid_out, listed, moe, qk_norm, rmsnorm
+from .parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, every_nth_full, glu, laid_out, listed, moe, qk_norm, rmsnorm, seen_both_ways
 
 
 def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
@@ -76,7 +76,7 @@ def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
     table = decoder(c, block, norm, stack=stack)
     c.must("use_bidirectional_attention", None, "all", "vision")
     if c.get("use_bidirectional_attention") == "all":
-        table["encoder"] = table.pop("decoder")
+        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2 + 1)
     return table
 
 

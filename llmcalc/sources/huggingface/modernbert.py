@@ -34,7 +34,7 @@ from .parts import (
 
 
 def _modernbert(c: Config) -> Table:
-    window = 2 * c.size("sliding_window") if c.has("sliding_window") else c.size("local_attention")
+    window = 2 * (c.size("sliding_window") if c.has("sliding_window") else c.size("local_attention") // 2) + 1
     block, stack = _modern(c, window)
     norm = block["norm"]
     model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}

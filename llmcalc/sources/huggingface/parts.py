@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...components.base import LARGEST
@@ -232,6 +233,16 @@ def windowed(c: Config, default: list[str], sliding: Table | None = None, full: 
         return {}
     kinds: Table = {"full": {"attention": full or {}}, "sliding": {"attention": {"sliding_window": window, **(sliding or {})}}}
     return {"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+
+
+def seen_both_ways(stack: Table, reach: Callable[[int], int]) -> Table:
+    """The stack of an encoder, whose sliding layers see as far on either side. reach: the config's window → how far."""
+    variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
+    for layer in (stack["block"], *variants.values()):
+        window = layer.get("attention", {}).get("sliding_window")
+        if window is not None:
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * reach(window) + 1}
+    return {**stack, **({"variants": variants} if variants else {})}
 
 
 DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}

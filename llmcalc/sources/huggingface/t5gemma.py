@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import Config, Family
 from .gemma import capped, local_theta
-from .parts import QKVO, Table, attention, biases, every_nth_full, glu, headed, qk_norm, rmsnorm, rope, windowed
+from .parts import QKVO, Table, attention, biases, every_nth_full, glu, headed, qk_norm, rmsnorm, rope, seen_both_ways, windowed
 
 
 def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
@@ -25,6 +25,7 @@ def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
         block["cross_attention"] = {k: v for k, v in mixer.items() if k != "position"}
     depth = side.size("num_hidden_layers")
     stack: Table = {"num_hidden_layers": depth, "block": block, "final_norm": norm, **windowed(side, every_nth_full(depth, 2))}
+    stack = stack if crosses else seen_both_ways(stack, lambda window: window)
     unknown = side.left_over(IGNORED)
     if unknown:
         c.notes.append(f"not understood, and taken to change no count: {', '.join(side.where + field for field in unknown)}")

@@ -105,7 +105,7 @@ DEBERTA: dict[str, Value] = {
 MODERN: dict[str, Value] = {
     "decoder_bias": lambda s: s.head.bias, "classifier_bias": lambda s: _transform(s).bias,
     "classifier_activation": lambda s: _transform(s).hidden_act, "norm_bias": lambda s: s.layers[0].norm.has_bias,
-    "local_attention": lambda s: present(s.window),
+    "local_attention": lambda s: present(s.window) - 1,
 }  # fmt: skip
 
 LONG: dict[str, Value] = {

@@ -1,0 +1,77 @@
+"""Causal pairs against the class: how many (query, key) pairs the masks of transformers let through, head by head and layer by layer.
+
+A pass on a CPU with eager attention gives the weights of every head; what its mask hides has weight 0. The pass is longer than every window.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
+from llmcalc.verify.witness import class_of, fields_of, witness_of
+from llmcalc.workload import Workload
+
+SEQ = 40
+WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
+"""Their classes have no attention, give its weights by block, or read sound."""
+
+OTHERWISE = {"diffllama": "gives the difference of two maps as one", "minimax": "gives those of its linear attention too", "hy_v3": "needs aligned experts"}
+
+
+def shapes() -> list[Any]:
+    """Every shape whose layers have a window, a chunk or a choice of keys, and one of every other model type."""
+    found: list[Any] = []
+    for file in FILES:
+        for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+            for i, shape in enumerate(some):
+                kind, config = shape["model_type"], {"architectures": [cls], **shape}
+                first = all(kind != one.values[0]["model_type"] for one in found)
+                if kind not in WITHOUT_WEIGHTS | OTHERWISE.keys() and "SequenceClassification" not in cls and (first or _narrowed(config)):
+                    found.append(pytest.param(config, id=f"{cls}-{i}"))
+    return found
+
+
+def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Workload]]:
+    places = spec.anatomy().walk(Workload(seq=SEQ, pairs="causal"))
+    return [(p.node.op, p.times, p.workload) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
+
+
+def _narrowed(config: dict[str, Any]) -> bool:
+    cores = _cores(ModelSpec.model_validate(read_config(config)[0]))
+    return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
+
+
+def _seen(weights: Any) -> int:
+    return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
+
+
+@pytest.mark.parametrize("config", shapes())
+def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[str, Any]) -> None:
+    import transformers
+
+    spec = ModelSpec.model_validate(read_config(config)[0])
+    made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    made._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, class_of(config))(made).eval()
+    inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
+    if spec.kind == "encoder-decoder":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    with torch.no_grad():
+        out = model(**inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {}))  # with one, its mask is not made
+    own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
+    counted = {cross: sum(core.heads * core.pairs(w) * times for core, times, w in _cores(spec) if core.cross is cross) for cross in (False, True)}
+    assert (own, _seen(getattr(out, "cross_attentions", None))) == (counted[False], counted[True])
+    assert own
+
+
+def test_every_family_is_here_or_says_why_not() -> None:
+    here = {param.values[0]["model_type"] for param in shapes()}
+    read = {kind for kind in model_types() if family_of(kind).read is not None}
+    assert read - here == {*WITHOUT_WEIGHTS, *OTHERWISE}
