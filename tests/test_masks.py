@@ -21,7 +21,7 @@ SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
 """Their classes have no attention, give its weights by block, or read sound."""
 
-OTHERWISE = {"diffllama": "gives the difference of two maps as one", "minimax": "gives those of its linear attention too", "hy_v3": "needs aligned experts"}
+OTHERWISE = {"diffllama": "gives the difference of two maps as one", "minimax": "gives those of its linear attention too"}
 
 
 def shapes() -> list[Any]:
@@ -57,7 +57,7 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[st
 
     spec = ModelSpec.model_validate(read_config(config)[0])
     made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
-    made._attn_implementation = "eager"
+    made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
     model = getattr(transformers, class_of(config))(made).eval()
     inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
