@@ -27,9 +27,13 @@ class MissingExtra(InputError):
         super().__init__(f"{feature} needs {package}: pip install 'llmcalc-arch[{extra}]'")
 
 
-def suggest(wrong: str, known: list[str], limit: int = 3) -> str:
-    """` Did you mean a, b?` for the nearest known names, or an empty string where nothing is near."""
+def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> str:
+    """` Did you mean a, b?` for the nearest known names, or an empty string where nothing is near.
+
+    known: may be other spellings, each with the name that is said for it.
+    """
     import difflib
 
-    near = difflib.get_close_matches(wrong.lower()[:100], known, n=limit, cutoff=0.6)
-    return f" Did you mean {', '.join(near)}?" if near else ""
+    said = known if isinstance(known, dict) else {name: name for name in known}
+    near = dict.fromkeys(said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6))
+    return f" Did you mean {', '.join(list(near)[:limit])}?" if near else ""

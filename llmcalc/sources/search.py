@@ -26,7 +26,7 @@ def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
         exact = False
         matches = [n for n in model_names() if plain(text) and plain(text) in _spellings(n)]
         if not matches:
-            near = suggest(text, [*model_names(), *aliases()])
+            near = suggest(text, aliases() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{near} (llmcalc presets lists all)")
         found.update(matches)
     return sorted(found), exact

@@ -82,7 +82,7 @@ def _is(question: Callable[[], bool]) -> bool:
 
 
 def _unknown(target: str) -> str:
-    near = suggest(target, [*model_names(), *aliases()])
+    near = suggest(target, aliases() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{near} (llmcalc presets lists all)"
 
 
