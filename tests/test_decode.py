@@ -1,0 +1,61 @@
+"""FLOPs of one decoded token against the class: a pass that fills the cache, and then one over a single token that reads it.
+
+Of the families whose layers attend to keys and values as they are kept. Others are held against the reference alone: without their kernels the
+classes decode convolutions and states with more products than it takes, and expand latents that llmcalc counts absorbed (DeepSeek-V2, §2.1.2).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.flops import forward_of
+from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore, Buffer, Embedding, ExpertLinear, Idle, KVCache, Linear, Norm, Op, Weight
+from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.verify.deviations import total
+from llmcalc.verify.measure import count_flops
+from llmcalc.verify.transformers import build
+from llmcalc.workload import Workload
+
+CONTEXT = 40
+ATTENTION_AND_MAPS = (AttentionCore, Buffer, Embedding, ExpertLinear, Idle, KVCache, Linear, Norm, Weight)
+OTHERWISE = {"openai-gpt": "its class keeps no cache", "gpt_neo": "its local layers attend to all that they keep, which is everything"}
+
+
+def _plain(op: Op | None) -> bool:
+    return op is None or (type(op) in ATTENTION_AND_MAPS and getattr(op, "absorbed", None) is None)
+
+
+def shapes() -> list[Any]:
+    """Every shape with a window or a chunk, and one of each class."""
+    found = []
+    for file in FILES:
+        for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+            for i, shape in enumerate(some):
+                config = {"architectures": [cls], **shape}
+                spec = ModelSpec.model_validate(read_config(config)[0])
+                ops = [place.node.op for place in spec.anatomy().walk()]
+                if spec.kind != "decoder" or spec.head.type == "classification" or not all(map(_plain, ops)) or shape["model_type"] in OTHERWISE:
+                    continue
+                if i == 0 or any(isinstance(op, KVCache) and op.limit is not None for op in ops):
+                    found.append(pytest.param(config, spec, id=f"{cls}-{i}"))
+    return found
+
+
+@pytest.mark.parametrize(("config", "spec"), shapes())
+def test_a_decoded_token_costs_what_its_class_does(config: dict[str, Any], spec: ModelSpec) -> None:
+    import torch
+
+    model: Any = build(config)
+    ids = torch.randint(3, spec.vocab_size - 1, (2, CONTEXT)).to(next(model.parameters()).device)
+    kept = model(input_ids=ids, use_cache=True).past_key_values
+    measured, _ = count_flops(model, lambda: model(input_ids=ids[:, :1], past_key_values=kept, use_cache=True))
+    counted = total(type(model).__name__, "forward_flops", forward_of, spec, Workload(batch=2, seq=1, context=CONTEXT, phase="decode"))
+    assert measured[""] == counted
+
+
+def test_most_families_of_decoders_are_here() -> None:
+    assert len({param.values[0]["model_type"] for param in shapes()}) > 60
