@@ -153,7 +153,7 @@ def test_an_encoder_has_no_prefill() -> None:
 def visible(query: int, key: int, causal: bool, window: int | None, chunk: int | None) -> bool:
     """Whether a token sees another, from what windows and chunks mean."""
     if not causal:
-        return window is None or abs(query - key) <= window // 2
+        return window is None or key in range(query - (window - 1) // 2, query + window // 2 + 1)
     return key <= query and (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk)
 
 

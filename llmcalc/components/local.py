@@ -40,7 +40,7 @@ class LocalCore(ops.AttentionCore):
         if w.pairs == "full":
             block = self.radius + 1
             return ceil_div(w.seq, block) * block * add(3 * block, sums)
-        near = ops.AttentionCore.pairs(replace(self, window=2 * self.radius), w)
+        near = ops.AttentionCore.pairs(replace(self, window=2 * self.radius + 1), w)
         return add(near, w.seq * sums)
 
 
