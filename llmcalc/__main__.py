@@ -1,5 +1,5 @@
 """`python -m llmcalc`."""
 
-from llmcalc.cli.main import main
+from llmcalc.cli import run
 
-main()
+run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -31,6 +32,7 @@ class LazyGroup(TyperGroup):
             raise InputError(f"there is no command '{cmd_name}'.{suggest(cmd_name, list(COMMANDS))} (llmcalc --help lists all)")
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(cmd_name)(import_module(f".{cmd_name}", __package__).command)
+        gc.enable()  # which `run` has put off
         return typer.main.get_command(app)
 
 

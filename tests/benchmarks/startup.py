@@ -20,7 +20,7 @@ Model(size=1)
 """
 
 COMMAND = ["params", "llama3-8b"]
-ENTRY = "import sys; from llmcalc.cli.main import main; sys.argv[0] = 'llmcalc'; main()"
+ENTRY = "import sys; from llmcalc.cli import run; sys.argv[0] = 'llmcalc'; run()"
 HEAVY = ("torch", "numpy", "sympy", "transformers")
 IMPORTED = f"""
 import contextlib, io, sys
