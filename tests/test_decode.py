@@ -45,7 +45,10 @@ def shapes() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("config", "spec"), shapes())
+SHAPES = shapes()
+
+
+@pytest.mark.parametrize(("config", "spec"), SHAPES)
 def test_a_decoded_token_costs_what_its_class_does(config: dict[str, Any], spec: ModelSpec) -> None:
     import torch
 
@@ -58,4 +61,4 @@ def test_a_decoded_token_costs_what_its_class_does(config: dict[str, Any], spec:
 
 
 def test_most_families_of_decoders_are_here() -> None:
-    assert len({param.values[0]["model_type"] for param in shapes()}) > 60
+    assert len({param.values[0]["model_type"] for param in SHAPES}) > 60

@@ -51,7 +51,10 @@ def _seen(weights: Any) -> int:
     return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
 
 
-@pytest.mark.parametrize("config", shapes())
+SHAPES = shapes()
+
+
+@pytest.mark.parametrize("config", SHAPES)
 def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[str, Any]) -> None:
     import transformers
 
@@ -72,6 +75,6 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[st
 
 
 def test_every_family_is_here_or_says_why_not() -> None:
-    here = {param.values[0]["model_type"] for param in shapes()}
+    here = {param.values[0]["model_type"] for param in SHAPES}
     read = {kind for kind in model_types() if family_of(kind).read is not None}
     assert read - here == {*WITHOUT_WEIGHTS, *OTHERWISE}

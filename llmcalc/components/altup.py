@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..tree import Node
-from .base import Around, Component, LaurelRank, Nothing
+from .base import Around, Component, LaurelRank
 from .block import Layer
 from .norm import Norm
 from .per_layer import PerLayerGate
@@ -56,8 +56,7 @@ class AltUpLayer(Layer):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            raise ValueError("attention, feed_forward, without_norms: an 'altup' layer has both, with all of its norms")
+        self.check_whole()
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:

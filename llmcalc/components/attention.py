@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from .. import ops
 from ..algebra import Number, exact_div
 from ..tree import Node
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Part, Real, ValueDim, Window
+from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Part, Real, ValueDim, Window, check_groups
 from .choice import only
 from .norm import Norm, norm_reference
 from .position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
@@ -86,8 +86,8 @@ class Attention(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
-        if k is not None and a % k:
-            raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
+        if k is not None:
+            check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         if self.v_head_dim is not None and (self.attention_k_eq_v or isinstance(self.position, TransformerXL)):

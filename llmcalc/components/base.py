@@ -134,6 +134,12 @@ class Around:
     source_size: Any = None
 
 
+def check_groups(heads: int, kv_heads: int) -> None:
+    """Raises `ValueError` where queries cannot be grouped by as many keys and values."""
+    if heads % kv_heads:
+        raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; expected a divisor of {heads}")
+
+
 class Component(Part):
     """A part with costs. Subclasses define all three of these.
 

@@ -58,6 +58,12 @@ class Layer(Component):
     def anatomy(self, name: str, around: Around) -> Node:
         raise TypeError(f"{type(self).__name__} has no anatomy")
 
+    def check_whole(self) -> None:
+        """Raises `ValueError` where one of its sublayers, or a norm of theirs, is not there."""
+        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
+            kind = type(self).model_fields["type"].default
+            raise ValueError(f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has both, with all of its norms")
+
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]

@@ -17,7 +17,7 @@ from .. import ops
 from ..algebra import Number, add, exact_div, is_zero
 from ..tree import Node
 from ..workload import Workload
-from .base import Around, Component, Flag, HeadDim, Heads, Kernel, KVHeads, Window
+from .base import Around, Component, Flag, HeadDim, Heads, Kernel, KVHeads, Window, check_groups
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
 
@@ -61,8 +61,7 @@ class CompressedConvAttention(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         a, k = self.num_attention_heads, self.num_key_value_heads
-        if a % k:
-            raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
+        check_groups(a, k)
         if k * self.head_dim % 2:
             raise ValueError(f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product")
         if self.cca_time0 == self.cca_time1 == 1:

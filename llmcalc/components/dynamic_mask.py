@@ -18,7 +18,7 @@ from .. import ops
 from ..algebra import Number, is_zero, minimum
 from ..tree import Node
 from ..workload import Workload
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window
+from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class, vector
@@ -71,9 +71,7 @@ class DynamicMaskAttention(Component):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        if a % k:
-            raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
 

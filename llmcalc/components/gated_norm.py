@@ -44,8 +44,7 @@ class GatedNormLayer(Layer):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            raise ValueError("attention, feed_forward, without_norms: a 'gated_norm' layer has both, with all of its norms")
+        self.check_whole()
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:

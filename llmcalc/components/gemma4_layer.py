@@ -42,8 +42,7 @@ class Gemma4Layer(Layer):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            raise ValueError("attention, feed_forward, without_norms: a 'gemma4' layer has both, with all of its norms")
+        self.check_whole()
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self

@@ -15,7 +15,7 @@ from .. import ops
 from ..algebra import Number
 from ..tree import Node
 from ..workload import Workload
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real, Window
+from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class
@@ -53,9 +53,7 @@ class MergedAttention(Component):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        if a % k:
-            raise ValueError(f"num_key_value_heads: {k} does not divide num_attention_heads {a}; expected a divisor of {a}")
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
 
