@@ -52,22 +52,27 @@ def flops(
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
 ) -> FlopCount:
-    """FLOPs of one pass: `.total` (under `pairs`), `.full`, `.causal`, `.by_component`, `.per_token`, `.forward`, `.backward`.
+    """FLOPs of one pass: `.total` (under `pairs`), `.full`, `.causal`, `.by_component`, `.per_token`, `.forward`,
+    `.backward`.
 
-    batch sequences of seq new tokens each (1, if not given), context tokens before them in a cache; decoding adds one token,
-    and takes seq as the context where that alone is given. source: tokens of an encoder-decoder's encoder, by default as
-    many as its decoder's. Raises `InputError` for a phase that the model does not have and for settings that contradict it.
+    batch sequences of seq new tokens each (1, if not given), context tokens before them in a cache; decoding adds one
+    token, and takes seq as the context where that alone is given. source: tokens of an encoder-decoder's encoder, by
+    default as many as its decoder's. Raises `InputError` for a phase that the model does not have and for settings that
+    contradict it.
     """
     spec = spec_of(model)
     workload = flop_costs.workload_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute)
     return flop_costs.flops(spec, workload, included(with_mtp))
 
 
-def kv(model: Preset | ModelSpec, batch: int = 1, seq: int = 1, dtype: str = "bfloat16", source: int | None = None) -> CacheSize:
-    """Bytes of cache after seq tokens of batch sequences: `.bytes`, `.bytes_per_token`, `.by_layer_kind`, `.what_if`, `.growth`.
+def kv(
+    model: Preset | ModelSpec, batch: int = 1, seq: int = 1, dtype: str = "bfloat16", source: int | None = None
+) -> CacheSize:
+    """Bytes of cache after seq tokens of batch sequences: `.bytes`, `.bytes_per_token`, `.by_layer_kind`, `.what_if`,
+    `.growth`.
 
-    source: tokens that an encoder-decoder's encoder has read, by default as many. Raises `InputError` for an encoder-only
-    model and for an unknown dtype.
+    source: tokens that an encoder-decoder's encoder has read, by default as many. Raises `InputError` for an
+    encoder-only model and for an unknown dtype.
     """
     return cache_costs.kv(spec_of(model), batch, seq, dtype, source)
 
@@ -89,11 +94,14 @@ def memory(
     with_mtp: bool = False,
     with_towers: bool = False,
 ) -> MemoryUse:
-    """Bytes that are resident: `.total_bytes`, `.parts` by what for, `.optimizer`, and `.not_counted`, what is in none of them.
+    """Bytes that are resident: `.total_bytes`, `.parts` by what for, `.optimizer`, and `.not_counted`, what is in none
+    of them.
 
-    `.quantized` where weights are stored under a scheme (quantize, or the config's). The defaults are those of `costs.memory.Setup`.
-    Raises `InputError` for a setting that the phase has no use for.
+    `.quantized` where weights are stored under a scheme (quantize, or the config's). The defaults are those of
+    `costs.memory.Setup`. Raises `InputError` for a setting that the phase has no use for.
     """
-    setup = Setup(phase, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize)
+    setup = Setup(
+        phase, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize
+    )
     published, config = (model.dtype, model.config) if isinstance(model, Preset) else ("bfloat16", None)
     return memory_costs.memory(spec_of(model), setup, published, included(with_mtp, with_towers), config)

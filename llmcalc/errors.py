@@ -7,7 +7,9 @@ LONGEST_MESSAGE = 1000
 
 
 def one_line(text: str) -> str:
-    """`text` on one line that is safe to print: what is not printable escaped, and what is endless cut in its middle."""
+    """`text` on one line that is safe to print:
+    what is not printable escaped, and what is endless cut in its middle.
+    """
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     half = LONGEST_MESSAGE // 2
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} … {line[-half:]}"
@@ -35,5 +37,7 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
     import difflib
 
     said = known if isinstance(known, dict) else {name: name for name in known}
-    near = dict.fromkeys(said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6))
+    near = dict.fromkeys(
+        said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
+    )
     return f" Did you mean {', '.join(list(near)[:limit])}?" if near else ""

@@ -33,10 +33,11 @@ TOWERS_OPTION = "towers"
 
 
 class MultiTokenPrediction(Part):
-    """Modules that predict tokens further ahead (DeepSeek-V3, arXiv:2412.19437, §2.2): in the checkpoint, not in the total.
+    """Modules that predict tokens further ahead (DeepSeek-V3, arXiv:2412.19437, §2.2): in the checkpoint, not in the
+    total.
 
-    Each joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one layer of
-    the decoder's kind and a norm, and shares embedding and output head with the model. layer: which kind, where the
+    Each joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one layer
+    of the decoder's kind and a norm, and shares embedding and output head with the model. layer: which kind, where the
     decoder has several; by default that of its last layer.
     """
 
@@ -50,7 +51,15 @@ class MultiTokenPrediction(Part):
         parts += [block.anatomy("block", around), norm("norm", around), logits]
         n = self.num_nextn_predict_layers
         which = range(n) if isinstance(n, int) else None
-        return Node(name, children=tuple(parts), repeat=n, indices=which, kind="mtp", optional=MTP_OPTION, source="DeepSeek-V3 2024, §2.2")
+        return Node(
+            name,
+            children=tuple(parts),
+            repeat=n,
+            indices=which,
+            kind="mtp",
+            optional=MTP_OPTION,
+            source="DeepSeek-V3 2024, §2.2",
+        )
 
     def reference(self, around: Around, block: Layer) -> nn.Module:
         return _references()["mtp"](self, around, block)
@@ -59,15 +68,17 @@ class MultiTokenPrediction(Part):
 class ModelSpec(Part):
     """An architecture: everything that is needed to count it and to run it.
 
-    embedding_size: width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to what stands on every
-    token; where the stack has an input_size of its own, a head alone is mapped back to (ELECTRA, ALBERT).
+    embedding_size: width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to
+    what stands on every token; where the stack has an input_size of its own, a head alone is mapped back to (ELECTRA,
+    ALBERT).
     max_position_embeddings: the context it was made for, where positions are not a table.
     unused_embedding: a further table of tokens that nothing reads (BART's classes where their embeddings are not tied).
-    pooler: BERT's dense map over the first token. pooler_labels: scores on top of it (next sentence), or of the last token where there
-    is no pooler (GPT's choice between continuations), beside the head. contact_head: a logistic regression that reads every layer's
-    attention maps and says which tokens touch (ESM); held, and run only where somebody asks for it.
-    towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model, which
-    is what is counted unless they are asked in.
+    pooler: BERT's dense map over the first token. pooler_labels: scores on top of it (next sentence), or of the last
+    token where there is no pooler (GPT's choice between continuations), beside the head. contact_head: a logistic
+    regression that reads every layer's attention maps and says which tokens touch (ESM); held, and run only where
+    somebody asks for it.
+    towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model,
+    which is what is counted unless they are asked in.
     """
 
     vocab_size: Vocab
@@ -89,7 +100,10 @@ class ModelSpec(Part):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.encoder is None and self.decoder is None:
-            raise ValueError("decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or [model.encoder]")
+            raise ValueError(
+                "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
+                "[model.encoder]"
+            )
         for side, stack in self.stacks():
             stack.check_mixers(side, stack.hidden_size or self.hidden_size, side, grid=False)
             for name, block in {"block": stack.block, **stack.variants}.items():
@@ -100,28 +114,64 @@ class ModelSpec(Part):
                 if crosses and not idle and (side == "encoder" or self.encoder is None):
                     raise ValueError(f"{where}.cross_attention: only the decoder of an encoder-decoder has one")
         merged = self.decoder is not None and self.decoder.block.attention.type == "merged"
-        if merged and (self.encoder is None or self.encoder.hidden_size is not None or self.main.block.cross_attention is not None):
-            raise ValueError("decoder.block.attention.type: 'merged' reads an encoder of the decoder's width; expected one, and no cross_attention")
-        if self.encoder is not None and self.decoder is not None and self.decoder.block.cross_attention is None and not merged:
+        if merged and (
+            self.encoder is None or self.encoder.hidden_size is not None or self.main.block.cross_attention is not None
+        ):
+            raise ValueError(
+                "decoder.block.attention.type: 'merged' reads an encoder of the decoder's width; expected one, and "
+                "no cross_attention"
+            )
+        if (
+            self.encoder is not None
+            and self.decoder is not None
+            and self.decoder.block.cross_attention is None
+            and not merged
+        ):
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         if self.main.input_size not in (None, self.embedding_size):
-            raise ValueError(f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}")
+            raise ValueError(
+                f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}"
+            )
         if self.kind == "encoder-decoder" and self.encoder is not None:
             if self.encoder.input_size is not None:
-                raise ValueError("encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none")
+                raise ValueError(
+                    "encoder.input_size: embeddings narrower than the layers are for a model of one stack; "
+                    "expected none"
+                )
             if self.embedding_size is not None and self.encoder.vocab_size is None and self.encoder.stem is None:
-                raise ValueError("embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own")
+                raise ValueError(
+                    "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
+                )
         if self.main.vocab_size is not None or self.main.hidden_size is not None:
-            raise ValueError(f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder")
-        if self.encoder is not None and self.encoder.hidden_size is not None and self.encoder.vocab_size is None and self.encoder.stem is None:
-            raise ValueError("encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding of its own")
+            raise ValueError(
+                f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
+            )
+        if (
+            self.encoder is not None
+            and self.encoder.hidden_size is not None
+            and self.encoder.vocab_size is None
+            and self.encoder.stem is None
+        ):
+            raise ValueError(
+                "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
+                "of its own"
+            )
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
         transform = getattr(self.head, "transform", None)
-        if transform is not None and transform.size is not None and (self.tie_word_embeddings or not isinstance(self.head, LMHead)):
-            raise ValueError("head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = false")
+        if (
+            transform is not None
+            and transform.size is not None
+            and (self.tie_word_embeddings or not isinstance(self.head, LMHead))
+        ):
+            raise ValueError(
+                "head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = "
+                "false"
+            )
         if self.contact_head and (self.kind != "encoder" or self.main.variants or is_zero(self._attending_heads())):
-            raise ValueError("contact_head: reads the attention maps of an encoder whose layers are alike; expected false")
+            raise ValueError(
+                "contact_head: reads the attention maps of an encoder whose layers are alike; expected false"
+            )
         if self.mtp is not None:
             self._check_prediction(self.mtp)
         check_widths(self.towers)
@@ -132,9 +182,14 @@ class ModelSpec(Part):
         if self.kind != "decoder" or not isinstance(self.head, LMHead):
             raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
         if mtp.layer not in (None, "block", *self.main.variants):
-            raise ValueError(f"mtp.layer: there is no layer called '{mtp.layer}'; expected one of {', '.join(('block', *self.main.variants))}")
+            raise ValueError(
+                f"mtp.layer: there is no layer called '{mtp.layer}'; expected one of "
+                f"{', '.join(('block', *self.main.variants))}"
+            )
         if self.embedding_size is not None or self.head.transform is not None:
-            raise ValueError("mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform")
+            raise ValueError(
+                "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
+            )
         block = self.mtp_block()
         mixer, worker = block.attention, block.feed_forward
         needed = {
@@ -146,7 +201,10 @@ class ModelSpec(Part):
         }
         for field, present in needed.items():
             if present:
-                raise ValueError(f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another kind, or no mtp")
+                raise ValueError(
+                    f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
+                    "kind, or no mtp"
+                )
 
     @property
     def kind(self) -> Literal["decoder", "encoder", "encoder-decoder"]:
@@ -156,7 +214,10 @@ class ModelSpec(Part):
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
         """Its stacks of layers, in the order in which they run."""
-        both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [("encoder", self.encoder), ("decoder", self.decoder)]
+        both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
+            ("encoder", self.encoder),
+            ("decoder", self.decoder),
+        ]
         return [(side, stack) for side, stack in both if stack is not None]
 
     @property
@@ -179,7 +240,9 @@ class ModelSpec(Part):
 
     @property
     def top_size(self) -> int | None:
-        """Width that the output is mapped back to; None where it stays as wide as the layers, or the head's own transform narrows it."""
+        """Width that the output is mapped back to;
+        None where it stays as wide as the layers, or the head's own transform narrows it.
+        """
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
@@ -192,7 +255,9 @@ class ModelSpec(Part):
     def _around(self, side: str, stack: Stack) -> Around:
         """What the layers of a stack need to know of the model."""
         width = self.hidden_size if stack.hidden_size is None else stack.hidden_size
-        return Around(width, causal=side == "decoder", source_size=None if self.encoder is None else self.encoder.hidden_size)
+        return Around(
+            width, causal=side == "decoder", source_size=None if self.encoder is None else self.encoder.hidden_size
+        )
 
     def anatomy(self) -> Node:
         """The tree of named primitives. Counting is walking it."""
@@ -217,11 +282,24 @@ class ModelSpec(Part):
             parts.append(Node("pooler", children=tuple(pooled), kind="pooler", source="Devlin et al. 2019"))
         if self.contact_head:
             maps = self.main.num_hidden_layers * self._attending_heads()
-            parts.append(Node("contact_head", ops.Idle(ops.Linear(maps, 1, bias=True)), kind="classifier", source="Rao et al. 2020"))
+            parts.append(
+                Node(
+                    "contact_head",
+                    ops.Idle(ops.Linear(maps, 1, bias=True)),
+                    kind="classifier",
+                    source="Rao et al. 2020",
+                )
+            )
         top = self.top_size
         if top is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
-            parts.append(Node("head_proj", ops.Linear(h, top, rows="tokens" if isinstance(self.head, NoHead) else "logits"), kind=kind))
+            parts.append(
+                Node(
+                    "head_proj",
+                    ops.Linear(h, top, rows="tokens" if isinstance(self.head, NoHead) else "logits"),
+                    kind=kind,
+                )
+            )
         if isinstance(self.head, Classifier):
             parts.append(self.head.anatomy("classifier", Around(h if top is None else top)))
         if isinstance(self.head, LMHead):
@@ -241,7 +319,9 @@ class ModelSpec(Part):
         return Node("towers", children=children, kind="towers", optional=TOWERS_OPTION)
 
     def reference(self) -> nn.Module:
-        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes alone."""
+        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes
+        alone.
+        """
         return _references()["model"](self)
 
 
@@ -295,8 +375,9 @@ def _references() -> dict[str, type[nn.Module]]:
     class ModelReference(nn.Module):
         """ids: [batch, tokens] → logits [batch, tokens, vocab_size] (hidden states where there is no head).
 
-        source: ids (or frames, [batch, bins, frames]) that the encoder of an encoder-decoder reads. store: a dict to keep keys and values in; with `past`
-        tokens in it, `ids` are those that follow. with_mtp: give back (logits, [logits of each prediction module]).
+        source: ids (or frames, [batch, bins, frames]) that the encoder of an encoder-decoder reads. store: a dict to
+        keep keys and values in; with `past` tokens in it, `ids` are those that follow. with_mtp: give back (logits,
+        [logits of each prediction module]).
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -322,7 +403,9 @@ def _references() -> dict[str, type[nn.Module]]:
             if spec.contact_head:
                 layer: Any = spec.main.block.attention
                 self.contact_head = nn.Linear(spec.main.num_hidden_layers * layer.num_attention_heads, 1)
-            self.scores_pooled = hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
+            self.scores_pooled = (
+                hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
+            )
             if spec.top_size is not None:
                 self.head_proj = nn.Linear(hidden, spec.top_size, bias=False)
             if isinstance(spec.head, Classifier):
@@ -333,7 +416,10 @@ def _references() -> dict[str, type[nn.Module]]:
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.mtp is not None:
-                    self.mtp = nn.ModuleList(spec.mtp.reference(Around(hidden), spec.mtp_block()) for _ in range(spec.mtp.num_nextn_predict_layers))
+                    self.mtp = nn.ModuleList(
+                        spec.mtp.reference(Around(hidden), spec.mtp_block())
+                        for _ in range(spec.mtp.num_nextn_predict_layers)
+                    )
                     for module in self.mtp:
                         module.lm_head = Tied(width, spec.vocab_size)
                         module.lm_head.weight = output.weight
@@ -345,7 +431,9 @@ def _references() -> dict[str, type[nn.Module]]:
         def repeats(self) -> dict[str, str]:
             """The path of every layer that is built like an earlier one → the path of the first such."""
             alone: Any = self._only[0] if not hasattr(self, "encoder") else None
-            stacks: dict[str, Any] = {"": alone} if alone is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
+            stacks: dict[str, Any] = (
+                {"": alone} if alone is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
+            )
             out: dict[str, str] = {}
             for prefix, stack in stacks.items():
                 for i, kind in enumerate(stack.layer_kinds):
@@ -369,8 +457,16 @@ def _references() -> dict[str, type[nn.Module]]:
             out: Tensor = self.decoder(self.embed(ids), run)
             return out
 
-        def forward(self, ids: Tensor, source: Tensor | None = None, *, store: dict[nn.Module, tuple[Tensor, ...]] | None = None,
-                    past: int = 0, last_only: bool = False, with_mtp: bool = False) -> Any:  # fmt: skip
+        def forward(
+            self,
+            ids: Tensor,
+            source: Tensor | None = None,
+            *,
+            store: dict[nn.Module, tuple[Tensor, ...]] | None = None,
+            past: int = 0,
+            last_only: bool = False,
+            with_mtp: bool = False,
+        ) -> Any:
             run = Run(past=past, store=store, ids=ids)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):

@@ -24,12 +24,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def assert_counts(module: nn.Module, spec: Preset | ModelSpec, *, inputs: tuple[Any, ...] | None = None, batch: int = 1, seq: int | None = None) -> None:
+def assert_counts(
+    module: nn.Module,
+    spec: Preset | ModelSpec,
+    *,
+    inputs: tuple[Any, ...] | None = None,
+    batch: int = 1,
+    seq: int | None = None,
+) -> None:
     """Raises `AssertionError` unless the module has the parameters, and with `inputs` the FLOPs, of the spec.
 
     module: any `nn.Module`, on any device, `meta` included; a weight that several modules share counts once.
-    inputs: what to call it with, such as token ids [batch, seq]; its forward FLOPs are then counted as eager attention runs
-    them (every query by every key) and compared. batch, seq: of these inputs, where the first is no tensor of ids.
+    inputs: what to call it with, such as token ids [batch, seq]; its forward FLOPs are then counted as eager attention
+    runs them (every query by every key) and compared. batch, seq: of these inputs, where the first is no tensor of ids.
     The message says how far off it is, and which layers are where the module keeps its layers in a list.
     """
     require_torch("assert_counts")
@@ -54,14 +61,24 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     for prefix in lists[:1]:
         for node in layers:
             each = node.each(total_of)
-            wrong = {i: counted.get(f"{prefix}.{i}", 0) for i in node.indices or () if counted.get(f"{prefix}.{i}", 0) != each}
+            wrong = {
+                i: counted.get(f"{prefix}.{i}", 0)
+                for i in node.indices or ()
+                if counted.get(f"{prefix}.{i}", 0) != each
+            }
             if wrong:
                 i, got = next(iter(wrong.items()))
                 off = f"{units.difference(got - each)}; {len(wrong)} of {node.repeat} such layers differ"
                 lines.append(f"  {prefix}.{i}: {got:,}, the spec's {node.segment} {each:,} ({off})")
     if len(lines) == 1:
-        lines.append("  by the spec: " + ", ".join(f"{n.segment} {n.total(total_of):,}" for n in tree.children if n.total(total_of)))
-        lines.append("  by the module: " + ", ".join(f"{name} {counted[name]:,}" for name, _ in module.named_children() if counted.get(name)))
+        lines.append(
+            "  by the spec: "
+            + ", ".join(f"{n.segment} {n.total(total_of):,}" for n in tree.children if n.total(total_of))
+        )
+        lines.append(
+            "  by the module: "
+            + ", ".join(f"{name} {counted[name]:,}" for name, _ in module.named_children() if counted.get(name))
+        )
     return lines
 
 
@@ -75,5 +92,13 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     expected, found = tree.total(forward_of, Workload(batch=batch, seq=seq)), measured.get("", 0)
     if found == expected:
         return []
-    hint = " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode knows)" if found == 0 else ""
-    return [f"forward FLOPs at batch {batch}, seq {seq}: torch counted {found:,}, the spec gives {expected:,} ({units.difference(found - expected)}){hint}"]
+    hint = (
+        " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
+        "knows)"
+        if found == 0
+        else ""
+    )
+    return [
+        f"forward FLOPs at batch {batch}, seq {seq}: torch counted {found:,}, the spec gives {expected:,} "
+        f"({units.difference(found - expected)}){hint}"
+    ]

@@ -29,7 +29,8 @@ class Node:
     stream: set where the layers below see other tokens than the rest of the model (an encoder beside a decoder).
     source_tokens: set where an encoder reads so many tokens, whatever the workload says (frames of a fixed length).
     optional: set on parts that are left out of totals unless asked for (`mtp`).
-    gated: what it gives is multiplied with something before it is added to the residual stream, so that a backward pass needs it.
+    gated: what it gives is multiplied with something before it is added to the residual stream, so that a backward pass
+    needs it.
     source: where its formula is from.
     """
 
@@ -97,7 +98,9 @@ def _walk(node: Node, here: Place) -> Iterator[Place]:
         yield from _walk(child, Place(path, child, here.times, here.kind, workload, child.optional or here.optional))
 
 
-def by_kind(root: Node, cost: Cost, workload: Workload | None = None, include: frozenset[str] = frozenset()) -> dict[str, Number]:
+def by_kind(
+    root: Node, cost: Cost, workload: Workload | None = None, include: frozenset[str] = frozenset()
+) -> dict[str, Number]:
     """The cost of every primitive, summed by the component it counts under. The values add up to the total."""
     sums: dict[str, Number] = {}
     for place in root.walk(workload):

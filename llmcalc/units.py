@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from .errors import InputError, suggest
 
 DTYPE_BITS: dict[str, int] = {
-    "float64": 64, "float32": 32, "tfloat32": 32, "float16": 16, "bfloat16": 16, "float8": 8, "int8": 8, "float4": 4, "int4": 4,
-}  # fmt: skip
+    "float64": 64,
+    "float32": 32,
+    "tfloat32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8": 8,
+    "int8": 8,
+    "float4": 4,
+    "int4": 4,
+}
 """Bits an element, scales and zero points not included."""
 
 _DTYPE_ALIASES = {
@@ -20,7 +28,15 @@ _DTYPE_ALIASES = {
     "bf16": "bfloat16", "fp8": "float8", "float8_e4m3fn": "float8", "float8_e5m2": "float8", "fp4": "float4",
 }  # fmt: skip
 
-DTYPE_NAMES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "float16": "fp16", "bfloat16": "bf16", "float8": "fp8", "float4": "fp4"}
+DTYPE_NAMES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "tfloat32": "tf32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "float4": "fp4",
+}
 """The short name a table prints."""
 
 COUNT_SUFFIXES = ("", "K", "M", "B", "T", "Q")
@@ -103,11 +119,15 @@ class Scale:
 
 
 GIB = Scale(1024**3, "GiB")
-"""The unit that accelerators' memory is sold in; tables that are read beside it keep to it, whatever their largest value."""
+"""The unit that accelerators' memory is sold in;
+tables that are read beside it keep to it, whatever their largest value.
+"""
 
 
 def decimal_scale(value: float, unit: str) -> Scale:
-    """The decimal unit that leaves at least 1 of this value: `TFLOPs`. For a column, that of its total or of its smallest value."""
+    """The decimal unit that leaves at least 1 of this value: `TFLOPs`.
+    For a column, that of its total or of its smallest value.
+    """
     return _scale(value, 1000, SI_PREFIXES, unit)
 
 
@@ -137,7 +157,9 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def signed_percent(value: float, digits: int = 1) -> str:
-    """A difference: `−6.7 %`, `+0.3 %`; `equal` where it is exactly nothing, without a sign where it rounds to nothing."""
+    """A difference: `−6.7 %`, `+0.3 %`;
+    `equal` where it is exactly nothing, without a sign where it rounds to nothing.
+    """
     if value == 0:
         return "equal"
     text = f"{abs(100 * value):.{digits}f}"
@@ -156,7 +178,18 @@ def seconds(value: float) -> str:
 
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*([a-zA-Z]*)\s*$")
-_COUNT_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21, "y": 10**24}
+_COUNT_FACTORS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "b": 10**9,
+    "g": 10**9,
+    "t": 10**12,
+    "p": 10**15,
+    "e": 10**18,
+    "z": 10**21,
+    "y": 10**24,
+}
 
 
 def parse_count(text: str, what: str = "value") -> int:

@@ -1,6 +1,8 @@
-"""What tests of damaged input share: values that are no sizes, strategies of random ones, and what must hold of whatever is read.
+"""What tests of damaged input share: values that are no sizes, strategies of random ones, and what must hold of
+whatever is read.
 
-A damaged description or config is read and can be counted in every way, or is refused by one printable line; within 2 s.
+A damaged description or config is read and can be counted in every way, or is refused by one printable line; within 2
+s.
 """
 
 from __future__ import annotations
@@ -19,14 +21,33 @@ from llmcalc.costs.limits import longest_sequence
 from llmcalc.errors import LONGEST_MESSAGE, InputError
 from llmcalc.sources.preset import Preset
 
-NO_SIZES: tuple[Any, ...] = (-1, -(2**63), 0, 1.5, 1e300, float("nan"), float("inf"), "", "8", True, [], [8], {}, {"a": 1}, 2**63, 10**30)
+NO_SIZES: tuple[Any, ...] = (
+    -1,
+    -(2**63),
+    0,
+    1.5,
+    1e300,
+    float("nan"),
+    float("inf"),
+    "",
+    "8",
+    True,
+    [],
+    [8],
+    {},
+    {"a": 1},
+    2**63,
+    10**30,
+)
 ENDLESS = 10**5000
 """Python refuses to print it."""
 
 LONGEST = 2.0
 """Seconds of the processor that one input may take."""
 
-fuzzed = settings(max_examples=400, deadline=2000, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+fuzzed = settings(
+    max_examples=400, deadline=2000, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 numbers = st.one_of(st.sampled_from(NO_SIZES), st.integers(-3, 200_000), st.integers(2**39, 2**41), st.floats())
 
@@ -65,7 +86,9 @@ def refused(make: Callable[[], Preset], count: Callable[[Preset], None] = counts
 
 @contextmanager
 def within(seconds: float = LONGEST) -> Iterator[None]:
-    """Raises `TimeoutError` where what is done takes longer, of this process's time: a machine that does other work is no failure."""
+    """Raises `TimeoutError` where what is done takes longer, of this process's time:
+    a machine that does other work is no failure.
+    """
 
     def stop(_: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"took more than {seconds} s, at {frame}")

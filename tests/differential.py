@@ -1,9 +1,11 @@
-"""Every field of every family's config changed, one at a time, and the counts held against the class: `python -m tests.differential [MODEL_TYPE …]`.
+"""Every field of every family's config changed, one at a time, and the counts held against the class: `python -m
+tests.differential [MODEL_TYPE …]`.
 
-The shapes of `tests/families` are what somebody thought of. Here each is a start, and every field that its configuration class knows takes
-other values. Where the class builds and runs, the counts are equal, the difference is one of `KNOWN`, or the config is refused; anything else
-is printed as wrong, and what is refused though the class runs is printed as refused. With `--sample N`, of each model type only the N
-variations that a hash of their names puts first, as `test_differential.py` takes a few. All of it takes an hour or two of one core.
+The shapes of `tests/families` are what somebody thought of. Here each is a start, and every field that its
+configuration class knows takes other values. Where the class builds and runs, the counts are equal, the difference is
+one of `KNOWN`, or the config is refused; anything else is printed as wrong, and what is refused though the class runs
+is printed as refused. With `--sample N`, of each model type only the N variations that a hash of their names puts
+first, as `test_differential.py` takes a few. All of it takes an hour or two of one core.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def _of_a_window_of_one(config: dict[str, Any], checks: list[Check]) -> bool:
 
 
 KNOWN: dict[str, Callable[[dict[str, Any], list[Check]], bool]] = {
-    "a sliding cache drops all but the last window - 1 tokens by a slice from 1 - window, which for a window of 1 keeps every token": _of_a_window_of_one,
+    "a sliding cache drops all but the last window - 1 tokens by a slice from 1 - window, which for a window of 1 "
+    "keeps every token": _of_a_window_of_one,
 }
 """Where the class is what is wrong, and why; whether a config and what failed for it are such a case."""
 
@@ -89,7 +92,9 @@ def others(name: str, value: Any) -> Iterator[Any]:
 
 
 def variations(shape: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """(field, its new value, the config) for every field that the configuration class has, and for every other name that it takes for one."""
+    """(field, its new value, the config) for every field that the configuration class has,
+    and for every other name that it takes for one.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     given = {k: v for k, v in shape.items() if k not in ("architectures", "model_type")}
@@ -149,7 +154,12 @@ def _runs(config: dict[str, Any]) -> bool:
 def shapes_of(kind: str) -> list[dict[str, Any]]:
     file = next(f for f, kinds in FILES.items() if kind in kinds)
     shapes = import_module(f"tests.families.{file}").SHAPES
-    return [{"architectures": [cls], **shape} for cls, several in shapes.items() for shape in several if shape["model_type"] == kind]
+    return [
+        {"architectures": [cls], **shape}
+        for cls, several in shapes.items()
+        for shape in several
+        if shape["model_type"] == kind
+    ]
 
 
 def starts(kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -165,9 +175,11 @@ def of_kind(kind: str) -> Iterator[tuple[int, str, Any, dict[str, Any]]]:
 
 
 def sampled(kind: str, many: int) -> list[tuple[int, str, Any, dict[str, Any]]]:
-    """So many variations of a model type, in an order that nobody chose: by a hash of the shape's number, the field and the value.
+    """So many variations of a model type, in an order that nobody chose: by a hash of the shape's number, the field and
+    the value.
 
-    None of those that leave a field out (a model as deep or as wide as its class's default takes seconds) or null (most are refused by both).
+    None of those that leave a field out (a model as deep or as wide as its class's default takes seconds) or null (most
+    are refused by both).
     """
 
     def order(one: tuple[int, str, Any, dict[str, Any]]) -> str:
@@ -194,7 +206,11 @@ def main(arguments: list[str]) -> int:
             verdict, why = judged(config)
             tally[verdict] = tally.get(verdict, 0) + 1
             if verdict in ("wrong", "crash") or (verdict == "refused" and value not in DEGENERATE):
-                print(f"{verdict:8}{kind} {config['architectures'][0]}[{i}] {name}={json.dumps(value, default=str)}: {why}", flush=True)
+                print(
+                    f"{verdict:8}{kind} {config['architectures'][0]}[{i}] {name}={json.dumps(value, default=str)}: "
+                    f"{why}",
+                    flush=True,
+                )
                 wrong += verdict != "refused"
         print(f"{kind}: {tally}", flush=True)
     return 1 if wrong else 0

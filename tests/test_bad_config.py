@@ -18,45 +18,119 @@ from test_fuzz_config import LLAMA, SIZED, Config, shapes
 
 DEEP = {**LLAMA, "num_hidden_layers": 100_000}
 MIXED = {**DEEP, "model_type": "qwen3", "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 16}
-KINDS = {"model_type": "gemma3n_text", **SIZED, "num_hidden_layers": 256, "num_key_value_heads": 2, "head_dim": 16, "num_kv_shared_layers": 0,
-         "layer_types": ["full_attention"] * 256, "intermediate_size": list(range(100, 356))}  # fmt: skip
+KINDS = {
+    "model_type": "gemma3n_text",
+    **SIZED,
+    "num_hidden_layers": 256,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_kv_shared_layers": 0,
+    "layer_types": ["full_attention"] * 256,
+    "intermediate_size": list(range(100, 356)),
+}
 SOME = json.dumps(LLAMA)
 EVERY_COMMAND = ("params", "flops", "kv", "memory", "explain", "compare", "convert")
 
 FINE: dict[str, tuple[Any, tuple[str, ...]]] = {
     "as deep as may be": (DEEP, EVERY_COMMAND),
-    "a pattern that never ends": ({**MIXED, "layer_types": [*["full_attention", "sliding_attention", "full_attention"] * 33_333, "sliding_attention"]},
-                                  EVERY_COMMAND),
-    "the last layer alone differs": ({**MIXED, "layer_types": ["full_attention"] * 99_999 + ["sliding_attention"]}, ("params", "flops", "kv")),
+    "a pattern that never ends": (
+        {
+            **MIXED,
+            "layer_types": [*["full_attention", "sliding_attention", "full_attention"] * 33_333, "sliding_attention"],
+        },
+        EVERY_COMMAND,
+    ),
+    "the last layer alone differs": (
+        {**MIXED, "layer_types": ["full_attention"] * 99_999 + ["sliding_attention"]},
+        ("params", "flops", "kv"),
+    ),
     "as many kinds as may be": (KINDS, ("params", "flops", "kv", "memory", "convert")),
-    "every size as large as may be": ({**LLAMA, **dict.fromkeys((*SIZED, "head_dim", "num_key_value_heads", "max_position_embeddings"), 2**40),
-                                       "num_hidden_layers": 100_000}, EVERY_COMMAND),
-    "layers taken one by one": ({**LLAMA, "num_hidden_layers": 1000, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32}},
-                                ("memory",)),
+    "every size as large as may be": (
+        {
+            **LLAMA,
+            **dict.fromkeys((*SIZED, "head_dim", "num_key_value_heads", "max_position_embeddings"), 2**40),
+            "num_hidden_layers": 100_000,
+        },
+        EVERY_COMMAND,
+    ),
+    "layers taken one by one": (
+        {
+            **LLAMA,
+            "num_hidden_layers": 1000,
+            "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32},
+        },
+        ("memory",),
+    ),
     "lists that nobody asked for": ({**LLAMA, "x": [[]] * 1_240_000}, ("params",)),
     "tables that nobody asked for": ({**LLAMA, "x": [{"": 0}] * 550_000}, ("params",)),
-    "labels": ({**LLAMA, "architectures": ["LlamaForSequenceClassification"], "id2label": {str(i): "" for i in range(350_000)}}, ("params",)),
-    "a name and fields that a terminal obeys": ({**LLAMA, "_name_or_path": "\x1b[31m\n" * 1000, "\x1b[31mred\n": 1}, ("params",)),
+    "labels": (
+        {
+            **LLAMA,
+            "architectures": ["LlamaForSequenceClassification"],
+            "id2label": {str(i): "" for i in range(350_000)},
+        },
+        ("params",),
+    ),
+    "a name and fields that a terminal obeys": (
+        {**LLAMA, "_name_or_path": "\x1b[31m\n" * 1000, "\x1b[31mred\n": 1},
+        ("params",),
+    ),
     "a field twice: the last holds": (SOME[:-1] + ', "num_hidden_layers": 0, "num_hidden_layers": 3}', ("params",)),
     "a byte order mark": (b"\xef\xbb\xbf" + SOME.encode(), ("params",)),
-}  # fmt: skip
+}
 """What is counted: its content, under which commands."""
 
 REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
-    "a million layers": ({**LLAMA, "num_hidden_layers": 10**6}, EVERY_COMMAND, "num_hidden_layers: 1000000; expected a positive whole number, at most 100000"),
+    "a million layers": (
+        {**LLAMA, "num_hidden_layers": 10**6},
+        EVERY_COMMAND,
+        "num_hidden_layers: 1000000; expected a positive whole number, at most 100000",
+    ),
     "a billion layers": ({**MIXED, "num_hidden_layers": 10**9}, ("params",), "num_hidden_layers: 1000000000"),
-    "more layers than are taken one by one": ({**DEEP, "quantization_config": {"quant_method": "fp8"}}, ("memory",), "at most 1000 for a scheme"),
-    "more kinds than may be": ({**KINDS, "num_hidden_layers": 257, "intermediate_size": list(range(1, 258)), "layer_types": ["full_attention"] * 257},
-                               ("params",), "more than 256 kinds"),
+    "more layers than are taken one by one": (
+        {**DEEP, "quantization_config": {"quant_method": "fp8"}},
+        ("memory",),
+        "at most 1000 for a scheme",
+    ),
+    "more kinds than may be": (
+        {
+            **KINDS,
+            "num_hidden_layers": 257,
+            "intermediate_size": list(range(1, 258)),
+            "layer_types": ["full_attention"] * 257,
+        },
+        ("params",),
+        "more than 256 kinds",
+    ),
     "more kinds than are explained": (KINDS, ("explain",), "256 kinds of layers are too many for one formula"),
-    "a list of layers that are none": ({**MIXED, "layer_types": ["x"] * 900_000}, ("params",), "layer_types: a list; expected 100000 times full_attention"),
-    "a list of sizes": ({**LLAMA, "hidden_size": [2**39] * 300_000}, ("params",), "hidden_size: a list; expected a positive whole number"),
-    "sizes past all": ({**LLAMA, **dict.fromkeys(SIZED, 10**4000)}, ("params",), "…; expected a positive whole number, at most"),
+    "a list of layers that are none": (
+        {**MIXED, "layer_types": ["x"] * 900_000},
+        ("params",),
+        "layer_types: a list; expected 100000 times full_attention",
+    ),
+    "a list of sizes": (
+        {**LLAMA, "hidden_size": [2**39] * 300_000},
+        ("params",),
+        "hidden_size: a list; expected a positive whole number",
+    ),
+    "sizes past all": (
+        {**LLAMA, **dict.fromkeys(SIZED, 10**4000)},
+        ("params",),
+        "…; expected a positive whole number, at most",
+    ),
     "10^5 tables in each other": ('{"a": ' * 10**5 + "1" + "}" * 10**5, ("params",), "nested too deeply"),
     "10^5 lists in each other": ('{"a": ' + "[" * 10**5 + "]" * 10**5 + "}", ("params",), "nested too deeply"),
-    "100 lists in each other": (SOME[:-1] + ', "quantization_config": ' + "[" * 100 + "]" * 100 + "}", ("params", "memory"), "nested too deeply"),
+    "100 lists in each other": (
+        SOME[:-1] + ', "quantization_config": ' + "[" * 100 + "]" * 100 + "}",
+        ("params", "memory"),
+        "nested too deeply",
+    ),
     "a number of 10^5 digits": (SOME.replace("64", "6" * 10**5), ("params",), "a number of thousands of digits"),
-    "a float of 10^5 digits": (SOME.replace("64", "6" * 10**5 + ".0"), ("params",), "hidden_size: inf; expected a positive whole number"),
+    "a float of 10^5 digits": (
+        SOME.replace("64", "6" * 10**5 + ".0"),
+        ("params",),
+        "hidden_size: inf; expected a positive whole number",
+    ),
     "NaN": (SOME.replace("64", "NaN"), ("params",), "hidden_size: nan; expected a positive whole number"),
     "-Infinity": (SOME.replace("64", "-Infinity"), ("params",), "hidden_size: -inf; expected a positive whole number"),
     "too large a file": ({**LLAMA, "x": "x" * 5_000_000}, EVERY_COMMAND, "bytes is too large"),
@@ -68,11 +142,24 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "a list": ("[]", ("params",), "holds no object"),
     "null": ("null", ("params",), "holds no object"),
     "an empty table": ("{}", ("params",), "model_type: missing"),
-    "a slow pattern": ({**LLAMA, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["(.|.)" * 40 + "x"]}},
-                       ("memory",), "expected a pattern that is quick to match"),
-    "patterns that are slow together": ({**LLAMA, "num_hidden_layers": 900, "quantization_config": {
-        "quant_method": "fp8", "modules_to_not_convert": [f".*.*.*.*{i}x" for i in range(99)]}}, ("memory",), "its patterns take longer than 1 s"),
-}  # fmt: skip
+    "a slow pattern": (
+        {**LLAMA, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["(.|.)" * 40 + "x"]}},
+        ("memory",),
+        "expected a pattern that is quick to match",
+    ),
+    "patterns that are slow together": (
+        {
+            **LLAMA,
+            "num_hidden_layers": 900,
+            "quantization_config": {
+                "quant_method": "fp8",
+                "modules_to_not_convert": [f".*.*.*.*{i}x" for i in range(99)],
+            },
+        },
+        ("memory",),
+        "its patterns take longer than 1 s",
+    ),
+}
 """What is refused: its content, by which commands, and words of the message."""
 
 MEASURED = """
@@ -95,26 +182,46 @@ for line in sys.stdin.read().splitlines():
 
 
 def measured(commands: list[list[str]]) -> list[tuple[Any, str, str, float, int]]:
-    """(exit code, start of stdout, stderr, seconds, the largest memory so far in KiB) of commands that one process runs after each other."""
+    """(exit code, start of stdout, stderr, seconds,
+    the largest memory so far in KiB) of commands that one process runs after each other.
+    """
     lines = "\n".join(json.dumps(command) for command in commands)
-    done = subprocess.run([sys.executable, "-c", MEASURED], input=lines, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], input=lines, capture_output=True, text=True, timeout=300, check=True
+    )
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def written(content: Any, folder: Path, name: str) -> str:
     path = folder / re.sub(r"\W+", "-", name) / "config.json"
     path.parent.mkdir()
-    path.write_bytes(content if isinstance(content, bytes) else (content if isinstance(content, str) else json.dumps(content)).encode())
+    path.write_bytes(
+        content
+        if isinstance(content, bytes)
+        else (content if isinstance(content, str) else json.dumps(content)).encode()
+    )
     return str(path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory there")
 def test_the_worst_take_neither_time_nor_memory(tmp_path: Path) -> None:
-    asked = [(name, command, written(content, tmp_path, name), "") for name, (content, commands) in FINE.items() for command in commands[:1]]
-    asked += [(name, command, written(content, tmp_path, name), words) for name, (content, commands, words) in REFUSED.items() for command in commands[:1]]
+    asked = [
+        (name, command, written(content, tmp_path, name), "")
+        for name, (content, commands) in FINE.items()
+        for command in commands[:1]
+    ]
+    asked += [
+        (name, command, written(content, tmp_path, name), words)
+        for name, (content, commands, words) in REFUSED.items()
+        for command in commands[:1]
+    ]
     paths = {name: path for name, _, path, _ in asked}
     asked += [(name, command, paths[name], "") for name, (_, commands) in FINE.items() for command in commands[1:]]
-    asked += [(name, command, paths[name], words) for name, (_, commands, words) in REFUSED.items() for command in commands[1:]]
+    asked += [
+        (name, command, paths[name], words)
+        for name, (_, commands, words) in REFUSED.items()
+        for command in commands[1:]
+    ]
     found = measured([[command, path] for _, command, path, _ in asked])
     assert len(found) == len(asked)
     for (name, command, _, words), (code, out, err, seconds, peak) in zip(asked, found, strict=True):
@@ -133,18 +240,38 @@ def test_the_worst_take_neither_time_nor_memory(tmp_path: Path) -> None:
 GEMMA = shapes("gemma3_text")[0]
 DAMAGED: dict[str, tuple[Config, str]] = {
     "a wrong type": ({**LLAMA, "hidden_size": "64"}, "hidden_size: '64'; expected a positive whole number"),
-    "a missing field": ({"model_type": "t5gemma", "encoder": {"hidden_size": 0}}, "encoder.hidden_size: 0; expected a positive whole number"),
+    "a missing field": (
+        {"model_type": "t5gemma", "encoder": {"hidden_size": 0}},
+        "encoder.hidden_size: 0; expected a positive whole number",
+    ),
     "another name for it": ({**shapes("mixtral")[0], "num_local_experts": -1}, "num_local_experts: -1; expected"),
     "a name of its family": ({**shapes("gpt2")[0], "n_embd": None}, "n_embd: None; expected"),
-    "in a wrapper": ({"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}}, "text_config.num_hidden_layers: 0; expected"),
-    "a wrapper around nothing": ({"model_type": "gemma3", "text_config": 7}, "text_config: 7; expected a table of fields"),
-    "a wrapper around an unknown": ({"model_type": "gemma3", "text_config": {"model_type": "lama"}}, "text_config.model_type: 'lama' is not read. Did you"),
-    "a tie that is none": ({"model_type": "gemma3", "tie_word_embeddings": 7, "text_config": GEMMA}, "json: tie_word_embeddings: 7; expected"),
-    "sizes that do not fit": ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads 4"),
+    "in a wrapper": (
+        {"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}},
+        "text_config.num_hidden_layers: 0; expected",
+    ),
+    "a wrapper around nothing": (
+        {"model_type": "gemma3", "text_config": 7},
+        "text_config: 7; expected a table of fields",
+    ),
+    "a wrapper around an unknown": (
+        {"model_type": "gemma3", "text_config": {"model_type": "lama"}},
+        "text_config.model_type: 'lama' is not read. Did you",
+    ),
+    "a tie that is none": (
+        {"model_type": "gemma3", "tie_word_embeddings": 7, "text_config": GEMMA},
+        "json: tie_word_embeddings: 7; expected",
+    ),
+    "sizes that do not fit": (
+        {**LLAMA, "num_key_value_heads": 3},
+        "num_key_value_heads: 3 does not divide num_attention_heads 4",
+    ),
     "what the description calls otherwise": (
-        {**shapes("mixtral")[0], "num_local_experts": 1}, "num_experts_per_tok: 2 is more than num_experts 1 (in the config: num_local_experts)"),
+        {**shapes("mixtral")[0], "num_local_experts": 1},
+        "num_experts_per_tok: 2 is more than num_experts 1 (in the config: num_local_experts)",
+    ),
     "an unknown number format": ({**LLAMA, "torch_dtype": "float7"}, "'float7'"),
-}  # fmt: skip
+}
 """A config, and words of the message with which every command refuses it."""
 
 
@@ -177,7 +304,10 @@ BERT = {"model_type": "bert", **SIZED}
 REFUSED_LATER: dict[str, tuple[Config, str]] = {
     "kv": (BERT, "an encoder-only model keeps no KV cache"),
     "flops --phase decode": (BERT, "--phase decode: an encoder-only model keeps no cache"),
-    "memory": ({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, "quantization_config of awq: bits: 5"),
+    "memory": (
+        {**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}},
+        "quantization_config of awq: bits: 5",
+    ),
     "explain q_prj": (LLAMA, "NODE: the model has no node 'q_prj'"),
     "shape": (BERT, "shape: an encoder has other sizes than depth and width to trade"),
     "verify --seq 5000": (BERT, "--seq: 5000 tokens"),
@@ -196,10 +326,16 @@ def test_what_is_found_later_names_the_model_too(line: str, run: Any, tmp_path: 
 
 def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:
     """Damage that shows when the answer is written, not when the config is read."""
-    path, report = written({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, tmp_path, "damaged"), tmp_path / "report"
+    path, report = (
+        written({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, tmp_path, "damaged"),
+        tmp_path / "report",
+    )
     report.write_text("of yesterday")
     one_error(run("memory", path, "-o", str(report)), "bits: 5; expected one of 4 (--quantize none counts without it)")
-    one_error(run("params", "gpt2", path, "--set", "num_key_value_heads=3", "-o", str(report)), "num_key_value_heads: 3 does not divide")
+    one_error(
+        run("params", "gpt2", path, "--set", "num_key_value_heads=3", "-o", str(report)),
+        "num_key_value_heads: 3 does not divide",
+    )
     assert report.read_text() == "of yesterday"
     assert run("params", path, "-o", str(report)).code == 0
     assert "parameters" in report.read_text()

@@ -1,4 +1,5 @@
-"""Whatever is wrong with the input: exit code 2, one line on stderr that names the field and the fix, nothing else anywhere.
+"""Whatever is wrong with the input: exit code 2, one line on stderr that names the field and the fix, nothing else
+anywhere.
 
 Named cases; `test_fuzz_input.py` has every field damaged in every way.
 """
@@ -62,34 +63,94 @@ def test_the_model_that_is_damaged_below_is_right(run: Run, tmp_path: Path) -> N
 DAMAGE = {
     "a number where text belongs": ('"silu"', "3", ["feed_forward.hidden_act: 3", "'silu'"]),
     "an unknown field at the top": ("[model]", "tittle = 'x'\n[model]", ["tittle: unknown field"]),
-    "in the model": ("vocab_size", "vocab_sise = 3\nvocab_size", ["model.vocab_sise: unknown field", "Did you mean vocab_size"]),
-    "in a stack": ("num_hidden_layers = 2", "num_hidden_layers = 2\nn_layer = 2", ["model.decoder.n_layer: unknown field"]),
-    "in a part": ("num_attention_heads = 4", "num_attention_heads = 4\nn_head = 4", ["model.decoder.block.attention.n_head: unknown field"]),
+    "in the model": (
+        "vocab_size",
+        "vocab_sise = 3\nvocab_size",
+        ["model.vocab_sise: unknown field", "Did you mean vocab_size"],
+    ),
+    "in a stack": (
+        "num_hidden_layers = 2",
+        "num_hidden_layers = 2\nn_layer = 2",
+        ["model.decoder.n_layer: unknown field"],
+    ),
+    "in a part": (
+        "num_attention_heads = 4",
+        "num_attention_heads = 4\nn_head = 4",
+        ["model.decoder.block.attention.n_head: unknown field"],
+    ),
     "in an inline table": ('"rope"', '"rope", theta = 3', ["attention.position.theta: unknown field", "rope_theta"]),
     "an unknown type": ('"rope"', '"rop"', ["attention.position.type: 'rop' is not known", "'rope'"]),
     "a type that is a list": ('"rope"', "[1]", ["attention.position.type"]),
-    "an unknown norm": ('final_norm = { type = "rmsnorm"', 'final_norm = { type = "batchnorm"', ["final_norm.type: 'batchnorm'", "'rmsnorm'"]),
+    "an unknown norm": (
+        'final_norm = { type = "rmsnorm"',
+        'final_norm = { type = "batchnorm"',
+        ["final_norm.type: 'batchnorm'", "'rmsnorm'"],
+    ),
     "a missing field": ("hidden_size = 64\n", "", ["model.hidden_size: missing"]),
-    "a missing table": ('[model.decoder.block.feed_forward]\nintermediate_size = 40\nhidden_act = "silu"', "", ["block.feed_forward: missing"]),
-    "key/value heads that do not divide": ("num_key_value_heads = 2", "num_key_value_heads = 3", ["num_key_value_heads: 3", "a divisor of 4"]),
-    "heads that do not divide": ("num_attention_heads = 4", "num_attention_heads = 6", ["num_attention_heads: 6 does not divide hidden_size 64"]),
+    "a missing table": (
+        '[model.decoder.block.feed_forward]\nintermediate_size = 40\nhidden_act = "silu"',
+        "",
+        ["block.feed_forward: missing"],
+    ),
+    "key/value heads that do not divide": (
+        "num_key_value_heads = 2",
+        "num_key_value_heads = 3",
+        ["num_key_value_heads: 3", "a divisor of 4"],
+    ),
+    "heads that do not divide": (
+        "num_attention_heads = 4",
+        "num_attention_heads = 6",
+        ["num_attention_heads: 6 does not divide hidden_size 64"],
+    ),
     "an odd head for RoPE": ("num_key_value_heads = 2", "head_dim = 5", ["attention.position: RoPE would turn 5"]),
     "a date": ("hidden_size = 64", "hidden_size = 2024-01-01", ["model.hidden_size: a date is not a whole number"]),
-    "a time": ("hidden_size = 64", "hidden_size = 2024-01-01T00:00:00Z", ["model.hidden_size: a datetime is not a whole number"]),
-    "a size in hexadecimal without end": ("hidden_size = 64", "hidden_size = 0x" + "f" * 9000, ["model.hidden_size: a number of thousands of digits"]),
+    "a time": (
+        "hidden_size = 64",
+        "hidden_size = 2024-01-01T00:00:00Z",
+        ["model.hidden_size: a datetime is not a whole number"],
+    ),
+    "a size in hexadecimal without end": (
+        "hidden_size = 64",
+        "hidden_size = 0x" + "f" * 9000,
+        ["model.hidden_size: a number of thousands of digits"],
+    ),
     "too many digits for Python": ("hidden_size = 64", "hidden_size = " + "9" * 9000, ["not valid TOML", "digits"]),
     "1 for true": ("= true", "= 1", ["model.tie_word_embeddings: 1 is not true or false"]),
-    "a table where a number belongs": ("hidden_size = 64", "hidden_size = {}", ["model.hidden_size: a table is not a whole number"]),
-    "a number where a table belongs": ('norm = { type = "rmsnorm" }\nnorm_placement', "norm = 3\nnorm_placement", ["block.norm: 3 is not a table"]),
-    "a pattern of no such layer": ("num_hidden_layers = 2", "num_hidden_layers = 2\npattern = ['full']", ["pattern: there is no layer called 'full'"]),
+    "a table where a number belongs": (
+        "hidden_size = 64",
+        "hidden_size = {}",
+        ["model.hidden_size: a table is not a whole number"],
+    ),
+    "a number where a table belongs": (
+        'norm = { type = "rmsnorm" }\nnorm_placement',
+        "norm = 3\nnorm_placement",
+        ["block.norm: 3 is not a table"],
+    ),
+    "a pattern of no such layer": (
+        "num_hidden_layers = 2",
+        "num_hidden_layers = 2\npattern = ['full']",
+        ["pattern: there is no layer called 'full'"],
+    ),
     "an empty pattern": ("num_hidden_layers = 2", "num_hidden_layers = 2\npattern = []", ["model.decoder.pattern"]),
-    "a variant called block": ("\n[model.decoder.block]", "\n[model.decoder.variants.block]\n[model.decoder.block]", ["variants.block", "another name"]),
-    "encoder and decoder without cross-attention": ("[model.decoder]", "encoder = 3\n[model.decoder]", ["model.encoder: 3 is not a table"]),
+    "a variant called block": (
+        "\n[model.decoder.block]",
+        "\n[model.decoder.variants.block]\n[model.decoder.block]",
+        ["variants.block", "another name"],
+    ),
+    "encoder and decoder without cross-attention": (
+        "[model.decoder]",
+        "encoder = 3\n[model.decoder]",
+        ["model.encoder: 3 is not a table"],
+    ),
     "a weight dtype that is none": ("[model]", "dtype = 'bf17'\n[model]", ["dtype: unknown dtype 'bf17'", "bf16"]),
     "nan": ('"rope"', '"rope", rope_theta = nan', ["rope_theta: nan is not a finite number"]),
     "infinity": ('"rope"', '"rope", rope_theta = inf', ["rope_theta: inf is not a finite number"]),
     "text for a real number": ('"rope"', '"rope", rope_theta = "1e4"', ["rope_theta: '1e4' is not a number"]),
-    "cut short": ('feed_forward]\nintermediate_size = 40\nhidden_act = "silu"\n', "feed_for", ["not valid TOML", "at end of document"]),
+    "cut short": (
+        'feed_forward]\nintermediate_size = 40\nhidden_act = "silu"\n',
+        "feed_for",
+        ["not valid TOML", "at end of document"],
+    ),
     "a table twice": ("[model.decoder.block]", "[model]", ["not valid TOML"]),
     "a line break in a name": ("vocab_size", '"vocab\\nsize" = 3\nvocab_size', ["vocab\\nsize: unknown field"]),
     "a control sequence": ('"silu"', '"\\u001b[31mred"', ["hidden_act: '\\x1b[31mred'"]),
@@ -108,7 +169,11 @@ def test_a_damaged_description(name: str, run: Run, tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
-    for name, content, word in [("empty", b"", "model: missing"), ("binary", bytes(range(256)), "not a text file"), ("nul", b"\0" * 99, "not valid TOML")]:
+    for name, content, word in [
+        ("empty", b"", "model: missing"),
+        ("binary", bytes(range(256)), "not a text file"),
+        ("nul", b"\0" * 99, "not valid TOML"),
+    ]:
         path = tmp_path / f"{name}.toml"
         path.write_bytes(content)
         refused(run("params", str(path)), word)
@@ -168,7 +233,9 @@ def test_a_wrong_override(override: str, run: Run) -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "check"])  # whose first argument is a checkpoint
 def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> None:
-    name, wrong, near = ("h100", "h1000", "h100-sxm") if command == "hardware" else ("llama3-8b", "lamma3-8b", "llama3-8b")
+    name, wrong, near = (
+        ("h100", "h1000", "h100-sxm") if command == "hardware" else ("llama3-8b", "lamma3-8b", "llama3-8b")
+    )
     refused(run(command, wrong), wrong, "Did you mean", near)
     refused(run(command, "no-such-thing-at-all"), "no-such-thing-at-all")
     refused(run(command, name, "--nope"), "--nope", f"{command} --help")
@@ -211,7 +278,8 @@ USAGE = {
     "verify": "expected TARGET... or --all",
     "verify llama3-8b --all": "expected TARGET... or --all",
     "verify llama3-8b --against you": "--against: 'you'",
-    'params bert-base --set mtp={"num_nextn_predict_layers":1}': "model.mtp: multi-token prediction stands on a decoder",
+    'params bert-base --set mtp={"num_nextn_predict_layers":1}': "model.mtp: multi-token prediction stands on a "
+    "decoder",
 }
 
 
@@ -222,7 +290,10 @@ def test_bad_usage(line: str, run: Run) -> None:
 
 def test_a_witness_that_cannot_hold_the_sizes(run: Run) -> None:
     pytest.importorskip("torch")
-    refused(run("verify", "llama3-8b", "--set", f"hidden_size={2**40}", "--set", f"intermediate_size={2**40}"), "llama3-8b: --against reference cannot run")
+    refused(
+        run("verify", "llama3-8b", "--set", f"hidden_size={2**40}", "--set", f"intermediate_size={2**40}"),
+        "llama3-8b: --against reference cannot run",
+    )
 
 
 def test_nothing_is_half_written(run: Run, tmp_path: Path) -> None:
@@ -233,13 +304,22 @@ def test_nothing_is_half_written(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-LARGE = ["llama3-8b --set num_hidden_layers=100000", "gemma2-9b --set num_hidden_layers=100000", "mixtral-8x7b --set num_experts=1000000"]
+LARGE = [
+    "llama3-8b --set num_hidden_layers=100000",
+    "gemma2-9b --set num_hidden_layers=100000",
+    "mixtral-8x7b --set num_experts=1000000",
+]
 
 
 @pytest.mark.parametrize("arguments", LARGE)
 def test_the_largest_sizes_take_no_memory(arguments: str) -> None:
-    """Depth and experts are counts, never lists of parts: a count of the largest needs no more than 400 MB of addresses."""
-    code = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (400_000_000,) * 2)\nfrom llmcalc.cli.main import main\nmain()"
+    """Depth and experts are counts, never lists of parts:
+    a count of the largest needs no more than 400 MB of addresses.
+    """
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (400_000_000,) * 2)\nfrom llmcalc.cli.main "
+        "import main\nmain()"
+    )
     for command in ("params", "flops"):
         line = [sys.executable, "-c", code, command, *arguments.split()]
         result = subprocess.run(line, capture_output=True, text=True, timeout=20, check=True)

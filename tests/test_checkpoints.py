@@ -1,4 +1,6 @@
-"""Checkpoint headers: small files made with the real libraries, files that lie, and whether a checkpoint is what a spec says."""
+"""Checkpoint headers: small files made with the real libraries, files that lie,
+and whether a checkpoint is what a spec says.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from tests.test_families import _shapes
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    tensors = {"a.weight": torch.zeros(3, 4, dtype=torch.bfloat16), "b": torch.zeros(5, dtype=torch.int64), "empty": torch.zeros(0, 2)}
+    tensors = {
+        "a.weight": torch.zeros(3, 4, dtype=torch.bfloat16),
+        "b": torch.zeros(5, dtype=torch.int64),
+        "empty": torch.zeros(0, 2),
+    }
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
     found = read_safetensors(tmp_path / "m.safetensors")
     assert {t.name: (t.dtype, t.shape, t.nbytes) for t in found.tensors} == {
@@ -41,11 +47,25 @@ def test_safetensors(tmp_path: Path) -> None:
 
 
 def test_every_format_that_the_library_writes(tmp_path: Path) -> None:
-    kinds = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-             torch.float8_e4m3fn, torch.float8_e5m2]  # fmt: skip
+    kinds = [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ]
     save_file({str(k): torch.zeros(4, 4).to(k) for k in kinds}, tmp_path / "m.safetensors")
     found = read_safetensors(tmp_path / "m.safetensors")
-    assert [t.nbytes for t in sorted(found.tensors, key=lambda t: t.name)] == [16 * k.itemsize for k in sorted(kinds, key=str)]
+    assert [t.nbytes for t in sorted(found.tensors, key=lambda t: t.name)] == [
+        16 * k.itemsize for k in sorted(kinds, key=str)
+    ]
     assert {t.dtype for t in found.tensors} <= set(DTYPE_BITS)
 
 
@@ -53,7 +73,9 @@ def test_sharded(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "one.safetensors")
     save_file({"b": torch.zeros(3)}, tmp_path / "two.safetensors")
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 20}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
+    index.write_text(
+        json.dumps({"metadata": {"total_size": 20}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
+    )
     assert [t.name for t in read_checkpoint(index).tensors] == ["a", "b"]
     assert read_checkpoint(tmp_path).nbytes == 20
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}))
@@ -96,7 +118,7 @@ def test_block_sizes_are_those_of_the_library() -> None:
         assert TYPES[int(kind)] == (kind.name, block, size)
 
 
-# --- files that lie -----------------------------------------------------------------------------------------------------
+# --- files that lie ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,21 +179,25 @@ def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
 def test_any_damage_gives_a_message(tmp_path: Path, data: Any) -> None:
     _write_gguf(tmp_path / "m.gguf") if not (tmp_path / "m.gguf").exists() else None
     content = bytearray((tmp_path / "m.gguf").read_bytes())
-    for at, value in data.draw(st.lists(st.tuples(st.integers(0, min(len(content), 20_000) - 1), st.integers(0, 255)), min_size=1, max_size=8)):
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, min(len(content), 20_000) - 1), st.integers(0, 255)), min_size=1, max_size=8)
+    ):
         content[at] = value
     (tmp_path / "bad.gguf").write_bytes(content)
     with suppress(InputError):  # anything else is a failure
         assert read_gguf(tmp_path / "bad.gguf").elements >= 0
 
 
-# --- is it what the spec says ---------------------------------------------------------------------------------------------
+# --- is it what the spec says -----------------------------------------------------------------------------------------
 
 
 def _stored(config: dict[str, Any]) -> Checkpoint:
     """The header that the class of a config would be saved with."""
     fields = {k: v for k, v in config.items() if k != "model_type"}
     with torch.device("meta"):
-        model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(config["model_type"], **fields))
+        model = getattr(transformers, config["architectures"][0])(
+            transformers.AutoConfig.for_model(config["model_type"], **fields)
+        )
     seen: dict[int, StoredTensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         seen.setdefault(id(tensor), StoredTensor(name, "BF16", tuple(tensor.shape), 2 * tensor.numel()))
@@ -187,7 +213,8 @@ PLAIN = [
     p
     for p in _shapes()
     if not _deviates(p.values[0])
-    and p.values[0]["model_type"] in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "mixtral", "gemma2", "bert", "t5")
+    and p.values[0]["model_type"]
+    in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "mixtral", "gemma2", "bert", "t5")
 ]
 
 
@@ -207,9 +234,17 @@ def _changed(change: Callable[[list[StoredTensor]], None], target: str = "llama3
     h, kv, f, v = 4096, 1024, 14336, 128256
     tensors = [StoredTensor("model.embed_tokens.weight", "BF16", (v, h), 2 * v * h)]
     for i in range(2):
-        shapes = {"self_attn.q_proj": (h, h), "self_attn.k_proj": (kv, h), "self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, h),
-                  "mlp.gate_proj": (f, h), "mlp.up_proj": (f, h), "mlp.down_proj": (h, f),
-                  "input_layernorm": (h,), "post_attention_layernorm": (h,)}  # fmt: skip
+        shapes = {
+            "self_attn.q_proj": (h, h),
+            "self_attn.k_proj": (kv, h),
+            "self_attn.v_proj": (kv, h),
+            "self_attn.o_proj": (h, h),
+            "mlp.gate_proj": (f, h),
+            "mlp.up_proj": (f, h),
+            "mlp.down_proj": (h, f),
+            "input_layernorm": (h,),
+            "post_attention_layernorm": (h,),
+        }
         tensors += [StoredTensor(f"model.layers.{i}.{name}.weight", "BF16", shape, 0) for name, shape in shapes.items()]
     tensors += [StoredTensor("model.norm.weight", "BF16", (h,), 0), StoredTensor("lm_head.weight", "BF16", (v, h), 0)]
     change(tensors)
@@ -222,9 +257,13 @@ def test_findings_are_named() -> None:
     assert [e.node for e in missing.missing] == ["layers.0.self_attn.v_proj"]
     extra = _changed(lambda t: t.append(StoredTensor("model.layers.1.self_attn.q_proj.bias", "BF16", (4095,), 0)))
     assert [x.name for x in extra.extra] == ["model.layers.1.self_attn.q_proj.bias"]
-    wrong = _changed(lambda t: t.__setitem__(5, StoredTensor("model.layers.0.mlp.gate_proj.weight", "BF16", (14000, 4096), 0)))
+    wrong = _changed(
+        lambda t: t.__setitem__(5, StoredTensor("model.layers.0.mlp.gate_proj.weight", "BF16", (14000, 4096), 0))
+    )
     assert [(e.node, s.shape) for e, s in wrong.misshapen] == [("layers.0.mlp.gate_proj", (14000, 4096))]
-    buffers = _changed(lambda t: t.append(StoredTensor("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", (64,), 0)))
+    buffers = _changed(
+        lambda t: t.append(StoredTensor("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", (64,), 0))
+    )
     assert buffers.ok
     assert len(buffers.buffers) == 1
 
@@ -240,7 +279,9 @@ def test_the_command(run: Any, tmp_path: Path) -> None:
         "intermediate_size": 48,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{k: v for k, v in config.items() if k not in ("architectures", "model_type")}))
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{k: v for k, v in config.items() if k not in ("architectures", "model_type")})
+    )
     model.save_pretrained(tmp_path / "saved")
     file = str(tmp_path / "saved/model.safetensors")
     assert run("check", file, str(tmp_path / "config.json")).code == 0

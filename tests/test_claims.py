@@ -1,7 +1,8 @@
 """What is commonly said of transformers' sizes and costs, and how far the exact counts bear it out.
 
-Each test states a claim, who makes it, and the figure it is off by. Where a claim is exact under its own assumptions (no
-biases, norms left out), those are what is asserted, on a spec that has them; presets show what it is worth in practice.
+Each test states a claim, who makes it, and the figure it is off by. Where a claim is exact under its own assumptions
+(no biases, norms left out), those are what is asserted, on a spec that has them; presets show what it is worth in
+practice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def decoder(attention: Attention | None = None, feed_forward: FeedForward | None
     attention = attention or Attention(num_attention_heads=32)
     feed_forward = feed_forward or FeedForward(intermediate_size=4 * H, hidden_act="gelu")
     block = Block(attention=attention, feed_forward=feed_forward, norm=BARE, norm_placement="pre")
-    return ModelSpec(vocab_size=VOCAB, hidden_size=H, tie_word_embeddings=False, decoder=Stack(num_hidden_layers=LAYERS, block=block))
+    return ModelSpec(
+        vocab_size=VOCAB, hidden_size=H, tie_word_embeddings=False, decoder=Stack(num_hidden_layers=LAYERS, block=block)
+    )
 
 
 def part(spec: ModelSpec, name: str) -> Node:
@@ -51,7 +54,7 @@ def flops_a_token(spec: ModelSpec, name: str, seq: int = T) -> Fraction:
     return Fraction(part(spec, name).each(lambda op, w: op.forward_flops(w), Workload(batch=1, seq=seq)), seq)
 
 
-# --- parameters --------------------------------------------------------------------------------------------------------
+# --- parameters -------------------------------------------------------------------------------------------------------
 
 
 def test_12lh2_and_2vh() -> None:
@@ -84,21 +87,34 @@ def test_a_feed_forward_network_is_two_thirds_of_a_layer_and_attention_one_third
     """8h² and 4h² of 12h²: exactly. Llama 3 8B has 81 % and 19 %; a mixture of experts is nearly all feed-forward."""
     assert size(decoder(), "mlp") * 3 == size(decoder(), "layers") * 2
     assert size(decoder(), "self_attn") * 3 == size(decoder(), "layers")
-    shares = {name: size(spec, "mlp") / size(spec, "layers") for name in ("gpt3-175b", "llama3-8b", "mixtral-8x7b") for spec in [llmcalc.load(name).model]}
+    shares = {
+        name: size(spec, "mlp") / size(spec, "layers")
+        for name in ("gpt3-175b", "llama3-8b", "mixtral-8x7b")
+        for spec in [llmcalc.load(name).model]
+    }
     assert shares == pytest.approx({"gpt3-175b": 0.66666, "llama3-8b": 0.80766, "mixtral-8x7b": 0.97109}, abs=5e-5)
 
 
 def test_a_gated_width_of_8h_over_3_keeps_8h2() -> None:
-    """Shazeer 2020, §3: three matrices of 2/3 the width. Exact where 3 divides 8h; Llama rounds up to a multiple of 256."""
-    plain, gated = FeedForward(intermediate_size=4 * 4608, hidden_act="gelu"), FeedForward(intermediate_size=8 * 4608 // 3, hidden_act="silu", gated=True)
-    assert [sum(n.op.params() for n in f.anatomy("mlp", Around(4608)).children) for f in (plain, gated)] == [8 * 4608**2] * 2
+    """Shazeer 2020, §3: three matrices of 2/3 the width.
+    Exact where 3 divides 8h; Llama rounds up to a multiple of 256.
+    """
+    plain, gated = (
+        FeedForward(intermediate_size=4 * 4608, hidden_act="gelu"),
+        FeedForward(intermediate_size=8 * 4608 // 3, hidden_act="silu", gated=True),
+    )
+    assert [sum(n.op.params() for n in f.anatomy("mlp", Around(4608)).children) for f in (plain, gated)] == [
+        8 * 4608**2
+    ] * 2
     llama = llmcalc.load("llama2-7b").model
     assert size(llama, "mlp") == 3 * H * 11008
     assert size(llama, "mlp") / (8 * H**2) == pytest.approx(1.0078, abs=5e-5)  # 11008, not 10922.67: +0.8 %
 
 
 def test_mixtral_8x7b_is_47b_of_which_13b_are_active() -> None:
-    """Jiang 2024: 47B and 13B. Not 8 × 7B = 56B: attention, embeddings and head are there once. 12.88 B active, 27.6 %."""
+    """Jiang 2024: 47B and 13B. Not 8 × 7B = 56B: attention, embeddings and head are there once.
+    12.88 B active, 27.6 %.
+    """
     count = llmcalc.params(llmcalc.load("mixtral-8x7b"))
     assert (count.total, count.active) == (46_702_792_704, 12_879_925_248)
     assert count.active / count.total == pytest.approx(0.2758, abs=5e-5)
@@ -106,7 +122,9 @@ def test_mixtral_8x7b_is_47b_of_which_13b_are_active() -> None:
 
 
 def test_llama_3_8b_is_7b_of_layers_and_1b_of_tables() -> None:
-    """6.98 B in the layers, 525 M in each of embedding and head: 13.1 % are the vocabulary, where Llama 2 7B has 3.9 %."""
+    """6.98 B in the layers, 525 M in each of embedding and head:
+    13.1 % are the vocabulary, where Llama 2 7B has 3.9 %.
+    """
     spec = llmcalc.load("llama3-8b").model
     count = llmcalc.params(spec)
     assert size(spec, "layers") * 32 == 6_979_584_000
@@ -116,7 +134,7 @@ def test_llama_3_8b_is_7b_of_layers_and_1b_of_tables() -> None:
     assert 2 * two.embedding / two.total == pytest.approx(0.0389, abs=5e-5)
 
 
-# --- FLOPs -------------------------------------------------------------------------------------------------------------
+# --- FLOPs ------------------------------------------------------------------------------------------------------------
 
 
 def test_attention_is_8h2_and_4th_flops_a_token() -> None:
@@ -161,39 +179,49 @@ def test_a_forward_pass_is_2n_flops_a_token() -> None:
     assert flops_a_token(spec, "model") == 2 * (count.total - count.embedding) + 4 * LAYERS * T * H
     gpt3 = llmcalc.load("gpt3-175b")
     total = llmcalc.flops(gpt3, seq=T).total
-    assert total / (2 * llmcalc.params(gpt3).total * T) - 1 == pytest.approx(0.0274, abs=5e-5)  # at 2,048 tokens 2N is 2.7 % short
+    assert total / (2 * llmcalc.params(gpt3).total * T) - 1 == pytest.approx(
+        0.0274, abs=5e-5
+    )  # at 2,048 tokens 2N is 2.7 % short
 
 
 def test_explain_prints_these_formulas() -> None:
     """The same claims, read off the symbols: 12Lh² + 2Vh, 24Lh² + 4LSh + 2Vh."""
     model = explain(decoder(), setting=Setting(seq=T)).sections[-1]
-    h, layers, vocab, keys = (s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter)
+    h, layers, vocab, keys = (
+        s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter
+    )
     found = {f.quantity: f.in_hidden for f in model.formulas}
     assert found["params"] - (12 * layers * h**2 + 2 * vocab * h) == 0
     assert found["flops"] - (24 * layers * h**2 + 4 * layers * keys * h + 2 * vocab * h) == 0
 
 
-# --- cache -------------------------------------------------------------------------------------------------------------
+# --- cache ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kv_heads", "divisor"), [(32, 1), (8, 4), (1, 32)])
 def test_grouped_queries_shrink_the_cache_by_heads_over_kv_heads(kv_heads: int, divisor: int) -> None:
-    """Ainslie 2023: the cache of MHA, 2 · 2 · L · h bytes a token in bf16, over heads/kv_heads. Exact, and so for the K/V projections."""
+    """Ainslie 2023: the cache of MHA, 2 · 2 · L · h bytes a token in bf16, over heads/kv_heads.
+    Exact, and so for the K/V projections.
+    """
     spec = decoder(Attention(num_attention_heads=32, num_key_value_heads=kv_heads))
     assert llmcalc.kv(spec, seq=T).bytes * divisor == 4 * LAYERS * H * T
     assert size(spec, "k_proj") * divisor == H**2
 
 
 def test_known_caches() -> None:
-    """Llama 3 8B: 128 KiB a token. DeepSeek-V3: 70,272 bytes, 1/57 of what its 128 heads of 192 + 128 would keep (DeepSeek-V2, §2.1.4)."""
+    """Llama 3 8B: 128 KiB a token. DeepSeek-V3:
+    70,272 bytes, 1/57 of what its 128 heads of 192 + 128 would keep (DeepSeek-V2, §2.1.4).
+    """
     assert llmcalc.kv(llmcalc.load("llama3-8b")).bytes_per_token == 128 * 1024
     latent = llmcalc.kv(llmcalc.load("deepseek-v3")).bytes_per_token
     assert latent == 61 * (512 + 64) * 2 == 70_272
-    assert Fraction(61 * 128 * (192 + 128) * 2, latent) == Fraction(640, 9)  # 71 with keys of 192; 57 with all heads of 128
+    assert Fraction(61 * 128 * (192 + 128) * 2, latent) == Fraction(
+        640, 9
+    )  # 71 with keys of 192; 57 with all heads of 128
     assert Fraction(61 * 128 * (128 + 128) * 2, latent) == Fraction(512, 9)
 
 
-# --- shapes ------------------------------------------------------------------------------------------------------------
+# --- shapes -----------------------------------------------------------------------------------------------------------
 
 SHAPES: dict[str, tuple[Fraction, Fraction]] = {
     # d_ff/h, h/L
@@ -240,21 +268,30 @@ def test_shapes_of_known_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", model_names())
 def test_every_shape_is_that_of_a_language_model(name: str) -> None:
-    """Kaplan 2020, fig. 5: loss hardly depends on the shape; those in use have d_ff/h up to 8 (T5-11B: 64) and h/L of 15 to 210."""
+    """Kaplan 2020, fig. 5: loss hardly depends on the shape;
+    those in use have d_ff/h up to 8 (T5-11B: 64) and h/L of 15 to 210.
+    """
     feed_forward, aspect = shape(name)
     assert Fraction(1, 4) <= feed_forward <= (64 if name == "t5-11b" else 8)
     assert 15 <= aspect <= 210
 
 
 def test_most_large_decoders_are_about_100_to_130_times_as_wide_as_deep() -> None:
-    """Of dense decoders from 6 B up, 20 of 35 lie in that band; the others are deeper (Qwen3 32B: 80) or wider (Gopher, BLOOM: 204.8)."""
-    dense = [n for n in model_names() for c in [llmcalc.params(llmcalc.load(n))] if c.spec.kind == "decoder" and 6e9 <= c.total == c.active]
+    """Of dense decoders from 6 B up, 20 of 35 lie in that band;
+    the others are deeper (Qwen3 32B: 80) or wider (Gopher, BLOOM: 204.8).
+    """
+    dense = [
+        n
+        for n in model_names()
+        for c in [llmcalc.params(llmcalc.load(n))]
+        if c.spec.kind == "decoder" and 6e9 <= c.total == c.active
+    ]
     inside = [n for n in dense if 100 <= shape(n)[1] <= 130]
     assert len(dense) >= 20
     assert 0.4 <= len(inside) / len(dense) <= 0.7
 
 
-# --- errors that are copied from table to table ------------------------------------------------------------------------
+# --- errors that are copied from table to table -----------------------------------------------------------------------
 
 
 def test_mixtral_8x7b_has_32_layers() -> None:
@@ -272,7 +309,12 @@ def test_gpt2_large_has_36_layers_and_gpt2_small_is_not_117m() -> None:
 
 def test_heads_that_are_not_hidden_over_heads() -> None:
     """PaLM's are 256 (18432/48 is 384), Gemma 7B's 256 (192), Qwen3 32B's 128 (80), T5-11B's 128 (8)."""
-    for name, head_dim, quotient in [("palm-540b", 256, 384), ("gemma-7b", 256, 192), ("qwen3-32b", 128, 80), ("t5-11b", 128, 8)]:
+    for name, head_dim, quotient in [
+        ("palm-540b", 256, 384),
+        ("gemma-7b", 256, 192),
+        ("qwen3-32b", 128, 80),
+        ("t5-11b", 128, 8),
+    ]:
         spec = llmcalc.load(name).model
         attention = spec.main.block.attention
         assert isinstance(attention, Attention)

@@ -83,7 +83,14 @@ def test_an_encoder_keeps_no_cache() -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "layers", "inside"),
-    [(99, 1, False), (100, 1, True), (130, 1, True), (131, 1, False), (16384, 126, True), (768, 12, False)],  # 16384/126 = 130.03
+    [
+        (99, 1, False),
+        (100, 1, True),
+        (130, 1, True),
+        (131, 1, False),
+        (16384, 126, True),
+        (768, 12, False),
+    ],  # 16384/126 = 130.03
 )
 def test_the_dense_band(hidden: int, layers: int, inside: bool) -> None:
     assert in_dense_band(hidden, layers) is inside
@@ -123,7 +130,9 @@ def test_the_order_given_is_kept_and_sort_changes_it() -> None:
 
 def test_an_unknown_sort_key_lists_the_known() -> None:
     models = [quantities(llmcalc.load("gpt2").model)]
-    with pytest.raises(InputError, match=r"--sort: there is no 'h/l'; expected one of params, active, .*kv\. Did you mean h/L") as caught:
+    with pytest.raises(
+        InputError, match=r"--sort: there is no 'h/l'; expected one of params, active, .*kv\. Did you mean h/L"
+    ) as caught:
         sort_order(models, "h/l")
     assert "\n" not in str(caught.value)
 
@@ -158,7 +167,10 @@ def test_a_wide_terminal_takes_all_models_in_one_block() -> None:
 def test_csv_has_a_row_a_model_and_raw_values() -> None:
     heading, *rows = run("llama3-8b", "mixtral-8x7b", "--format", "csv").splitlines()
     assert heading.startswith("model,parameters,active,")
-    assert [r.split(",")[:3] for r in rows] == [["llama3-8b", "8030261248", "8030261248"], ["mixtral-8x7b", "46702792704", "12879925248"]]
+    assert [r.split(",")[:3] for r in rows] == [
+        ["llama3-8b", "8030261248", "8030261248"],
+        ["mixtral-8x7b", "46702792704", "12879925248"],
+    ]
 
 
 def test_markdown_is_one_table() -> None:
@@ -169,4 +181,6 @@ def test_markdown_is_one_table() -> None:
 def test_text_cells_need_no_writer() -> None:
     preset = llmcalc.load("llama3-8b")
     (table,) = report([(preset, quantities(preset.model))], width=80).tables
-    assert all(isinstance(cell_text(c, v), str) for row in table.rows for c, v in zip(table.columns, row.cells, strict=True))
+    assert all(
+        isinstance(cell_text(c, v), str) for row in table.rows for c, v in zip(table.columns, row.cells, strict=True)
+    )

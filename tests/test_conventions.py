@@ -1,4 +1,6 @@
-"""Rules of thumb: each against what its paper prints, and against the exact count of the architecture it was made for."""
+"""Rules of thumb: each against what its paper prints,
+and against the exact count of the architecture it was made for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.conventions import Rule, Sizes, chinchilla_appendix_f, conventions, kaplan_table_1, megatron, palm_appendix_b, sizes
+from llmcalc.costs.conventions import (
+    Rule,
+    Sizes,
+    chinchilla_appendix_f,
+    conventions,
+    kaplan_table_1,
+    megatron,
+    palm_appendix_b,
+    sizes,
+)
 from llmcalc.costs.flops import FlopCount, flops, workload_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
@@ -42,7 +53,9 @@ def gpt(layers: int = 3, h: int = 32, heads: int = 4, vocab: int = 60) -> ModelS
         norm=Norm(type="rmsnorm", weight=False),
         norm_placement="pre",
     )
-    return ModelSpec(vocab_size=vocab, hidden_size=h, tie_word_embeddings=True, decoder=Stack(num_hidden_layers=layers, block=block))
+    return ModelSpec(
+        vocab_size=vocab, hidden_size=h, tie_word_embeddings=True, decoder=Stack(num_hidden_layers=layers, block=block)
+    )
 
 
 # Against the papers
@@ -60,7 +73,9 @@ CHINCHILLA_TABLE_A4 = [
 
 @pytest.mark.parametrize("row", CHINCHILLA_TABLE_A4, ids=lambda row: f"{row[0]:.0e}")
 def test_chinchilla_against_its_own_table(row: tuple[float, ...]) -> None:
-    """The paper's ratios come out at 2048 tokens without the embedding and logits terms that its text lists: so V = 0 here."""
+    """The paper's ratios come out at 2048 tokens without the embedding and logits terms that its text lists:
+    so V = 0 here.
+    """
     n, half, layers, h, inner, heads, size, printed = row
     d = Sizes(int(h), int(layers), int(layers * heads), int(layers * heads * size), int(layers * inner), vocab=0)
     ratio = 3 * chinchilla_appendix_f(d, 2048) / (6 * n * 2048)
@@ -79,7 +94,9 @@ def test_megatron_at_gpt3() -> None:
     b, s, h, layers, v = 1536, 2048, 12288, 96, d.vocab
     assert (d.width, d.layers) == (h, layers)
     with_recompute, without = megatron(d, b, s, True), megatron(d, b, s, False)
-    assert with_recompute == pytest.approx(96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h)), rel=1e-12)
+    assert with_recompute == pytest.approx(
+        96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h)), rel=1e-12
+    )
     assert without == pytest.approx(72 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h)), rel=1e-12)
     assert with_recompute == pytest.approx(8 * b * s * 175e9, rel=0.04)
 
@@ -100,7 +117,9 @@ def test_what_each_rule_leaves_out_of_the_model_it_was_made_for(phase: Phase) ->
     logits, softmax = 2 * 32 * 60, 3 * 3 * 4 * s  # a token
     assert found["megatron"].total == count.full
     assert found["megatron"].error_full == 0
-    assert found["chinchilla_f"].total - count.full == times * tokens * (logits + softmax)  # the embedding as a product, and softmax
+    assert found["chinchilla_f"].total - count.full == times * tokens * (
+        logits + softmax
+    )  # the embedding as a product, and softmax
     assert found["palm_b"].total == count.full  # N with the tied embedding: once 2Vh, as the logits have it
     assert count.full - found["kaplan_table_1"].total == times * tokens * (logits + 2 * 3 * s * 32)  # half of the pairs
     assert params(spec).non_embedding == 12 * 3 * 32**2  # Kaplan's 2·d_model·n_layer·(2·d_attn + d_ff)
@@ -122,7 +141,11 @@ def test_errors_are_against_the_exact_count() -> None:
     assert (found["exact_full"].error_full, found["exact_causal"].error_causal) == (0, 0)
     assert found["kaplan_2n"].total == 2 * 2048 * (8_030_261_248 - 2 * 128256 * 4096)
     assert found["total_2n"].total == 2 * 2048 * 8_030_261_248
-    assert set(rules(llmcalc.flops(llmcalc.load("llama3-8b"), seq=8, phase="train"))) >= {"kaplan_6n", "total_6n", "megatron_recompute"}
+    assert set(rules(llmcalc.flops(llmcalc.load("llama3-8b"), seq=8, phase="train"))) >= {
+        "kaplan_6n",
+        "total_6n",
+        "megatron_recompute",
+    }
 
 
 def test_a_mixture_of_experts_has_more_than_one_n() -> None:
@@ -131,7 +154,9 @@ def test_a_mixture_of_experts_has_more_than_one_n() -> None:
     assert abs(found["active_2n"].error_full) < 0.05
     assert found["total_2n"].error_full > 2
     part = next(part for part in MoE.examples() if part.shared_expert is not None and part.num_experts_per_tok == 3)
-    assert sizes(decoder(feed_forward=part)).feed_forward == 2 * (3 * 12 + 28)  # in each of 2 layers, 3 experts of 12 and a shared one of 28
+    assert sizes(decoder(feed_forward=part)).feed_forward == 2 * (
+        3 * 12 + 28
+    )  # in each of 2 layers, 3 experts of 12 and a shared one of 28
 
 
 def test_decoding_counts_all_tokens_in_reach() -> None:
@@ -146,7 +171,9 @@ def test_an_encoder_decoder_has_rules_in_n_alone() -> None:
 
 def test_the_command_shows_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["llmcalc", "flops", "deepseek-v3", "--phase", "train", "--conventions", *words])
+        monkeypatch.setattr(
+            sys, "argv", ["llmcalc", "flops", "deepseek-v3", "--phase", "train", "--conventions", *words]
+        )
         with pytest.raises(SystemExit):
             cli.main()
         return capsys.readouterr().out
@@ -156,6 +183,12 @@ def test_the_command_shows_them(capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setenv("COLUMNS", "80")
     text = run()
     assert max(len(line) for line in text.splitlines()) <= 80
-    for formula in ("6N + 6·n_layer·n_ctx·d_attn", "6N + 12LHQT", "72Bsℓh²(1+s/6h+V/12ℓh)", "96Bsℓh²(1+s/6h+V/16ℓh)", "embed+ℓ(attn+dense)+logits"):
+    for formula in (
+        "6N + 6·n_layer·n_ctx·d_attn",
+        "6N + 12LHQT",
+        "72Bsℓh²(1+s/6h+V/12ℓh)",
+        "96Bsℓh²(1+s/6h+V/16ℓh)",
+        "embed+ℓ(attn+dense)+logits",
+    ):
         assert formula in text
     assert run("--format", "csv").splitlines()[0] == "rule,formula,flops,error_full,error_causal"

@@ -34,7 +34,22 @@ from tests.tower_shapes import WRAPPERS
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 
-FAMILIES = ("llama", "qwen2_moe", "gemma3_text", "falcon", "opt", "bert", "albert", "t5", "bart", "deepseek_v3", "mamba2", "jamba", "nemotron_h", "zamba2")
+FAMILIES = (
+    "llama",
+    "qwen2_moe",
+    "gemma3_text",
+    "falcon",
+    "opt",
+    "bert",
+    "albert",
+    "t5",
+    "bart",
+    "deepseek_v3",
+    "mamba2",
+    "jamba",
+    "nemotron_h",
+    "zamba2",
+)
 """Some of every kind."""
 
 WITHOUT_A_CLASS = {
@@ -66,7 +81,11 @@ def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path)
 def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     """Whether a config is read as a spec: its trees are equal, whatever the names of its variants."""
     theirs = _spec_of(config)
-    costs: list[Cost] = [lambda op, w: op.params(), lambda op, w: op.forward_flops(w), lambda op, w: op.cache_bits(w, 16)]
+    costs: list[Cost] = [
+        lambda op, w: op.params(),
+        lambda op, w: op.forward_flops(w),
+        lambda op, w: op.cache_bits(w, 16),
+    ]
     workload = Workload(batch=2, seq=40)
     every = frozenset({"mtp", "towers"})
     trees = [(spec.anatomy(), spec) for spec in (ours, theirs)]
@@ -82,14 +101,21 @@ def test_presets_become_configs_and_come_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_A_CLASS))
 def test_presets_without_a_class_say_what_the_nearest_lacks(name: str) -> None:
-    with pytest.raises(InputError, match=f"no transformers class is known .*; nearest is [A-Z]\\w+, which .*{WITHOUT_A_CLASS[name]}"):
+    with pytest.raises(
+        InputError, match=f"no transformers class is known .*; nearest is [A-Z]\\w+, which .*{WITHOUT_A_CLASS[name]}"
+    ):
         to_config(load(name).model)
 
 
 def _shapes_of(kind: str) -> list[dict[str, Any]]:
     file = next(f for f, kinds in FILES.items() if kind in kinds)
     shapes = import_module(f"tests.families.{file}").SHAPES
-    return [{"architectures": [cls], **shape} for cls, several in shapes.items() for shape in several if shape["model_type"] == kind]
+    return [
+        {"architectures": [cls], **shape}
+        for cls, several in shapes.items()
+        for shape in several
+        if shape["model_type"] == kind
+    ]
 
 
 def _spec_of(config: dict[str, Any]) -> ModelSpec:
@@ -115,7 +141,9 @@ def _written(shape: str) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("kind", READ)
 def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
-    """Whatever is written reads back as the spec that it is of, though it need not be of the family that the spec is from."""
+    """Whatever is written reads back as the spec that it is of,
+    though it need not be of the family that the spec is from.
+    """
     for shape in _shapes_of(kind):
         config = _config_of(shape)
         if config is not None:
@@ -133,7 +161,11 @@ def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
         assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
 
 
-BESIDE = [pytest.param(kind, shape, id=f"{kind}-{i}") for kind, (_, _, shapes) in WRAPPERS.items() for i, shape in enumerate(shapes)]
+BESIDE = [
+    pytest.param(kind, shape, id=f"{kind}-{i}")
+    for kind, (_, _, shapes) in WRAPPERS.items()
+    for i, shape in enumerate(shapes)
+]
 WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
 """Wrappers whose towers are written. (ShieldGemma 2 is Gemma 3.)"""
 
@@ -146,14 +178,21 @@ def test_towers_are_written_or_the_model_is_refused(kind: str, shape: dict[str, 
         assert _same(spec, config)
         assert parameters(build(config))[""] == params(spec, with_towers=True).total
         return
-    with pytest.raises(InputError, match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers out\)|.*vision_expert)"):
+    with pytest.raises(
+        InputError,
+        match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers "
+        r"out\)|.*vision_expert)",
+    ):
         to_config(spec)
 
 
 def test_a_model_is_written_without_its_towers_where_that_is_asked_for(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(wrapped("llava", WRAPPERS["llava"][2][0])))
-    assert (run("convert", str(file), "--to", "hf").code, run("convert", str(file), "--to", "hf", "--set", "towers={}").code) == (2, 0)
+    assert (
+        run("convert", str(file), "--to", "hf").code,
+        run("convert", str(file), "--to", "hf", "--set", "towers={}").code,
+    ) == (2, 0)
 
 
 def test_nearly_all_shapes_have_a_class() -> None:
@@ -169,9 +208,19 @@ def test_classes_that_are_written_exist(kind: str) -> None:
     if family_of(kind).like is not None:
         return
     decoder, both = load("llama3-8b").model, load("t5-base").model
-    bodies = [decoder, decoder.model_copy(update={"encoder": decoder.decoder, "decoder": None}), both, both.model_copy(update={"decoder": None})]
+    bodies = [
+        decoder,
+        decoder.model_copy(update={"encoder": decoder.decoder, "decoder": None}),
+        both,
+        both.model_copy(update={"decoder": None}),
+    ]
     heads: list[Head] = [LMHead(), NoHead(), Classifier(num_labels=2)]
-    for spec in (body.model_copy(update={"head": head, "pooler": pooled}) for body in bodies for head in heads for pooled in (True, False)):
+    for spec in (
+        body.model_copy(update={"head": head, "pooler": pooled})
+        for body in bodies
+        for head in heads
+        for pooled in (True, False)
+    ):
         for name in class_names(kind, spec):
             assert hasattr(transformers, name), f"{name}: expected another name in to_hf/classes.py"
 

@@ -1,7 +1,9 @@
-"""FLOPs of one decoded token against the class: a pass that fills the cache, and then one over a single token that reads it.
+"""FLOPs of one decoded token against the class: a pass that fills the cache, and then one over a single token that
+reads it.
 
-Of the families whose layers attend to keys and values as they are kept. Others are held against the reference alone: without their kernels the
-classes decode convolutions and states with more products than it takes, and expand latents that llmcalc counts absorbed (DeepSeek-V2, §2.1.2).
+Of the families whose layers attend to keys and values as they are kept. Others are held against the reference alone:
+without their kernels the classes decode convolutions and states with more products than it takes, and expand latents
+that llmcalc counts absorbed (DeepSeek-V2, §2.1.2).
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from llmcalc.workload import Workload
 
 CONTEXT = 40
 ATTENTION_AND_MAPS = (AttentionCore, Buffer, Embedding, ExpertLinear, Idle, KVCache, Linear, Norm, Weight)
-OTHERWISE = {"openai-gpt": "its class keeps no cache", "gpt_neo": "its local layers attend to all that they keep, which is everything"}
+OTHERWISE = {
+    "openai-gpt": "its class keeps no cache",
+    "gpt_neo": "its local layers attend to all that they keep, which is everything",
+}
 
 
 def _plain(op: Op | None) -> bool:
@@ -38,7 +43,12 @@ def shapes() -> list[Any]:
                 config = {"architectures": [cls], **shape}
                 spec = ModelSpec.model_validate(read_config(config)[0])
                 ops = [place.node.op for place in spec.anatomy().walk()]
-                if spec.kind != "decoder" or spec.head.type == "classification" or not all(map(_plain, ops)) or shape["model_type"] in OTHERWISE:
+                if (
+                    spec.kind != "decoder"
+                    or spec.head.type == "classification"
+                    or not all(map(_plain, ops))
+                    or shape["model_type"] in OTHERWISE
+                ):
                     continue
                 if i == 0 or any(isinstance(op, KVCache) and op.limit is not None for op in ops):
                     found.append(pytest.param(config, spec, id=f"{cls}-{i}"))
@@ -56,7 +66,13 @@ def test_a_decoded_token_costs_what_its_class_does(config: dict[str, Any], spec:
     ids = torch.randint(3, spec.vocab_size - 1, (2, CONTEXT)).to(next(model.parameters()).device)
     kept = model(input_ids=ids, use_cache=True).past_key_values
     measured, _ = count_flops(model, lambda: model(input_ids=ids[:, :1], past_key_values=kept, use_cache=True))
-    counted = total(type(model).__name__, "forward_flops", forward_of, spec, Workload(batch=2, seq=1, context=CONTEXT, phase="decode"))
+    counted = total(
+        type(model).__name__,
+        "forward_flops",
+        forward_of,
+        spec,
+        Workload(batch=2, seq=1, context=CONTEXT, phase="decode"),
+    )
     assert measured[""] == counted
 
 

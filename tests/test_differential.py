@@ -1,6 +1,8 @@
-"""A few of the variations of `differential.py` for every model type, and that it tells a wrong reading from a right one.
+"""A few of the variations of `differential.py` for every model type, and that it tells a wrong reading from a right
+one.
 
-Which fields are changed, a hash chooses among all that the installed class has today; `python -m tests.differential` takes them all.
+Which fields are changed, a hash chooses among all that the installed class has today; `python -m tests.differential`
+takes them all.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ from tests import differential
 from tests.differential import judged, sampled
 
 MANY = 1
-"""Variations of each model type; most of the time goes into loading the classes, some 20 s of one core, and half as much again for one more."""
+"""Variations of each model type; most of the time goes into loading the classes, some 20 s of one core,
+and half as much again for one more.
+"""
 
 MISTRAL: dict[str, Any] = {
-    "model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "sliding_window": 8,
-}  # fmt: skip
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "sliding_window": 8,
+}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in model_types() if family_of(kind).read is not None])
@@ -30,7 +41,9 @@ def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(kind: 
     assert not [one for one in told if one[2] in ("wrong", "crash")]
 
 
-@pytest.mark.parametrize("change", [{"hidden_size": 64}, {"num_key_value_heads": 4}, {"intermediate_size": 40}, {"sliding_window": 12}])
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": 64}, {"num_key_value_heads": 4}, {"intermediate_size": 40}, {"sliding_window": 12}]
+)
 def test_a_field_that_is_read_wrongly_is_told(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
     assert judged(MISTRAL) == ("same", "")
     monkeypatch.setattr(differential, "read_config", lambda config: read_config({**config, **change}))

@@ -20,7 +20,13 @@ from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload import Workload
 
 SHARED = FeedForward(intermediate_size=6, hidden_act="silu", gated=True)
-CONFIG: dict[str, Any] = {"model_type": "doge", "hidden_size": 32, "num_attention_heads": 4, "is_moe": True, "num_experts_per_tok": 3}
+CONFIG: dict[str, Any] = {
+    "model_type": "doge",
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "is_moe": True,
+    "num_experts_per_tok": 3,
+}
 
 
 def test_decoding_maps_every_value_again() -> None:

@@ -1,4 +1,6 @@
-"""`llmcalc explain`: the formula that is printed is the one that counts, and what is printed can be read back to the count."""
+"""`llmcalc explain`: the formula that is printed is the one that counts,
+and what is printed can be read back to the count.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ SEQ = 300
 
 
 def layer(attention: Any = MHA, feed_forward: Any = PLAIN, **fields: Any) -> Block:
-    return Block(**{"attention": attention, "feed_forward": feed_forward, "norm": RMS, "norm_placement": "pre", **fields})
+    return Block(
+        **{"attention": attention, "feed_forward": feed_forward, "norm": RMS, "norm_placement": "pre", **fields}
+    )
 
 
 def decoder(block: Block, layers: int = 6, **fields: Any) -> ModelSpec:
@@ -71,15 +75,26 @@ def names(spec: ModelSpec) -> dict[str, int]:
 
 
 def read_back(text: str, values: dict[str, Any]) -> Fraction:
-    """What a printed formula comes to, by Python's own arithmetic on its characters: shares nothing with what wrote it."""
-    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: "**" + m.group().translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")), text)
-    text = text.replace("·", "*").replace("−", "-").replace("⌊", "floor(").replace("⌋", ")").replace("⌈", "ceil(").replace("⌉", ")")
+    """What a printed formula comes to, by Python's own arithmetic on its characters:
+    shares nothing with what wrote it.
+    """
+    text = re.sub(
+        r"[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: "**" + m.group().translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")), text
+    )
+    text = (
+        text.replace("·", "*")
+        .replace("−", "-")
+        .replace("⌊", "floor(")
+        .replace("⌋", ")")
+        .replace("⌈", "ceil(")
+        .replace("⌉", ")")
+    )
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)", r"Fraction('\1')", text)
     exact = {name: Fraction(value) for name, value in values.items()}
     return Fraction(eval(text, {"Fraction": Fraction, "min": min, "max": max, "floor": floor, "ceil": ceil}, exact))
 
 
-# --- the formulas are those of the papers ------------------------------------------------------------------------------
+# --- the formulas are those of the papers -----------------------------------------------------------------------------
 
 
 def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
@@ -97,7 +112,11 @@ def test_mha_with_an_ungated_4h_feed_forward_is_12lh2_and_2vh() -> None:
 def test_grouped_queries_with_a_head_size_of_their_own() -> None:
     rows = texts(explain(load_preset("llama3-8b").model, "self_attn", setting=Setting(seq=2048)))
     one = rows["layers.self_attn", "params"]
-    assert (one["symbolic"], one["substituted"], one["value"]) == ("2·h·a·d + 2·h·k·d", "2·4096·32·128 + 2·4096·8·128", 41_943_040)
+    assert (one["symbolic"], one["substituted"], one["value"]) == (
+        "2·h·a·d + 2·h·k·d",
+        "2·4096·32·128 + 2·4096·8·128",
+        41_943_040,
+    )
     assert (one["source"], one["repeat"], one["path"]) == ("Ainslie et al. 2023, §2", 32, "layers.0-31.self_attn")
     flops = rows["layers.self_attn", "flops"]
     assert (flops["symbolic"], flops["value"]) == ("4·h·a·d + 4·h·k·d + 4·S·a·d", 83_886_080 + 16_384 * 2048)
@@ -107,11 +126,25 @@ def test_grouped_queries_with_a_head_size_of_their_own() -> None:
 
 def test_latent_attention() -> None:
     """DeepSeek-V2, §2.1: only c + r elements a token are cached, however many heads there are."""
-    spec = decoder(layer(MLA(num_attention_heads=4, q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12)))
+    spec = decoder(
+        layer(
+            MLA(
+                num_attention_heads=4,
+                q_lora_rank=48,
+                kv_lora_rank=32,
+                qk_nope_head_dim=16,
+                qk_rope_head_dim=8,
+                v_head_dim=12,
+            )
+        )
+    )
     rows = formulas_of(spec, "self_attn", setting=Setting(dtype="int4"))
     assert rows["layers.self_attn", "params"] == "h·a·v + q·a·(n + r) + c·a·(n + v) + h·q + h·(c + r) + q + c"
     assert rows["layers.self_attn", "kv"] == "b·(c + r)"
-    assert texts(explain(spec, "self_attn", setting=Setting(dtype="int4")))["layers.self_attn", "kv"]["value"] == (32 + 8) / 2
+    assert (
+        texts(explain(spec, "self_attn", setting=Setting(dtype="int4")))["layers.self_attn", "kv"]["value"]
+        == (32 + 8) / 2
+    )
 
 
 def test_experts_all_and_those_a_token_uses() -> None:
@@ -124,7 +157,11 @@ def test_experts_all_and_those_a_token_uses() -> None:
 
 def test_causal_pairs_and_windows() -> None:
     """Triangle of S tokens over S: (S + 1)/2 keys a token; a window W cuts it at min(S, W)."""
-    spec = decoder(layer(), variants={"sliding": layer(Attention(num_attention_heads=8, sliding_window=32))}, pattern=("sliding", "block"))
+    spec = decoder(
+        layer(),
+        variants={"sliding": layer(Attention(num_attention_heads=8, sliding_window=32))},
+        pattern=("sliding", "block"),
+    )
     rows = texts(explain(spec, "self_attn", "flops", Setting(seq=SEQ, pairs="causal")))
     assert rows["layers.full.self_attn", "flops"]["symbolic"] == "8·h² + 2·h·(S + 1)"
     sliding = rows["layers.sliding.self_attn", "flops"]
@@ -133,15 +170,25 @@ def test_causal_pairs_and_windows() -> None:
     assert Fraction(sliding["value"]).limit_denominator(SEQ) == 8 * 64**2 + Fraction(4 * 64 * pairs, SEQ)
 
 
-# --- what a field is called --------------------------------------------------------------------------------------------
+# --- what a field is called -------------------------------------------------------------------------------------------
 
 
 def test_one_value_is_one_symbol_and_several_have_subscripts() -> None:
     moe = MoE(num_experts=8, num_experts_per_tok=2, expert=SWIGLU, shared_expert=SWIGLU)
     spec = decoder(layer(), variants={"moe": layer(feed_forward=moe)}, first_layers=("block",), pattern=("moe",))
     assert names(spec) == {
-        "a": 8, "f_dense": 256, "E": 8, "t": 2, "f_expert": 96, "f_shared": 96, "V": 1000, "h": 64, "L": 6, "L_dense": 1, "L_moe": 5,
-    }  # fmt: skip
+        "a": 8,
+        "f_dense": 256,
+        "E": 8,
+        "t": 2,
+        "f_expert": 96,
+        "f_shared": 96,
+        "V": 1000,
+        "h": 64,
+        "L": 6,
+        "L_dense": 1,
+        "L_moe": 5,
+    }
 
 
 def test_layers_that_differ_in_their_heads_give_the_subscript() -> None:
@@ -153,7 +200,10 @@ def test_layers_that_differ_in_their_heads_give_the_subscript() -> None:
 
 def test_encoder_and_decoder_of_different_depth_and_heads() -> None:
     crossing = layer(cross_attention=Attention(num_attention_heads=4))
-    stacks = {"encoder": Stack(num_hidden_layers=4, block=layer()), "decoder": Stack(num_hidden_layers=2, block=crossing)}
+    stacks = {
+        "encoder": Stack(num_hidden_layers=4, block=layer()),
+        "decoder": Stack(num_hidden_layers=2, block=crossing),
+    }
     spec = ModelSpec(vocab_size=100, hidden_size=64, tie_word_embeddings=True, **stacks)
     found = names(spec)
     assert (found["L_enc"], found["L_dec"]) == (4, 2)
@@ -173,7 +223,7 @@ def test_layers_that_cost_the_same_stand_under_the_whole_depth() -> None:
     assert rows["model", "params"] == "L·(4·h² + 2·h·f + 2·h) + 2·V·h + h"
 
 
-# --- never a formula that does not give the number ---------------------------------------------------------------------
+# --- never a formula that does not give the number --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -210,7 +260,7 @@ def test_a_formula_that_does_not_give_the_number_is_never_given() -> None:
         formulas.formula(root, "params")
 
 
-# --- finding nodes -----------------------------------------------------------------------------------------------------
+# --- finding nodes ----------------------------------------------------------------------------------------------------
 
 
 def places(spec: ModelSpec, query: str) -> list[str]:
@@ -221,10 +271,14 @@ def test_a_node_is_found_by_the_end_of_its_path() -> None:
     spec = load_preset("deepseek-v3").model
     assert places(spec, "mlp") == ["layers.0-2.mlp", "layers.3-60.mlp", "mtp.0.block.mlp"]
     assert places(spec, "layers.mlp") == ["layers.0-2.mlp", "layers.3-60.mlp"]
-    assert places(spec, "layers.moe.mlp") == places(spec, "moe.mlp") == places(spec, "layers.7.mlp") == ["layers.3-60.mlp"]
+    assert (
+        places(spec, "layers.moe.mlp") == places(spec, "moe.mlp") == places(spec, "layers.7.mlp") == ["layers.3-60.mlp"]
+    )
     assert places(spec, "layers.3-60.mlp") == ["layers.3-60.mlp"]
     assert places(spec, "layers.2") == ["layers.0-2"]
-    assert places(spec, "moe.shared_expert.gate_proj") == ["layers.3-60.mlp.shared_expert.gate_proj"]  # names left out between
+    assert places(spec, "moe.shared_expert.gate_proj") == [
+        "layers.3-60.mlp.shared_expert.gate_proj"
+    ]  # names left out between
     assert places(load_preset("t5-base").model, "decoder.layers.cross_attn") == ["decoder.layers.0-11.cross_attn"]
 
 
@@ -248,7 +302,9 @@ def test_places_with_the_same_formulas_share_a_section() -> None:
         ("bert-base", None, "kv", "encoder-only"),
     ],
 )
-def test_what_cannot_be_explained_is_one_clear_message(target: str, node: str | None, quantity: Any, message: str) -> None:
+def test_what_cannot_be_explained_is_one_clear_message(
+    target: str, node: str | None, quantity: Any, message: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         explain(load_preset(target).model, node, quantity)
 
@@ -260,7 +316,7 @@ def test_prediction_modules_count_where_they_are_asked_in() -> None:
     assert difference == params(spec).left_out["mtp"] == texts(explain(spec, "mtp"))["mtp", "params"]["value"]
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def test_writing() -> None:
@@ -298,13 +354,24 @@ def test_a_terminal_of_80_columns_holds_every_formula_whole(name: str) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "llmcalc", "explain", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "llmcalc", "explain", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 def test_the_command_in_every_format(tmp_path: Path) -> None:
     document = json.loads(run("llama3-8b", "self_attn", "--format", "json").stdout)
     assert set(document) >= {"schema_version", "model", "formulas", "symbols"}
-    assert set(document["formulas"][0]) >= {"node", "quantity", "symbolic", "latex", "substituted", "value", "unit", "source"}
+    assert set(document["formulas"][0]) >= {
+        "node",
+        "quantity",
+        "symbolic",
+        "latex",
+        "substituted",
+        "value",
+        "unit",
+        "source",
+    }
     assert document["symbols"]["k"] == {"field": "num_key_value_heads", "value": 8}
     assert document["symbols"]["S"]["value"] == document["setting"]["keys"] == 2048
     rows = list(csv.DictReader(io.StringIO(run("llama3-8b", "mlp", "-q", "params", "--format", "csv").stdout)))

@@ -1,4 +1,5 @@
-"""Every family of Hugging Face configs against its real class, at small shapes; and real configs against what was measured.
+"""Every family of Hugging Face configs against its real class, at small shapes; and real configs against what was
+measured.
 
 `tests/families/FILE.py` holds the shapes of `llmcalc/sources/huggingface/FILE.py`. `tests/data/cases` holds published
 configs with totals, FLOPs and cache read off the classes of transformers 5.23 (see its README).
@@ -42,7 +43,9 @@ def _shapes() -> list[Any]:
     found = []
     for file in FILES:
         for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items():
-            found += [pytest.param({"architectures": [cls], **shape}, id=f"{cls}-{i}") for i, shape in enumerate(shapes)]
+            found += [
+                pytest.param({"architectures": [cls], **shape}, id=f"{cls}-{i}") for i, shape in enumerate(shapes)
+            ]
     return found
 
 
@@ -63,7 +66,12 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
     places = list(spec.anatomy().walk(Workload(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
-    parts = {f"{layer.path}.{part.segment}" for layer in layers for part in layer.node.children if part.name not in IN_THE_LAYER}
+    parts = {
+        f"{layer.path}.{part.segment}"
+        for layer in layers
+        for part in layer.node.children
+        if part.name not in IN_THE_LAYER
+    }
     costly = layers + [place for place in places if place.path in parts]
     return [place for place in costly if place.node.each(forward_of, place.workload)]
 
@@ -77,7 +85,12 @@ def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
 def test_every_family_has_two_shapes(kind: str) -> None:
     file = next(f for f, kinds in FILES.items() if kind in kinds)
-    shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == kind]
+    shapes = [
+        s
+        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
+        for s in shapes
+        if s["model_type"] == kind
+    ]
     assert len(shapes) >= 2
 
 
@@ -88,15 +101,25 @@ def _text(table: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).text is not None])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
-    """The text's config is the same inside its wrapper, whose class may tie otherwise (test_ties.py) or fill in fields."""
+    """The text's config is the same inside its wrapper,
+    whose class may tie otherwise (test_ties.py) or fill in fields.
+    """
     family = family_of(kind)
     file = next(f for f, kinds in FILES.items() if family.text in kinds)
-    shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == family.text]
+    shapes = [
+        s
+        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
+        for s in shapes
+        if s["model_type"] == family.text
+    ]
     never = {"tie_word_embeddings": False} if family.ties == "never" else {}
     assert shapes
     for shape in shapes:
         wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
-        assert _text(read_config({**wrapper, "text_config": shape})[0]) == read_config({**family.filled, **shape, **never})[0]
+        assert (
+            _text(read_config({**wrapper, "text_config": shape})[0])
+            == read_config({**family.filled, **shape, **never})[0]
+        )
         if "tie_word_embeddings" in shape and family.ties == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
@@ -105,7 +128,9 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", model_types())
 def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
-    """What a config leaves out is what its class would take; a default of another version of transformers shows here."""
+    """What a config leaves out is what its class would take;
+    a default of another version of transformers shows here.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     cls = CONFIG_MAPPING[witness_of(kind)]
@@ -125,4 +150,7 @@ def test_real_configs_are_exact(case: Path) -> None:
     for seq, flops in truth["forward_flops_eager_batch1"].items():
         assert total(cls, "forward_flops", forward_of, spec, Workload(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
-        assert total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, 16), spec, Workload(seq=int(seq))) == 8 * cache["bytes"]
+        assert (
+            total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, 16), spec, Workload(seq=int(seq)))
+            == 8 * cache["bytes"]
+        )

@@ -141,7 +141,9 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], word: str
 
 def test_an_encoder_has_no_prefill() -> None:
     block = decoder().decoder.block
-    encoder = ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=1, block=block))
+    encoder = ModelSpec(
+        vocab_size=50, hidden_size=24, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=1, block=block)
+    )
     assert counted(encoder, seq=5).causal == counted(encoder, seq=5).full  # nothing is masked
     with pytest.raises(InputError, match="encoder-only"):
         counted(encoder, seq=5, phase="prefill")
@@ -154,7 +156,9 @@ def visible(query: int, key: int, causal: bool, window: int | None, chunk: int |
     """Whether a token sees another, from what windows and chunks mean."""
     if not causal:
         return window is None or key in range(query - (window - 1) // 2, query + window // 2 + 1)
-    return key <= query and (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk)
+    return (
+        key <= query and (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk)
+    )
 
 
 sizes = st.integers(1, 14)
@@ -164,7 +168,9 @@ sizes = st.integers(1, 14)
 def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
     limits = {"window": None, "chunk": None} | ({limit: size} if limit else {})
     core = AttentionCore(1, 1, 1, **limits)
-    mask = [(q, k) for q in range(context, context + seq) for k in range(context + seq) if visible(q, k, True, **limits)]
+    mask = [
+        (q, k) for q in range(context, context + seq) for k in range(context + seq) if visible(q, k, True, **limits)
+    ]
     workload = Workload(seq=seq, context=context, phase="prefill", pairs="causal")
     assert core.pairs(workload) == len(mask)
     assert len(mask) <= core.pairs(workload.with_(pairs="full")) <= seq * (context + seq)
@@ -191,9 +197,18 @@ SWIGLU = FeedForward(intermediate_size=12, hidden_act="silu", gated=True)
 CHECKPOINTED = {
     **{f"block-{i}": around_a_model(block) for i, block in enumerate(Block.examples())},
     **{f"moe-{i}": decoder(feed_forward=part) for i, part in enumerate(MoE.examples())},
-    **{f"{layer.__name__}-{i}": around_a_model(part) for layer in (*LAYERS.classes(), Stack) if layer is not Block for i, part in enumerate(layer.examples())},
-    **{f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
-       for mixer in MIXERS.classes() if "decoder" in getattr(mixer, "sides", ()) and mixer is not MergedAttention for at in (0, -1)},
+    **{
+        f"{layer.__name__}-{i}": around_a_model(part)
+        for layer in (*LAYERS.classes(), Stack)
+        if layer is not Block
+        for i, part in enumerate(layer.examples())
+    },
+    **{
+        f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
+        for mixer in MIXERS.classes()
+        if "decoder" in getattr(mixer, "sides", ()) and mixer is not MergedAttention
+        for at in (0, -1)
+    },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
     "local": around_a_model(LocalAttention.examples()[0]),
     "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
@@ -202,7 +217,7 @@ CHECKPOINTED = {
     "moe-shared": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, shared_expert=SWIGLU)),
     "mla": decoder(attention=MLA.examples()[1]),
     "window": decoder(attention=Attention(num_attention_heads=4, sliding_window=5)),
-}  # fmt: skip
+}
 
 
 READ = ("memory", "embedded", "per_layer")
@@ -210,7 +225,9 @@ READ = ("memory", "embedded", "per_layer")
 
 
 class Checkpointed(torch.nn.Module):
-    """A layer whose activations are recomputed. What else it reads with a gradient is an input of it too, so that the gradient arrives once."""
+    """A layer whose activations are recomputed.
+    What else it reads with a gradient is an input of it too, so that the gradient arrives once.
+    """
 
     def __init__(self, layer: torch.nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -218,10 +235,14 @@ class Checkpointed(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, run: Run) -> Any:
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:
-            x = x if torch.is_grad_enabled() else x.detach()  # the counter would look for the gradient function of its slices
+            x = (
+                x if torch.is_grad_enabled() else x.detach()
+            )  # the counter would look for the gradient function of its slices
             return self.layer(x, replace(run, **dict(zip(READ, read, strict=True))))
 
-        return checkpoint(through, x, *(getattr(run, name) for name in READ), use_reentrant=self.reentrant, preserve_rng_state=False)
+        return checkpoint(
+            through, x, *(getattr(run, name) for name in READ), use_reentrant=self.reentrant, preserve_rng_state=False
+        )
 
 
 def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool | None) -> int:
@@ -245,13 +266,20 @@ def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
     count = counted(spec, batch=2, seq=11, phase="train", recompute="full")
     assert measured_training_step(spec, 2, 11, None) == count.total - count.recomputed
-    if not any(getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()):
-        assert measured_training_step(spec, 2, 11, reentrant=True) == count.total  # (it cannot pass the gradient of keys and values between layers)
+    if not any(
+        getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()
+    ):
+        assert (
+            measured_training_step(spec, 2, 11, reentrant=True) == count.total
+        )  # (it cannot pass the gradient of keys and values between layers)
     assert measured_training_step(spec, 2, 11, reentrant=False) == count.total - count.skipped_by_early_stop
 
 
 def test_what_early_stopping_skips_is_not_always_nothing() -> None:
-    saved = {name: counted(spec, batch=2, seq=11, phase="train", recompute="full").skipped_by_early_stop for name, spec in CHECKPOINTED.items()}
+    saved = {
+        name: counted(spec, batch=2, seq=11, phase="train", recompute="full").skipped_by_early_stop
+        for name, spec in CHECKPOINTED.items()
+    }
     assert saved["block-0"] == 2 * (2 * 22 * 40 * 24)  # the down projection, 40 → 24, of 22 tokens in each of 2 layers
     assert saved["block-1"] == saved["moe-0"] == 0  # a norm, and a weighted sum, need all products before them
     assert saved["moe-shared"] == 2 * (2 * 22 * 12 * 24)
@@ -271,7 +299,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
 
 
 def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(capsys, monkeypatch, "llama3-8b", "gpt2", "--seq", "512", "--pairs", "causal", "--format", "json")
+    code, out, err = run(
+        capsys, monkeypatch, "llama3-8b", "gpt2", "--seq", "512", "--pairs", "causal", "--format", "json"
+    )
     documents = json.loads(out)
     assert (code, err) == (0, "")
     assert [d["model"]["name"] for d in documents] == ["llama3-8b", "gpt2"]
@@ -296,8 +326,12 @@ def test_every_level_of_the_tree_adds_up(capsys: pytest.CaptureFixture[str], mon
         check(json.loads(out)["tree"])
 
 
-@pytest.mark.parametrize("words", [(), ("--phase", "train", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")])
-def test_the_table_says_it_in_eighty_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [(), ("--phase", "train", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
+)
+def test_the_table_says_it_in_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     code, out, _ = run(capsys, monkeypatch, "llama3-8b", "deepseek-v3", *words)
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
@@ -307,7 +341,9 @@ def test_the_table_says_it_in_eighty_columns(capsys: pytest.CaptureFixture[str],
     assert ("one new token of each sequence after 2,048 in its cache" in " ".join(out.split())) == ("decode" in words)
 
 
-def test_more_tokens_than_positions_are_said_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tokens_than_positions_are_said_in_every_format(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for fmt in ("table", "json", "markdown", "csv"):
         _, out, err = run(capsys, monkeypatch, "gpt2", "--format", fmt)  # 2048 tokens, 1024 positions
         assert "1,024 learned positions" in " ".join((err if fmt == "csv" else out).split())
@@ -315,8 +351,12 @@ def test_more_tokens_than_positions_are_said_in_every_format(capsys: pytest.Capt
         assert "learned positions" not in out + err
 
 
-@pytest.mark.parametrize("words", [("--phase", "sideways"), ("--seq", "0"), ("--source", "4"), ("--phase", "decode", "--context", "0")])
-def test_bad_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("--phase", "sideways"), ("--seq", "0"), ("--source", "4"), ("--phase", "decode", "--context", "0")]
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     code, out, err = run(capsys, monkeypatch, "llama3-8b", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")

@@ -1,8 +1,9 @@
-"""Damaged `config.json` files: each is read and can be counted, or is refused by one line that names a field as it stands there.
+"""Damaged `config.json` files: each is read and can be counted, or is refused by one line that names a field as it
+stands there.
 
-Every field of a config of every model type, of every wrapper's towers and of every method of quantisation is replaced by values that are
-none; random damage goes to any depth of any of these and of published configs. Each takes less than 2 s; `test_bad_config.py` holds the worst
-that were thought of.
+Every field of a config of every model type, of every wrapper's towers and of every method of quantisation is replaced
+by values that are none; random damage goes to any depth of any of these and of published configs. Each takes less than
+2 s; `test_bad_config.py` holds the worst that were thought of.
 """
 
 from __future__ import annotations
@@ -31,12 +32,29 @@ from tests.tower_shapes import WRAPPERS
 Config: TypeAlias = dict[str, Any]
 Place: TypeAlias = tuple[str | int, ...]
 
-CASES = {p.parent.name: json.loads(p.read_text()) for p in sorted((Path(__file__).parent / "data/cases").glob("*/config.json"))}
+CASES = {
+    p.parent.name: json.loads(p.read_text())
+    for p in sorted((Path(__file__).parent / "data/cases").glob("*/config.json"))
+}
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 WRAPPING = [kind for kind in model_types() if family_of(kind).text is not None]
-SIZED = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 2}
+SIZED = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "num_hidden_layers": 2,
+}
 LLAMA = {"model_type": "llama", **SIZED}
-WEIGHTS = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True, "actorder": None, "observer": "minmax"}
+WEIGHTS = {
+    "num_bits": 4,
+    "type": "int",
+    "group_size": 32,
+    "strategy": "group",
+    "symmetric": True,
+    "actorder": None,
+    "observer": "minmax",
+}
 ENDLESS = "a number of 5001 digits"
 """Stands for one, which Python refuses to write."""
 
@@ -44,25 +62,78 @@ CHOOSES = ("modules_to_not_convert", "modules_in_block_to_quantize", 0)
 """Lists of modules: where another choice fits no module, the message is about these."""
 
 QUANTIZED: dict[str, list[Config]] = {
-    "fp8": [{"activation_scheme": "dynamic", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0"}],
+    "fp8": [
+        {
+            "activation_scheme": "dynamic",
+            "weight_block_size": [32, 32],
+            "modules_to_not_convert": ["lm_head"],
+            "scale_fmt": "ue8m0",
+        }
+    ],
     "fbgemm_fp8": [{"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}],
     "awq": [{"bits": 4, "group_size": 32, "version": "gemm", "zero_point": True, "modules_to_not_convert": ["gate"]}],
-    "gptq": [{"bits": 4, "group_size": 32, "desc_act": True, "sym": True, "checkpoint_format": "gptq", "lm_head": False,
-              "modules_in_block_to_quantize": [["self_attn.q_proj"]]}],
-    "bitsandbytes": [{"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
-                      "llm_int8_skip_modules": ["lm_head"]}],
+    "gptq": [
+        {
+            "bits": 4,
+            "group_size": 32,
+            "desc_act": True,
+            "sym": True,
+            "checkpoint_format": "gptq",
+            "lm_head": False,
+            "modules_in_block_to_quantize": [["self_attn.q_proj"]],
+        }
+    ],
+    "bitsandbytes": [
+        {
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "llm_int8_skip_modules": ["lm_head"],
+        }
+    ],
     "compressed-tensors": [
-        {"format": "pack-quantized", "ignore": ["lm_head", "re:.*gate"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}},
-        {"format": "float-quantized", "ignore": [], "kv_cache_scheme": None, "config_groups": {"group_0": {
-            "targets": ["re:.*proj"], "input_activations": {"dynamic": True, "num_bits": 8, "type": "float"},
-            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32], "dynamic": False}}}},
+        {
+            "format": "pack-quantized",
+            "ignore": ["lm_head", "re:.*gate"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
+        },
+        {
+            "format": "float-quantized",
+            "ignore": [],
+            "kv_cache_scheme": None,
+            "config_groups": {
+                "group_0": {
+                    "targets": ["re:.*proj"],
+                    "input_activations": {"dynamic": True, "num_bits": 8, "type": "float"},
+                    "weights": {
+                        "num_bits": 8,
+                        "type": "float",
+                        "strategy": "block",
+                        "block_structure": [32, 32],
+                        "dynamic": False,
+                    },
+                }
+            },
+        },
     ],
     "mxfp4": [{"modules_to_not_convert": ["lm_head"]}],
-    "modelopt": [{"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*gate"]}, {"quant_algo": "FP8", "exclude_modules": []}],
+    "modelopt": [
+        {"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*gate"]},
+        {"quant_algo": "FP8", "exclude_modules": []},
+    ],
     "bitnet": [{"quantization_mode": "offline", "linear_class": "bitlinear", "modules_to_not_convert": None}],
     "eetq": [{"weights": "int8", "modules_to_not_convert": ["lm_head"]}],
-    "mlx": [{"group_size": 32, "bits": 4, "mode": "affine", "lm_head": False, "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 6}}],
-}  # fmt: skip
+    "mlx": [
+        {
+            "group_size": 32,
+            "bits": 4,
+            "mode": "affine",
+            "lm_head": False,
+            "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 6},
+        }
+    ],
+}
 """Method → configs that it is read from."""
 
 
@@ -70,7 +141,12 @@ def shapes(kind: str) -> list[Config]:
     """The small configs of a model type, with the class that they are for."""
     file = next(f for f, kinds in FILES.items() if kind in kinds)
     found = import_module(f"tests.families.{file}").SHAPES.items()
-    return [json.loads(json.dumps({"architectures": [cls], **shape})) for cls, several in found for shape in several if shape["model_type"] == kind]
+    return [
+        json.loads(json.dumps({"architectures": [cls], **shape}))
+        for cls, several in found
+        for shape in several
+        if shape["model_type"] == kind
+    ]
 
 
 def wrapped(kind: str) -> list[Config]:
@@ -78,7 +154,12 @@ def wrapped(kind: str) -> list[Config]:
     text = family_of(kind).text
     assert text is not None
     cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
-    outer = {"model_type": kind, "architectures": [cls], "text_config": shapes(text)[0], "quantization_config": {"quant_method": "fp8"}}
+    outer = {
+        "model_type": kind,
+        "architectures": [cls],
+        "text_config": shapes(text)[0],
+        "quantization_config": {"quant_method": "fp8"},
+    }
     return [json.loads(json.dumps({**outer, **tower})) for tower in towers]
 
 
@@ -132,8 +213,8 @@ def name_of(path: Place) -> str:
 
 
 def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, several: int) -> int:
-    """Replaces what is at each of the places by `several` of the values that are no sizes, in turn, and every whole number by one in which
-    nothing may be repeated. Gives how many were refused.
+    """Replaces what is at each of the places by `several` of the values that are no sizes, in turn, and every whole
+    number by one in which nothing may be repeated. Gives how many were refused.
     """
     values, refusals = cycle((*NO_SIZES, None, ENDLESS, 10**6)), 0
     for path, before in found:
@@ -168,7 +249,11 @@ def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(kind: s
 def test_every_field_of_a_wrapper(kind: str, tmp_path: Path) -> None:
     """A tower that is not understood is left out, so that its wrong fields refuse nothing."""
     for config in wrapped(kind):
-        found = [(path, value) for path, value in places(config) if path[0] != "text_config" or path[1:] in ((), ("model_type",))]
+        found = [
+            (path, value)
+            for path, value in places(config)
+            if path[0] != "text_config" or path[1:] in ((), ("model_type",))
+        ]
         assert damage_all(config, found, tmp_path / "config.json", several=2) > 3
 
 
@@ -192,11 +277,29 @@ CONFIGS: dict[str, Config] = {
     **{f"quantized {method}": quantized(method)[-1] for method in METHODS},
     **CASES,
 }
-NESTED = [(name, path) for name, config in CONFIGS.items() for path, _ in places(config) if len(path) > 1 and path[0] not in ("id2label", "label2id")]
-NAMES = sorted({str(path[-1]) for config in CONFIGS.values() for path, _ in places(config)} | {name for kind in READ for name in family_of(kind).defaults})
-words = st.one_of(st.text(max_size=8), st.sampled_from([*NAMES, "full_attention", "sliding_attention", "linear_attention", "mamba", "sparse", "\x1b[0m"]))
-anything = st.one_of(anything_of(words), st.just(ENDLESS), st.lists(st.sampled_from(["full_attention", "sliding_attention", "mamba", 1, 0]), max_size=70))
-anywhere = st.one_of(st.sampled_from([(name, path) for name, config in CONFIGS.items() for path, _ in places(config)]), st.sampled_from(NESTED))
+NESTED = [
+    (name, path)
+    for name, config in CONFIGS.items()
+    for path, _ in places(config)
+    if len(path) > 1 and path[0] not in ("id2label", "label2id")
+]
+NAMES = sorted(
+    {str(path[-1]) for config in CONFIGS.values() for path, _ in places(config)}
+    | {name for kind in READ for name in family_of(kind).defaults}
+)
+words = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from([*NAMES, "full_attention", "sliding_attention", "linear_attention", "mamba", "sparse", "\x1b[0m"]),
+)
+anything = st.one_of(
+    anything_of(words),
+    st.just(ENDLESS),
+    st.lists(st.sampled_from(["full_attention", "sliding_attention", "mamba", 1, 0]), max_size=70),
+)
+anywhere = st.one_of(
+    st.sampled_from([(name, path) for name, config in CONFIGS.items() for path, _ in places(config)]),
+    st.sampled_from(NESTED),
+)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +350,11 @@ def test_several_fields_at_once(name: str, changes: Config, head: Any, file: Pat
 
 
 @fuzzed
-@given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)), cut=st.integers(0, 900), name=st.sampled_from(sorted(CASES)))
+@given(
+    content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)),
+    cut=st.integers(0, 900),
+    name=st.sampled_from(sorted(CASES)),
+)
 def test_a_file_of_anything(content: bytes, cut: int, name: str, file: Path) -> None:
     file.write_bytes(json.dumps(CASES[name]).encode()[:cut] + content)
     with within():

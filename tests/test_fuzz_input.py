@@ -1,4 +1,5 @@
-"""Random damage to descriptions, overrides and files: each loads and can be counted, or is refused by an `InputError`; within 2 s.
+"""Random damage to descriptions, overrides and files: each loads and can be counted, or is refused by an `InputError`;
+within 2 s.
 
 Every integer of several presets is replaced by everything that is no size; random damage has no such plan.
 """
@@ -44,7 +45,11 @@ def replaced(name: str, path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FUZZED)
 def test_every_size_refuses_what_is_none(name: str) -> None:
-    sizes = [path for path, value in leaves(TABLES[name]) if type(value) is int and path[-1] not in ("rope_theta", "attn_logit_softcapping")]
+    sizes = [
+        path
+        for path, value in leaves(TABLES[name])
+        if type(value) is int and path[-1] not in ("rope_theta", "attn_logit_softcapping")
+    ]
     assert len(sizes) >= 6
     for path in sizes:
         for value in (*NO_SIZES, ENDLESS):
@@ -56,7 +61,10 @@ def test_every_size_refuses_what_is_none(name: str) -> None:
 
 
 words = st.one_of(
-    st.text(max_size=8), st.sampled_from([*all_field_names(), "attention", "mla", "moe", "mlp", "rope", "none", "block", "rmsnorm", "gelu", "\x1b[0m"])
+    st.text(max_size=8),
+    st.sampled_from(
+        [*all_field_names(), "attention", "mla", "moe", "mlp", "rope", "none", "block", "rmsnorm", "gelu", "\x1b[0m"]
+    ),
 )
 anything = anything_of(words)
 places = st.sampled_from([(name, path) for name in FUZZED for path, _ in leaves(TABLES[name])])
@@ -102,7 +110,14 @@ def test_a_field_removed_or_inserted(place: tuple[str, tuple[str, ...]], key: st
             validated(Preset, {"name": name, "model": table}, "x.toml")
 
 
-values = st.one_of(numbers.map(str), st.just("9" * 5000), words, st.text(max_size=20), st.just('{"type": "mla"}'), st.just("[" * 900 + "]" * 900))
+values = st.one_of(
+    numbers.map(str),
+    st.just("9" * 5000),
+    words,
+    st.text(max_size=20),
+    st.just('{"type": "mla"}'),
+    st.just("[" * 900 + "]" * 900),
+)
 asked = st.one_of(
     words,
     st.lists(words, max_size=5).map(".".join),
@@ -121,7 +136,10 @@ WHOLE = (presets_dir() / "models" / "mixtral-8x7b.toml").read_bytes()
 
 @fuzzed
 @given(
-    content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass"))), cut=st.integers(0, len(WHOLE))
+    content=st.one_of(
+        st.binary(max_size=300), st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    ),
+    cut=st.integers(0, len(WHOLE)),
 )
 def test_a_file_of_anything(content: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "anything.toml"

@@ -64,7 +64,9 @@ def screen(name: str) -> str:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_screen_is_the_golden(name: str) -> None:
-    assert screen(name) == (GOLDENS / f"{name}.txt").read_text(encoding="utf-8"), "if this is meant: python -m tests.test_goldens, and read the diff"
+    assert screen(name) == (GOLDENS / f"{name}.txt").read_text(encoding="utf-8"), (
+        "if this is meant: python -m tests.test_goldens, and read the diff"
+    )
 
 
 def test_no_golden_is_left_over() -> None:

@@ -1,4 +1,6 @@
-"""Accelerators: every file loads and is plausible, the arithmetic in its comments holds, and `llmcalc hardware` shows it."""
+"""Accelerators: every file loads and is plausible, the arithmetic in its comments holds,
+and `llmcalc hardware` shows it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,24 @@ from llmcalc.sources.presets import plain, presets_dir
 
 NAMES = hardware_names()
 EXPECTED = {
-    "a100-40gb", "a100-80gb", "b200", "gb200", "h100-pcie", "h100-sxm", "h200", "l40s", "m2-ultra", "m3-ultra", "m4-max", "mi300x", "mi325x",
-    "rtx-4090", "tpu-v5e", "tpu-v5p", "tpu-v6e",
-}  # fmt: skip
+    "a100-40gb",
+    "a100-80gb",
+    "b200",
+    "gb200",
+    "h100-pcie",
+    "h100-sxm",
+    "h200",
+    "l40s",
+    "m2-ultra",
+    "m3-ultra",
+    "m4-max",
+    "mi300x",
+    "mi325x",
+    "rtx-4090",
+    "tpu-v5e",
+    "tpu-v5p",
+    "tpu-v6e",
+}
 
 MINIMAL = {
     "title": "X", "vendor": "Y", "released": "2024-01", "memory_bytes": 2**30, "memory_bandwidth": 10**12,
@@ -66,8 +83,15 @@ class TestEachAccelerator:
             assert any("no peak" in note for note in load_hardware(name).notes)
             return
         assert peaks.get("float16", peaks["bfloat16"]) == peaks["bfloat16"]
-        for narrow, wide in (("float8", "bfloat16"), ("int8", "bfloat16"), ("bfloat16", "tfloat32"), ("float4", "float8")):
-            if narrow in peaks and wide in peaks:  # half the bits, twice the products; four times where a consumer part halves the wider
+        for narrow, wide in (
+            ("float8", "bfloat16"),
+            ("int8", "bfloat16"),
+            ("bfloat16", "tfloat32"),
+            ("float4", "float8"),
+        ):
+            if (
+                narrow in peaks and wide in peaks
+            ):  # half the bits, twice the products; four times where a consumer part halves the wider
                 assert 1.9 <= peaks[narrow] / peaks[wide] <= 4.1, (narrow, wide)
         if "float32" in peaks:
             assert peaks["float32"] < peaks["bfloat16"]
@@ -92,7 +116,13 @@ def test_names_and_aliases_are_unique():
 
 @pytest.mark.parametrize(
     ("asked", "name"),
-    [("H100", "h100-sxm"), ("rtx 4090", "rtx-4090"), ("A100", "a100-80gb"), ("TPU_v5e", "tpu-v5e"), ("Trillium", "tpu-v6e")],
+    [
+        ("H100", "h100-sxm"),
+        ("rtx 4090", "rtx-4090"),
+        ("A100", "a100-80gb"),
+        ("TPU_v5e", "tpu-v5e"),
+        ("Trillium", "tpu-v6e"),
+    ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
     assert find_hardware(asked).name == name
@@ -132,7 +162,10 @@ def test_an_unknown_peak_is_an_error_that_names_those_known():
         ({"memory_bytes": 1.5}, "memory_bytes: 1.5 is not a whole number"),
         ({"peak_flops": {"bf16": 1}}, "peak_flops: 'bf16' is not a number format"),
         ({"sources": []}, "sources"),
-        ({"interconnect": {"name": "wire", "bandwidth": 1, "direction": "up"}}, "interconnect.direction: 'up' is not known"),
+        (
+            {"interconnect": {"name": "wire", "bandwidth": 1, "direction": "up"}},
+            "interconnect.direction: 'up' is not known",
+        ),
     ],
 )
 def test_bad_files_are_refused(change, message):

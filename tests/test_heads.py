@@ -1,7 +1,8 @@
-"""Every head that `transformers` has for the families that are read: counted as its class builds it, or refused by name.
+"""Every head that `transformers` has for the families that are read: counted as its class builds it, or refused by
+name.
 
-The classes are found, not listed, so that a head that a new version adds is held to the same. Three labels: two would hide a class that
-scores the two ends of an answer whatever its labels.
+The classes are found, not listed, so that a head that a new version adds is held to the same. Three labels: two would
+hide a class that scores the two ends of an answer whatever its labels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def _classes() -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for name in dir(transformers):
-        cls = getattr(transformers, name) if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel") else None
+        cls = (
+            getattr(transformers, name)
+            if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")
+            else None
+        )
         if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
             found.setdefault(cls.config_class.model_type, []).append(name)
     return found
@@ -41,7 +46,12 @@ def _classes() -> dict[str, list[str]]:
 
 def _heads() -> list[Any]:
     kinds = [kind for kind in model_types() if family_of(kind).read is not None]
-    return [pytest.param(kind, name, id=name) for kind in kinds if witness_of(kind) == kind for name in _classes().get(kind, [])]
+    return [
+        pytest.param(kind, name, id=name)
+        for kind in kinds
+        if witness_of(kind) == kind
+        for name in _classes().get(kind, [])
+    ]
 
 
 @pytest.mark.parametrize(("kind", "name"), _heads())

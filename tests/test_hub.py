@@ -1,4 +1,6 @@
-"""Hub ids, against a stand-in for the hub on this machine: what is asked for, what is cached, what is said when it fails."""
+"""Hub ids, against a stand-in for the hub on this machine:
+what is asked for, what is cached, what is said when it fails.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,16 @@ from typing import NamedTuple
 
 import pytest
 
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "intermediate_size": 48, "tie_word_embeddings": True}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "tie_word_embeddings": True,
+}
 TOTAL = 96 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 48 + 2 * 32) + 32
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -101,8 +111,22 @@ def hub() -> Iterator[Hub]:
 
 def llmcalc(hub: Hub, home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     plain = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*", **env}
-    return subprocess.run([sys.executable, "-m", "llmcalc", *args], env={**plain, **settings}, capture_output=True, text=True, check=False, timeout=120)
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "*",
+        **env,
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "llmcalc", *args],
+        env={**plain, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def test_a_config_is_fetched_cached_and_counted(hub: Hub, tmp_path: Path) -> None:
@@ -113,7 +137,16 @@ def test_a_config_is_fetched_cached_and_counted(hub: Hub, tmp_path: Path) -> Non
     assert {path.split("/")[-1] for _, path, _ in hub.asked} == {"config.json"}
     asked = len(hub.asked)
     for again in (["--offline"], []):
-        cached = llmcalc(hub, tmp_path, "params", "org/tiny", "--format", "json", *again, **({} if again else {"HF_HUB_OFFLINE": "1"}))
+        cached = llmcalc(
+            hub,
+            tmp_path,
+            "params",
+            "org/tiny",
+            "--format",
+            "json",
+            *again,
+            **({} if again else {"HF_HUB_OFFLINE": "1"}),
+        )
         assert cached.stdout == first.stdout, cached.stderr
     assert len(hub.asked) == asked
 
@@ -160,7 +193,10 @@ def test_no_hub_at_all(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_the_hint_is_one_line(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['huggingface_hub'] = None; sys.argv = ['llmcalc', 'params', 'org/name']; from llmcalc.cli.main import main; main()"
+    code = (
+        "import sys; sys.modules['huggingface_hub'] = None; sys.argv = ['llmcalc', 'params', 'org/name']; from "
+        "llmcalc.cli.main import main; main()"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert "pip install 'llmcalc-arch[hub]'" in result.stderr

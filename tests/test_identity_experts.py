@@ -1,4 +1,6 @@
-"""Experts that compute nothing: a token is counted as if all of its own were real, and what is said of fewer is right."""
+"""Experts that compute nothing: a token is counted as if all of its own were real,
+and what is said of fewer is right.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,32 @@ from llmcalc.workload import Workload
 from tests.families.longcat_flash import SMALL
 
 PUBLISHED: dict[str, Any] = {
-    "model_type": "longcat_flash", "architectures": ["LongcatFlashForCausalLM"], "attention_bias": False, "attention_method": "MLA",
-    "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12288, "hidden_size": 6144, "kv_lora_rank": 512, "max_position_embeddings": 131072,
-    "mla_scale_kv_lora": True, "mla_scale_q_lora": True, "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64, "num_layers": 28,
-    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_theta": 1e7, "routed_scaling_factor": 6.0,
-    "v_head_dim": 128, "vocab_size": 131072, "zero_expert_num": 256, "zero_expert_type": "identity",
-}  # fmt: skip
+    "model_type": "longcat_flash",
+    "architectures": ["LongcatFlashForCausalLM"],
+    "attention_bias": False,
+    "attention_method": "MLA",
+    "expert_ffn_hidden_size": 2048,
+    "ffn_hidden_size": 12288,
+    "hidden_size": 6144,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 131072,
+    "mla_scale_kv_lora": True,
+    "mla_scale_q_lora": True,
+    "moe_topk": 12,
+    "n_routed_experts": 512,
+    "num_attention_heads": 64,
+    "num_layers": 28,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1e7,
+    "routed_scaling_factor": 6.0,
+    "v_head_dim": 128,
+    "vocab_size": 131072,
+    "zero_expert_num": 256,
+    "zero_expert_type": "identity",
+}
 """huggingface.co/meituan-longcat/LongCat-Flash-Chat, config.json."""
 
 
@@ -44,11 +66,15 @@ def read(config: dict[str, Any]) -> ModelSpec:
 def two_layers(experts: MoE) -> ModelSpec:
     attention = Attention(num_attention_heads=4, num_key_value_heads=2)
     block = Block(attention=attention, feed_forward=experts, norm=Norm(type="rmsnorm"), norm_placement="pre")
-    return ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=False, decoder=Stack(num_hidden_layers=2, block=block))
+    return ModelSpec(
+        vocab_size=50, hidden_size=24, tie_word_embeddings=False, decoder=Stack(num_hidden_layers=2, block=block)
+    )
 
 
 def test_longcat_flash_as_published() -> None:
-    """The report (arXiv:2509.01322) says 560B in all and 18.6B to 31.3B, about 27B on average, active: those without the table of tokens."""
+    """The report (arXiv:2509.01322) says 560B in all and 18.6B to 31.3B, about 27B on average, active:
+    those without the table of tokens.
+    """
     h, f, e, z = 6144, 2048, 512, 256
     mla = h * 1536 + 1536 + 1536 * 64 * 192 + h * 576 + 512 + 512 * 64 * 256 + 64 * 128 * h
     dense, expert = 3 * h * 12288, 3 * h * f
@@ -57,13 +83,22 @@ def test_longcat_flash_as_published() -> None:
     assert count.total == 28 * (layer + e * expert) + 2 * 131072 * h + h == 560_664_958_976
     assert count.active == 28 * (layer + 12 * expert) + 2 * 131072 * h + h
     assert count.active_at_least == count.active - 28 * 12 * expert
-    assert count.active_evenly == count.active - 28 * 4 * expert  # 12 · 256 / 768 of a token's experts are identity ones
+    assert (
+        count.active_evenly == count.active - 28 * 4 * expert
+    )  # 12 · 256 / 768 of a token's experts are identity ones
     table = 131072 * h
-    assert [round((n - table) / 1e9, 1) for n in (count.active_at_least, count.active_evenly, count.active)] == [18.7, 27.1, 31.4]
+    assert [round((n - table) / 1e9, 1) for n in (count.active_at_least, count.active_evenly, count.active)] == [
+        18.7,
+        27.1,
+        31.4,
+    ]
     assert count.buffers == 28 * (e + z)
 
 
-@pytest.mark.parametrize(("fields", "depth"), [({"num_layers": 3}, 3), ({"num_hidden_layers": 6}, 3), ({"num_layers": 3, "num_hidden_layers": 6}, 3)])
+@pytest.mark.parametrize(
+    ("fields", "depth"),
+    [({"num_layers": 3}, 3), ({"num_hidden_layers": 6}, 3), ({"num_layers": 3, "num_hidden_layers": 6}, 3)],
+)
 def test_a_layer_counts_as_two_in_num_hidden_layers(fields: dict[str, int], depth: int) -> None:
     assert read({**{k: v for k, v in SMALL.items() if k != "num_layers"}, **fields}).main.num_hidden_layers == depth
 
@@ -83,7 +118,10 @@ def test_each_layer_keeps_two_caches() -> None:
 
 def test_what_is_counted_is_the_most_and_is_said() -> None:
     preset = Preset(name="longcat", model=read(PUBLISHED))
-    said = "experts of a token are counted as real, all 12 of 512 beside 256 identity ones, which hold and compute nothing: the most that a token can cost"
+    said = (
+        "experts of a token are counted as real, all 12 of 512 beside 256 identity ones, which hold and compute "
+        "nothing: the most that a token can cost"
+    )
     shown = params_report(preset, params(preset.model))
     assert said in shown.tables[0].notes
     assert any("27.95 B on average" in note and "19.50 B at least" in note for note in shown.tables[0].notes)
@@ -95,7 +133,10 @@ def test_nothing_is_said_of_models_whose_experts_are_all_real() -> None:
     preset = Preset(name="plain", model=read({**SMALL, "zero_expert_num": 0}))
     shown = params_report(preset, params(preset.model))
     assert "active_at_least" not in shown.data["params"]
-    assert not any("identity" in note for note in (*shown.tables[0].notes, *flops_report(preset, flops(preset.model, Workload(seq=8))).data["notes"]))
+    assert not any(
+        "identity" in note
+        for note in (*shown.tables[0].notes, *flops_report(preset, flops(preset.model, Workload(seq=8))).data["notes"])
+    )
 
 
 def test_no_more_identity_experts_are_passed_than_there_are() -> None:
@@ -107,7 +148,9 @@ def test_no_more_identity_experts_are_passed_than_there_are() -> None:
 def test_an_identity_expert_gives_what_it_reads() -> None:
     torch.manual_seed(0)
     expert = FeedForward(intermediate_size=12, hidden_act="silu", gated=True)
-    spec = two_layers(MoE(num_experts=4, num_experts_per_tok=2, zero_expert_num=3, expert=expert, score_correction_bias=True))
+    spec = two_layers(
+        MoE(num_experts=4, num_experts_per_tok=2, zero_expert_num=3, expert=expert, score_correction_bias=True)
+    )
     experts: Any = spec.reference().get_submodule("layers.0.mlp")
     x = torch.randn(2, 5, 24)
     with torch.no_grad():

@@ -75,7 +75,9 @@ def test_a_chunk_is_held_as_a_window_is() -> None:
 
 
 def test_an_encoder_decoder_keeps_its_source_too() -> None:
-    spec = encoder_decoder(Block.examples()[-1])  # self-attention: 2 of 4 heads of 6; cross-attention: 2 heads of 12; 2 layers
+    spec = encoder_decoder(
+        Block.examples()[-1]
+    )  # self-attention: 2 of 4 heads of 6; cross-attention: 2 heads of 12; 2 layers
     own, crossing = 2 * 2 * 12 * 2, 2 * 2 * 24 * 2
     assert kv(spec, seq=5).by_layer_kind == {"full_attention": own * 5, "cross_attention": crossing * 5}
     told = kv(spec, seq=5, source=30)
@@ -92,7 +94,12 @@ def test_dtypes() -> None:
     assert llmcalc.kv(llmcalc.load("llama3-8b"), seq=64, dtype="fp8").bytes == cache.bytes_in("fp8")
     with pytest.raises(InputError, match="bf17"):
         llmcalc.kv(llmcalc.load("llama3-8b"), dtype="bf17")
-    three = kv(decoder(attention=MLA(num_attention_heads=1, kv_lora_rank=1, qk_nope_head_dim=2, qk_rope_head_dim=2, v_head_dim=1)), seq=1)
+    three = kv(
+        decoder(
+            attention=MLA(num_attention_heads=1, kv_lora_rank=1, qk_nope_head_dim=2, qk_rope_head_dim=2, v_head_dim=1)
+        ),
+        seq=1,
+    )
     assert three.elements == 2 * 3
     assert three.bytes_in("int4") == 3  # 6 elements of 4 bits
 
@@ -116,7 +123,12 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
 
 
 def test_an_encoder_keeps_nothing() -> None:
-    spec = ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=1, block=decoder().decoder.block))
+    spec = ModelSpec(
+        vocab_size=50,
+        hidden_size=24,
+        tie_word_embeddings=False,
+        encoder=Stack(num_hidden_layers=1, block=decoder().decoder.block),
+    )
     with pytest.raises(InputError, match="encoder-only"):
         kv(spec, seq=4)
     with pytest.raises(InputError, match="--source"):
@@ -132,7 +144,11 @@ def test_what_is_listed_is_what_is_held(example: Component) -> None:
     spec = around_a_model(example)
     cache = kv(spec, batch=2, seq=9, dtype_name="fp32")
     assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.held) == cache.bytes
-    assert all(held.bytes == 2 * held.layers * held.tokens * held.width * 4 for held in cache.held if held.tokens is not None and held.width is not None)
+    assert all(
+        held.bytes == 2 * held.layers * held.tokens * held.width * 4
+        for held in cache.held
+        if held.tokens is not None and held.width is not None
+    )
     store: dict[torch.nn.Module, Any] = {}
     net = spec.reference()
     ids = torch.zeros(2, 9, dtype=torch.long)
@@ -148,18 +164,23 @@ def test_a_what_if_is_the_model_written_out(name: str) -> None:
     heads = {"mha": 32, "gqa_8": 8, "mqa": 1, "no_windows": 4}[name]
     window = None if name == "no_windows" else 4
     is_, would_be = (
-        decoder(attention=Attention(num_attention_heads=32, num_key_value_heads=k, head_dim=6, sliding_window=w)) for k, w in ((4, 4), (heads, window))
+        decoder(attention=Attention(num_attention_heads=32, num_key_value_heads=k, head_dim=6, sliding_window=w))
+        for k, w in ((4, 4), (heads, window))
     )
     found = {what.key: spec for what, spec in what_ifs(is_)}
     assert set(found) == {"mha", "gqa_8", "mqa", "no_windows"}
     assert found[name] == would_be
     cache = kv(is_, batch=2, seq=10)
     assert if_(cache)[name] == kv(would_be, batch=2, seq=10).bytes
-    assert {w.what.key: w.ratio for w in cache.what_if}[name] == pytest.approx(heads / 4 * (10 / 4 if name == "no_windows" else 1))
+    assert {w.what.key: w.ratio for w in cache.what_if}[name] == pytest.approx(
+        heads / 4 * (10 / 4 if name == "no_windows" else 1)
+    )
 
 
 def test_what_if_merged_attention_had_other_heads() -> None:
-    """It keeps keys and values of both sides: 2 of 4 heads, and a window of 5, of 12 tokens and of the 12 that the encoder reads."""
+    """It keeps keys and values of both sides:
+    2 of 4 heads, and a window of 5, of 12 tokens and of the 12 that the encoder reads.
+    """
     part = MergedAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5)
     is_ = around_a_model(part)
     found = {what.key: kv(spec, seq=12).bytes for what, spec in what_ifs(is_)}
@@ -225,7 +246,9 @@ def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("target", ["llama3-8b", "deepseek-v3", "gemma3-27b", "t5-base"])
-def test_the_tables_say_it_in_eighty_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_the_tables_say_it_in_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
     code, out, _ = run(capsys, monkeypatch, target, "--batch", "1024", "--seq", "131072", "--dtype", "fp32")
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
@@ -233,16 +256,26 @@ def test_the_tables_say_it_in_eighty_columns(capsys: pytest.CaptureFixture[str],
         assert text in out
 
 
-def test_more_tokens_than_the_model_was_made_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tokens_than_the_model_was_made_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, err = run(capsys, monkeypatch, "llama3-8b", "--seq", "8193", "--format", "csv")
-    assert err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all the same\n"
+    assert (
+        err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all "
+        "the same\n"
+    )
     assert out.splitlines()[0] == "layer_kind,layers,tokens,elements_per_token,bytes,share"
     assert "8,193 tokens are more" in " ".join(run(capsys, monkeypatch, "llama3-8b", "--seq", "8193")[1].split())
     assert "more than" not in run(capsys, monkeypatch, "llama3-8b")[1]
 
 
-@pytest.mark.parametrize("words", [("bert-base",), ("llama3-8b", "--dtype", "bf17"), ("llama3-8b", "--source", "4"), ("llama3-8b", "--seq", "0")])
-def test_bad_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("bert-base",), ("llama3-8b", "--dtype", "bf17"), ("llama3-8b", "--source", "4"), ("llama3-8b", "--seq", "0")],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     code, out, err = run(capsys, monkeypatch, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")

@@ -21,12 +21,18 @@ from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload import Pairs, Workload
 
 NEAR = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3)
-SUMMING = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3, global_block_size=3, global_norm=Norm(type="rmsnorm"))
+SUMMING = LocalAttention(
+    num_attention_heads=4, head_dim=6, local_radius=3, global_block_size=3, global_norm=Norm(type="rmsnorm")
+)
 
 
 def stack(attention: LocalAttention | Attention, bias: RelativeBias | None = None) -> Stack:
     feed_forward, norm = FeedForward(intermediate_size=8, hidden_act="relu"), Norm(type="rmsnorm")
-    return Stack(num_hidden_layers=1, block=Block(attention=attention, feed_forward=feed_forward, norm=norm, norm_placement="pre"), relative_bias=bias)
+    return Stack(
+        num_hidden_layers=1,
+        block=Block(attention=attention, feed_forward=feed_forward, norm=norm, norm_placement="pre"),
+        relative_bias=bias,
+    )
 
 
 def encoder(attention: LocalAttention | Attention, bias: RelativeBias | None = None) -> ModelSpec:
@@ -56,7 +62,12 @@ def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) 
 @pytest.mark.parametrize("pairs", ["full", "causal"])
 @pytest.mark.parametrize(
     "op",
-    [LocalCore(4, 6, 6, causal=False, radius=3), LocalCore(4, 6, 6, causal=False, radius=3, global_block=5), BlockSums(7, 3), SummedLinear(7, 5, block=3)],
+    [
+        LocalCore(4, 6, 6, causal=False, radius=3),
+        LocalCore(4, 6, 6, causal=False, radius=3, global_block=5),
+        BlockSums(7, 3),
+        SummedLinear(7, 5, block=3),
+    ],
     ids=["near", "with sums", "sums", "map"],
 )
 def test_integers_arrays_and_symbols_agree(op: Op, pairs: Pairs) -> None:
@@ -86,8 +97,12 @@ def test_it_stands_in_encoders_alone() -> None:
         ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=True, decoder=stack(NEAR))
 
 
-@pytest.mark.parametrize(("attention", "of_blocks"), [(NEAR, True), (SUMMING, False), (Attention(num_attention_heads=4), True)])
-def test_a_table_for_blocks_stands_beside_sums_of_blocks(attention: LocalAttention | Attention, of_blocks: bool) -> None:
+@pytest.mark.parametrize(
+    ("attention", "of_blocks"), [(NEAR, True), (SUMMING, False), (Attention(num_attention_heads=4), True)]
+)
+def test_a_table_for_blocks_stands_beside_sums_of_blocks(
+    attention: LocalAttention | Attention, of_blocks: bool
+) -> None:
     with pytest.raises(ValueError, match=r"relative_bias.of_blocks"):
         encoder(attention, RelativeBias(num_attention_heads=4, of_blocks=of_blocks))
 
@@ -100,6 +115,8 @@ def test_a_norm_of_sums_needs_sums() -> None:
 def test_the_config_says_which_attention_the_encoder_has() -> None:
     with pytest.raises(InputError, match="encoder_attention_type: 'global'; expected one of local, transient-global"):
         read_config({"model_type": "longt5", "encoder_attention_type": "global"})
-    model, notes = read_config({"model_type": "longt5", "global_block_size": 32})  # a field that local attention has no use for
+    model, notes = read_config(
+        {"model_type": "longt5", "global_block_size": 32}
+    )  # a field that local attention has no use for
     assert model["encoder"]["block"]["attention"]["type"] == "local"
     assert not notes

@@ -1,6 +1,8 @@
-"""Causal pairs against the class: how many (query, key) pairs the masks of transformers let through, head by head and layer by layer.
+"""Causal pairs against the class: how many (query, key) pairs the masks of transformers let through, head by head and
+layer by layer.
 
-A pass on a CPU with eager attention gives the weights of every head; what its mask hides has weight 0. The pass is longer than every window.
+A pass on a CPU with eager attention gives the weights of every head; what its mask hides has weight 0. The pass is
+longer than every window.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
 """Their classes have no attention, give its weights by block, or read sound."""
 
-OTHERWISE = {"diffllama": "gives the difference of two maps as one", "minimax": "gives those of its linear attention too"}
+OTHERWISE = {
+    "diffllama": "gives the difference of two maps as one",
+    "minimax": "gives those of its linear attention too",
+}
 
 
 def shapes() -> list[Any]:
@@ -32,7 +37,11 @@ def shapes() -> list[Any]:
             for i, shape in enumerate(some):
                 kind, config = shape["model_type"], {"architectures": [cls], **shape}
                 first = all(kind != one.values[0]["model_type"] for one in found)
-                if kind not in WITHOUT_WEIGHTS | OTHERWISE.keys() and "SequenceClassification" not in cls and (first or _narrowed(config)):
+                if (
+                    kind not in WITHOUT_WEIGHTS | OTHERWISE.keys()
+                    and "SequenceClassification" not in cls
+                    and (first or _narrowed(config))
+                ):
                     found.append(pytest.param(config, id=f"{cls}-{i}"))
     return found
 
@@ -67,9 +76,14 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[st
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad():
-        out = model(**inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {}))  # with one, its mask is not made
+        out = model(
+            **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})
+        )  # with one, its mask is not made
     own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
-    counted = {cross: sum(core.heads * core.pairs(w) * times for core, times, w in _cores(spec) if core.cross is cross) for cross in (False, True)}
+    counted = {
+        cross: sum(core.heads * core.pairs(w) * times for core, times, w in _cores(spec) if core.cross is cross)
+        for cross in (False, True)
+    }
     assert (own, _seen(getattr(out, "cross_attentions", None))) == (counted[False], counted[True])
     assert own
 

@@ -44,9 +44,18 @@ def test_a_list_of_many_places_is_cut_in_the_table_and_whole_in_json() -> None:
 
 
 def test_a_class_that_needs_values_to_run_is_measured_without_any(run: Any, tmp_path: Path) -> None:
-    config = {"model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352}
+    config = {
+        "model_type": "dbrx",
+        "architectures": ["DbrxForCausalLM"],
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "vocab_size": 100352,
+    }
     experts = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "ffn_config": experts, "attn_config": {"kv_n_heads": 8, "rope_theta": 5e5}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "ffn_config": experts, "attn_config": {"kv_n_heads": 8, "rope_theta": 5e5}})
+    )
     assert run("params", str(tmp_path), "--measure").out.split("\n")[0].endswith("131.60 B parameters, measured")
 
 

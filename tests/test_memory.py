@@ -27,22 +27,40 @@ from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report
 
 CORRECTED = next(example for example in MoE.examples() if example.score_correction_bias is True)
-MIXTURE = decoder(feed_forward=CORRECTED, tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2))
+MIXTURE = decoder(
+    feed_forward=CORRECTED, tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
+)
 WITH_MTP = frozenset({"mtp"})
 
 
 def test_llama3_8b_by_hand() -> None:
     n, tensors = 8_030_261_248, 3 + 32 * 9  # embedding, final norm, head; q, k, v, o, gate, up, down, two norms a layer
     plain = llmcalc.memory(llmcalc.load("llama3-8b"), "training")
-    assert plain.parts == {"weights": 2 * n, "gradients": 2 * n, "master_weights": 0, "optimizer": 4 * n + 4 * tensors, "kv_cache": 0}
+    assert plain.parts == {
+        "weights": 2 * n,
+        "gradients": 2 * n,
+        "master_weights": 0,
+        "optimizer": 4 * n + 4 * tensors,
+        "kv_cache": 0,
+    }
     mixed = llmcalc.memory(llmcalc.load("llama3-8b"), "training", master_weights="fp32")
-    assert mixed.parts == {"weights": 2 * n, "gradients": 2 * n, "master_weights": 4 * n, "optimizer": 8 * n + 4 * tensors, "kv_cache": 0}
+    assert mixed.parts == {
+        "weights": 2 * n,
+        "gradients": 2 * n,
+        "master_weights": 4 * n,
+        "optimizer": 8 * n + 4 * tensors,
+        "kv_cache": 0,
+    }
     assert mixed.total_bytes == 16 * n + 4 * tensors  # ZeRO's 16 bytes a parameter, and the step counts
-    wide = llmcalc.memory(llmcalc.load("llama3-8b"), "training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16")
+    wide = llmcalc.memory(
+        llmcalc.load("llama3-8b"), "training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"
+    )
     assert wide.parts["gradients"] == 4 * n
     assert wide.parts["optimizer"] == 4 * n + 4 * tensors
     in_use = llmcalc.memory(llmcalc.load("llama3-8b"), batch=2, seq=8192)
-    assert in_use.parts["kv_cache"] == 2 * 8192 * 32 * 2 * 8 * 128 * 2  # batch · seq · layers · (K, V) · heads · head_dim · bf16
+    assert (
+        in_use.parts["kv_cache"] == 2 * 8192 * 32 * 2 * 8 * 128 * 2
+    )  # batch · seq · layers · (K, V) · heads · head_dim · bf16
     assert in_use.total_bytes == 2 * n + in_use.kv_cache
 
 
@@ -97,7 +115,10 @@ def resized(hidden: Any) -> ModelSpec:
 
 def test_symbols_print_their_own_formula() -> None:
     h, vocab = sympy.symbols("h V", integer=True, positive=True)
-    block = decoder(attention=Attention(num_attention_heads=4), feed_forward=FEED_FORWARD.model_copy(update={"intermediate_size": 4 * h}))
+    block = decoder(
+        attention=Attention(num_attention_heads=4),
+        feed_forward=FEED_FORWARD.model_copy(update={"intermediate_size": 4 * h}),
+    )
     spec = block.model_copy(update={"hidden_size": h, "vocab_size": vocab})
     use = memory(spec, Setup("training", optimizer="sgd", momentum=True))
     n = 2 * vocab * h + 2 * (4 * h**2 + 12 * h**2 + 2 * h)  # two layers: 4h² + 3 · 4h·h + two norms; no final norm
@@ -110,7 +131,15 @@ def test_symbols_print_their_own_formula() -> None:
 def accelerator(memory_bytes: int, name: str = "it") -> Hardware:
     source = {"url": "https://example.com/it", "gives": "all", "checked": "2026-11-21"}
     return Hardware.model_validate(
-        {"name": name, "title": "It", "vendor": "V", "released": "2026", "memory_bytes": memory_bytes, "memory_bandwidth": 1, "sources": [source]}
+        {
+            "name": name,
+            "title": "It",
+            "vendor": "V",
+            "released": "2026",
+            "memory_bytes": memory_bytes,
+            "memory_bandwidth": 1,
+            "sources": [source],
+        }
     )
 
 
@@ -128,17 +157,27 @@ def document(use: MemoryUse, hardware: list[Hardware]) -> Any:
     return report(Preset(name="x", model=use.count.spec), use, fits(use, hardware)).document()
 
 
-@pytest.mark.parametrize("setup", [Setup(batch=2, seq=9), Setup("training"), Setup("training", optimizer="adam8bit", master_weights="fp32")])
+@pytest.mark.parametrize(
+    "setup", [Setup(batch=2, seq=9), Setup("training"), Setup("training", optimizer="adam8bit", master_weights="fp32")]
+)
 def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
     got = document(memory(MIXTURE, setup), [accelerator(10**6)])
     found = got["memory"]
     assert all(type(found[key]) is int for key in ("total_bytes", "weights", "gradients", "master_weights", "kv_cache"))
-    assert found["total_bytes"] == sum(found[k] for k in ("weights", "gradients", "master_weights", "kv_cache")) + found["optimizer"]["bytes"]
+    assert (
+        found["total_bytes"]
+        == sum(found[k] for k in ("weights", "gradients", "master_weights", "kv_cache")) + found["optimizer"]["bytes"]
+    )
     assert found["optimizer"]["bytes"] == sum(found["optimizer"]["states"].values())
     assert got["fits"] == [
-        {"hardware": "it", "memory_bytes": 10**6, "needed_bytes": found["total_bytes"], "left_bytes": 10**6 - found["total_bytes"],
-         "fits": found["total_bytes"] <= 10**6}
-    ]  # fmt: skip
+        {
+            "hardware": "it",
+            "memory_bytes": 10**6,
+            "needed_bytes": found["total_bytes"],
+            "left_bytes": 10**6 - found["total_bytes"],
+            "fits": found["total_bytes"] <= 10**6,
+        }
+    ]
     assert "activations" in found["not_counted"]
 
 
@@ -160,7 +199,10 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
         (Setup("training", dtype="int8"), "--dtype int8: integers take no gradient"),
         (Setup("training", optimizer="lion"), "--optimizer lion: not known; expected one of adamw"),
         (Setup("training", optimizer="adamw", momentum=True), "--momentum: for --optimizer sgd, not adamw"),
-        (Setup("training", optimizer="adam8bit", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer adam8bit"),
+        (
+            Setup("training", optimizer="adam8bit", optimizer_dtype="fp32"),
+            "--optimizer-dtype: not for --optimizer adam8bit",
+        ),
         (Setup("training", optimizer="sgd", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer sgd"),
         (Setup("training", master_weights="fp64"), "--master-weights fp64: not known"),
         (Setup("training", dtype="fp32", master_weights="fp32"), "the weights are fp32 already"),
@@ -205,7 +247,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("--grad-dtype", "fp32"), 2),
     ],
 )
-def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int) -> None:
+def test_exit_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
+) -> None:
     got, out, err = run(capsys, monkeypatch, "llama3-8b", *words, "--format", "json")
     assert got == code, err
     if code == 2:
@@ -221,11 +265,16 @@ def test_every_accelerator_is_listed(capsys: pytest.CaptureFixture[str], monkeyp
     _, out, _ = run(capsys, monkeypatch, "gpt2", "--format", "json")
     listed = json.loads(out)["fits"]
     assert {one["hardware"] for one in listed} == set(hardware_names())
-    assert all(one["left_bytes"] == load_hardware(one["hardware"]).memory_bytes - 4 * 124_439_808 - 2 * 12 * 2 * 768 for one in listed)
+    assert all(
+        one["left_bytes"] == load_hardware(one["hardware"]).memory_bytes - 4 * 124_439_808 - 2 * 12 * 2 * 768
+        for one in listed
+    )
 
 
 @pytest.mark.parametrize("words", [("llama3-8b",), ("deepseek-v3", "--phase", "training", "--optimizer", "muon")])
-def test_the_table_says_it_in_eighty_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+def test_the_table_says_it_in_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, monkeypatch, *words)
     lines = out.splitlines()

@@ -28,10 +28,14 @@ RMS, LAYERNORM = Norm(type="rmsnorm"), Norm(type="layernorm")
 ATTENTION = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
 SWIGLU = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
 BLOCK = Block(attention=ATTENTION, feed_forward=SWIGLU, norm=RMS, norm_placement="pre")
-SPARSE = BLOCK.model_copy(update={"feed_forward": MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, score_correction_bias=True)})
+SPARSE = BLOCK.model_copy(
+    update={"feed_forward": MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, score_correction_bias=True)}
+)
 WINDOWED = BLOCK.model_copy(update={"attention": ATTENTION.model_copy(update={"sliding_window": 4})})
 CROSSED = BLOCK.model_copy(update={"cross_attention": Attention(num_attention_heads=4)})
-POSTNORM = Block(attention=Attention(num_attention_heads=4, q_bias=True), feed_forward=SWIGLU, norm=LAYERNORM, norm_placement="post")
+POSTNORM = Block(
+    attention=Attention(num_attention_heads=4, q_bias=True), feed_forward=SWIGLU, norm=LAYERNORM, norm_placement="post"
+)
 
 
 def spec(**fields: Any) -> ModelSpec:
@@ -42,11 +46,22 @@ def spec(**fields: Any) -> ModelSpec:
 
 
 def both(block: Block, **fields: Any) -> dict[str, Stack]:
-    return {"encoder": Stack(num_hidden_layers=2, block=BLOCK, **fields), "decoder": Stack(num_hidden_layers=3, block=block, **fields)}
+    return {
+        "encoder": Stack(num_hidden_layers=2, block=BLOCK, **fields),
+        "decoder": Stack(num_hidden_layers=3, block=block, **fields),
+    }
 
 
-DENSE_THEN_SPARSE = Stack(num_hidden_layers=5, block=BLOCK, variants={"dense": BLOCK, "sparse": SPARSE}, first_layers=("dense",), pattern=("sparse",))
-ALTERNATING = Stack(num_hidden_layers=5, block=BLOCK, variants={"window": WINDOWED}, pattern=("window", "window", "block"))
+DENSE_THEN_SPARSE = Stack(
+    num_hidden_layers=5,
+    block=BLOCK,
+    variants={"dense": BLOCK, "sparse": SPARSE},
+    first_layers=("dense",),
+    pattern=("sparse",),
+)
+ALTERNATING = Stack(
+    num_hidden_layers=5, block=BLOCK, variants={"window": WINDOWED}, pattern=("window", "window", "block")
+)
 
 MODELS = {
     "tied": spec(),
@@ -55,26 +70,47 @@ MODELS = {
     "no head": spec(head=NoHead()),
     "a table that nothing reads": spec(**both(CROSSED, final_norm=RMS), unused_embedding=True),
     "a score of each sequence beside the head": spec(pooler_labels=1),
-    "cross-attention that never runs": spec(decoder=Stack(num_hidden_layers=2, block=CROSSED.model_copy(update={"idle_cross_attention": True}))),
+    "cross-attention that never runs": spec(
+        decoder=Stack(num_hidden_layers=2, block=CROSSED.model_copy(update={"idle_cross_attention": True}))
+    ),
     "factorised embedding, tied": spec(embedding_size=6),
-    "factorised embedding, untied, biased": spec(embedding_size=6, tie_word_embeddings=False, embedding_projection_bias=True),
+    "factorised embedding, untied, biased": spec(
+        embedding_size=6, tie_word_embeddings=False, embedding_projection_bias=True
+    ),
     "factorised embedding, without a head": spec(embedding_size=6, head=NoHead()),
     "factorised embedding under a classifier": spec(embedding_size=6, head=Classifier(num_labels=3, over="token")),
     "factorised embedding under a transform": spec(embedding_size=6, head=LMHead(bias=True, transform=Transform())),
     "dense, then sparse": spec(decoder=DENSE_THEN_SPARSE),
     "alternating windows": spec(decoder=ALTERNATING),
-    "two prediction modules": spec(decoder=DENSE_THEN_SPARSE, tie_word_embeddings=False, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)),
-    "a prediction module of another kind, tied": spec(decoder=DENSE_THEN_SPARSE, mtp=MultiTokenPrediction(num_nextn_predict_layers=1, layer="dense")),
-    "encoder with segments, pooler and transform": spec(
-        encoder=Stack(num_hidden_layers=2, block=POSTNORM, position=Learned(max_position_embeddings=80), type_vocab_size=2, embedding_norm=LAYERNORM),
-        head=LMHead(bias=True, transform=Transform()), pooler=True,
+    "two prediction modules": spec(
+        decoder=DENSE_THEN_SPARSE, tie_word_embeddings=False, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
     ),
-    "encoder with a pooler and no head": spec(encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=Sinusoidal()), head=NoHead(), pooler=True),
+    "a prediction module of another kind, tied": spec(
+        decoder=DENSE_THEN_SPARSE, mtp=MultiTokenPrediction(num_nextn_predict_layers=1, layer="dense")
+    ),
+    "encoder with segments, pooler and transform": spec(
+        encoder=Stack(
+            num_hidden_layers=2,
+            block=POSTNORM,
+            position=Learned(max_position_embeddings=80),
+            type_vocab_size=2,
+            embedding_norm=LAYERNORM,
+        ),
+        head=LMHead(bias=True, transform=Transform()),
+        pooler=True,
+    ),
+    "encoder with a pooler and no head": spec(
+        encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=Sinusoidal()), head=NoHead(), pooler=True
+    ),
     "encoder of windows": spec(encoder=Stack(num_hidden_layers=2, block=WINDOWED)),
     "encoder-decoder": spec(**both(CROSSED, final_norm=RMS)),
-    "encoder-decoder with positions": spec(**both(CROSSED, position=Learned(max_position_embeddings=80, offset=2), embedding_norm=LAYERNORM)),
-    "encoder-decoder with relative bias": spec(**both(CROSSED, relative_bias=RelativeBias(num_attention_heads=4)), tie_word_embeddings=False),
-}  # fmt: skip
+    "encoder-decoder with positions": spec(
+        **both(CROSSED, position=Learned(max_position_embeddings=80, offset=2), embedding_norm=LAYERNORM)
+    ),
+    "encoder-decoder with relative bias": spec(
+        **both(CROSSED, relative_bias=RelativeBias(num_attention_heads=4)), tie_word_embeddings=False
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,7 +132,9 @@ def test_it_runs(name: str) -> None:
     net = model.reference()
     ids = torch.randint(0, 40, (3, 9))
     out = net(ids, torch.randint(0, 40, (3, 5)) if model.kind == "encoder-decoder" else None)
-    width = {"lm": 40, "classification": getattr(model.head, "num_labels", 0), "none": model.embedding_size or 16}[model.head.type]
+    width = {"lm": 40, "classification": getattr(model.head, "num_labels", 0), "none": model.embedding_size or 16}[
+        model.head.type
+    ]
     assert out.shape == (3, 9, width)
     assert out.isfinite().all()
 
@@ -133,9 +171,12 @@ def test_spans() -> None:
 def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
     model = MODELS["two prediction modules"]
     without, with_ = params(model), params(model, frozenset({"mtp"}))
-    # two norms, a map from 2h to h, a sparse layer (4·16·8 + 4·16·8 + ... counted by its own node), a norm; no head of its own
+    # two norms, a map from 2h to h, a sparse layer (4·16·8 + 4·16·8 + ... counted by its own node), a norm; no head of
+    # its own
     assert with_.total - without.total == without.left_out["mtp"]
-    assert without.left_out["mtp"] == 2 * (3 * 16 + 2 * 16 * 16 + SPARSE.anatomy("x", around=Around(16)).total(lambda op, _: op.params()))
+    assert without.left_out["mtp"] == 2 * (
+        3 * 16 + 2 * 16 * 16 + SPARSE.anatomy("x", around=Around(16)).total(lambda op, _: op.params())
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,9 +185,18 @@ def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
         ({"decoder": None}, "decoder: a model has a decoder, an encoder or both"),
         ({"hidden_size": 18}, "num_attention_heads: 4 does not divide hidden_size 18"),
         ({"mtp": {"num_nextn_predict_layers": 1, "layer": "x"}}, "mtp.layer: there is no layer called 'x'"),
-        ({"head": {"type": "none"}, "mtp": {"num_nextn_predict_layers": 1}}, "mtp: multi-token prediction stands on a decoder"),
-        ({"decoder": Stack(num_hidden_layers=1, block=CROSSED).model_dump()}, "cross_attention: only the decoder of an encoder-decoder has one"),
-        ({"encoder": Stack(num_hidden_layers=1, block=BLOCK).model_dump()}, "decoder.block.cross_attention: an encoder-decoder needs one"),
+        (
+            {"head": {"type": "none"}, "mtp": {"num_nextn_predict_layers": 1}},
+            "mtp: multi-token prediction stands on a decoder",
+        ),
+        (
+            {"decoder": Stack(num_hidden_layers=1, block=CROSSED).model_dump()},
+            "cross_attention: only the decoder of an encoder-decoder has one",
+        ),
+        (
+            {"encoder": Stack(num_hidden_layers=1, block=BLOCK).model_dump()},
+            "decoder.block.cross_attention: an encoder-decoder needs one",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused(table: dict[str, Any], message: str) -> None:

@@ -1,4 +1,6 @@
-"""Parts at odd sizes: refused by name where they could not run, counted right where they can. Each case was once a crash or a wrong count."""
+"""Parts at odd sizes: refused by name where they could not run, counted right where they can.
+Each case was once a crash or a wrong count.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +46,78 @@ GATED = {"intermediate_size": 8, "hidden_act": "silu", "gated": True}
 SHARES = {"num_attention_heads": 4, "kv_shared": True}
 
 REFUSED = [
-    pytest.param(RGLRU.examples()[0], {"num_attention_heads": 3}, "num_attention_heads: 3 does not divide lru_width 20", id="heads of an RG-LRU"),
-    pytest.param(MixtureOfAttention.examples()[0], {"position": ROPE}, "RoPE would turn 5", id="an odd turn, mixture of attention"),
-    pytest.param(DifferentialAttention.examples()[0], {"head_dim": 5}, "RoPE would turn 5", id="an odd head, differential"),
-    pytest.param(DifferentialAttention.examples()[0], {"position": {"rotary_dim": 8}}, "RoPE would turn 8", id="more turned than there is, differential"),
+    pytest.param(
+        RGLRU.examples()[0],
+        {"num_attention_heads": 3},
+        "num_attention_heads: 3 does not divide lru_width 20",
+        id="heads of an RG-LRU",
+    ),
+    pytest.param(
+        MixtureOfAttention.examples()[0],
+        {"position": ROPE},
+        "RoPE would turn 5",
+        id="an odd turn, mixture of attention",
+    ),
+    pytest.param(
+        DifferentialAttention.examples()[0], {"head_dim": 5}, "RoPE would turn 5", id="an odd head, differential"
+    ),
+    pytest.param(
+        DifferentialAttention.examples()[0],
+        {"position": {"rotary_dim": 8}},
+        "RoPE would turn 8",
+        id="more turned than there is, differential",
+    ),
     pytest.param(CompressedConvAttention.examples()[0], {"position": ROPE}, "RoPE would turn 5", id="an odd turn, CCA"),
-    pytest.param(MLA.examples()[0], {"position": {"rotary_dim": 2}}, "all qk_rope_head_dim dimensions are turned", id="a turn that MLA would not look at"),
-    pytest.param(CompressedAttention.examples()[0], {"position": {"partial_rotary_factor": 0.5}}, "all qk_rope_head_dim", id="one that DeepSeek-V4 would not"),
+    pytest.param(
+        MLA.examples()[0],
+        {"position": {"rotary_dim": 2}},
+        "all qk_rope_head_dim dimensions are turned",
+        id="a turn that MLA would not look at",
+    ),
+    pytest.param(
+        CompressedAttention.examples()[0],
+        {"position": {"partial_rotary_factor": 0.5}},
+        "all qk_rope_head_dim",
+        id="one that DeepSeek-V4 would not",
+    ),
     pytest.param(LayerBias(), {"relative_attention_num_buckets": 3}, "expected at least 4", id="too few buckets"),
-    pytest.param(RelativeBias.examples()[0], {"relative_attention_max_distance": 4}, "is among the 4 near distances", id="no far distance"),
-    pytest.param(Disentangled(max_relative_positions=8), {"position_buckets": 14}, "position_buckets: 14", id="more bins than distances"),
+    pytest.param(
+        RelativeBias.examples()[0],
+        {"relative_attention_max_distance": 4},
+        "is among the 4 near distances",
+        id="no far distance",
+    ),
+    pytest.param(
+        Disentangled(max_relative_positions=8),
+        {"position_buckets": 14},
+        "position_buckets: 14",
+        id="more bins than distances",
+    ),
     pytest.param(KimiDeltaAttention.examples()[0], {"chunk_size": 1}, "chunk_size: chunks of 1", id="a chunk of one"),
-    pytest.param(FeedForward.examples()[0], {"gate_bias": True}, "there is no gate to have one", id="a bias of no gate"),
-    pytest.param(MoE.examples()[0], {"vision_expert": {"intermediate_size": 8, "hidden_act": "xielu"}}, "vision_expert.hidden_act", id="experts for images"),
+    pytest.param(
+        FeedForward.examples()[0], {"gate_bias": True}, "there is no gate to have one", id="a bias of no gate"
+    ),
+    pytest.param(
+        MoE.examples()[0],
+        {"vision_expert": {"intermediate_size": 8, "hidden_act": "xielu"}},
+        "vision_expert.hidden_act",
+        id="experts for images",
+    ),
     pytest.param(hyper_example(), {"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters", id="no step of mixing"),
-    pytest.param(ZambaLayer.examples()[0], {"transformer": {"attention": SHARES, "feed_forward": GATED}}, "no kv_shared", id="a block that shares keys"),
-    pytest.param(Block.examples()[-1], {"cross_attention": SHARES}, "each token sees all of the other sequence", id="crossing to shared keys"),
+    pytest.param(
+        ZambaLayer.examples()[0],
+        {"transformer": {"attention": SHARES, "feed_forward": GATED}},
+        "no kv_shared",
+        id="a block that shares keys",
+    ),
+    pytest.param(
+        Block.examples()[-1],
+        {"cross_attention": SHARES},
+        "each token sees all of the other sequence",
+        id="crossing to shared keys",
+    ),
     pytest.param(Block.examples()[-1], {"cross_attention": ALIBI}, "goes by distances", id="crossing by distance"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("part", "fields", "message"), REFUSED)
@@ -77,7 +133,12 @@ def narrow_groups() -> dict[str, Any]:
 
 def encoder(**stack: Any) -> dict[str, Any]:
     block = Block.examples()[0].model_copy(update={"attention": Attention(num_attention_heads=4)})
-    return {"vocab_size": 50, "hidden_size": 24, "tie_word_embeddings": False, "encoder": Stack(num_hidden_layers=2, **{"block": block, **stack}).model_dump()}
+    return {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "tie_word_embeddings": False,
+        "encoder": Stack(num_hidden_layers=2, **{"block": block, **stack}).model_dump(),
+    }
 
 
 def of_two_stacks(encoder: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -92,21 +153,59 @@ def with_prediction(**fields: Any) -> dict[str, Any]:
 INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
 TABLED = next(e for e in MoE.examples() if e.token_table is not None)
 ODD_HEADS = ZambaLayer.examples()[0].model_copy(
-    update={"transformer": ZambaLayer.examples()[0].transformer.model_copy(update={"attention": Attention(num_attention_heads=5)})}
+    update={
+        "transformer": ZambaLayer.examples()[0].transformer.model_copy(
+            update={"attention": Attention(num_attention_heads=5)}
+        )
+    }
 )
 
 REFUSED_MODELS = [
-    pytest.param(lambda: decoder(block=ODD_HEADS).model_dump(), "attention.num_attention_heads: 5 does not divide hidden_size 48", id="a shared block"),
-    pytest.param(lambda: encoder(block=HybridBlock.examples()[0]), "state_space.type: 'mamba2' is for decoders", id="a state-space part in an encoder"),
-    pytest.param(lambda: encoder(block=changed(Block.examples()[0], attention=INDEXED)), "block_indexer: stands in causal", id="an indexer there"),
+    pytest.param(
+        lambda: decoder(block=ODD_HEADS).model_dump(),
+        "attention.num_attention_heads: 5 does not divide hidden_size 48",
+        id="a shared block",
+    ),
+    pytest.param(
+        lambda: encoder(block=HybridBlock.examples()[0]),
+        "state_space.type: 'mamba2' is for decoders",
+        id="a state-space part in an encoder",
+    ),
+    pytest.param(
+        lambda: encoder(block=changed(Block.examples()[0], attention=INDEXED)),
+        "block_indexer: stands in causal",
+        id="an indexer there",
+    ),
     pytest.param(narrow_groups, "conv_groups: 5 does not divide", id="groups of a convolution"),
-    pytest.param(lambda: of_two_stacks({"input_size": 8}), "encoder.input_size: embeddings narrower", id="narrow embeddings under one of two stacks"),
-    pytest.param(lambda: of_two_stacks({}, embedding_size=8), "embedding_size: two stacks read", id="and under both, mapped twice and counted once"),
-    pytest.param(lambda: with_prediction(embedding_size=10), "expected no embedding_size", id="prediction from a narrow embedding"),
-    pytest.param(lambda: with_prediction(head=LMHead(transform=Transform())), "no head.transform", id="prediction through a transform"),
-    pytest.param(lambda: with_prediction(feed_forward=TABLED), "feed_forward.token_table", id="prediction that looks tokens up"),
-    pytest.param(lambda: with_prediction(block=ZambaLayer.examples()[0]), "a layer with type 'zamba'", id="prediction by a shared block"),
-]  # fmt: skip
+    pytest.param(
+        lambda: of_two_stacks({"input_size": 8}),
+        "encoder.input_size: embeddings narrower",
+        id="narrow embeddings under one of two stacks",
+    ),
+    pytest.param(
+        lambda: of_two_stacks({}, embedding_size=8),
+        "embedding_size: two stacks read",
+        id="and under both, mapped twice and counted once",
+    ),
+    pytest.param(
+        lambda: with_prediction(embedding_size=10),
+        "expected no embedding_size",
+        id="prediction from a narrow embedding",
+    ),
+    pytest.param(
+        lambda: with_prediction(head=LMHead(transform=Transform())),
+        "no head.transform",
+        id="prediction through a transform",
+    ),
+    pytest.param(
+        lambda: with_prediction(feed_forward=TABLED), "feed_forward.token_table", id="prediction that looks tokens up"
+    ),
+    pytest.param(
+        lambda: with_prediction(block=ZambaLayer.examples()[0]),
+        "a layer with type 'zamba'",
+        id="prediction by a shared block",
+    ),
+]
 
 
 @pytest.mark.parametrize(("table", "message"), REFUSED_MODELS)

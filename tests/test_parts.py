@@ -40,7 +40,9 @@ def decoder(**fields: Any) -> ModelSpec:
     of_block = {k: fields.pop(k) for k in [*block, "parallel"] if k in fields}
     of_stack = {k: fields.pop(k) for k in ("position", "relative_bias", "final_norm", "embedding_norm") if k in fields}
     stack = Stack(num_hidden_layers=2, block=whole or Block(**{**block, **of_block}), **of_stack)
-    return ModelSpec(**{"vocab_size": 50, "hidden_size": HIDDEN, "tie_word_embeddings": False, "decoder": stack, **fields})
+    return ModelSpec(
+        **{"vocab_size": 50, "hidden_size": HIDDEN, "tie_word_embeddings": False, "decoder": stack, **fields}
+    )
 
 
 def encoder_decoder(block: Block) -> ModelSpec:
@@ -52,7 +54,11 @@ def encoder_decoder(block: Block) -> ModelSpec:
 
 
 def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> ModelSpec:
-    stack = Stack(num_hidden_layers=2, block=Block(attention=attention, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre"), relative_bias=bias)
+    stack = Stack(
+        num_hidden_layers=2,
+        block=Block(attention=attention, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre"),
+        relative_bias=bias,
+    )
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
 
 
@@ -65,7 +71,12 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(attention=part)
         case RelativeAttention():
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
-            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=Stack(num_hidden_layers=2, block=block))
+            return ModelSpec(
+                vocab_size=50,
+                hidden_size=HIDDEN,
+                tie_word_embeddings=False,
+                encoder=Stack(num_hidden_layers=2, block=block),
+            )
         case MergedAttention():
             both = encoder_decoder(Block.examples()[-1])
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
@@ -77,7 +88,9 @@ def around_a_model(part: Component) -> ModelSpec:
         case RelativeBias():
             return local_encoder(LocalAttention.examples()[1], part) if part.of_blocks else decoder(relative_bias=part)
         case LocalAttention():
-            bias = RelativeBias(num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None)
+            bias = RelativeBias(
+                num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
+            )
             return local_encoder(part, None if part.global_norm is None else bias)
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
@@ -85,17 +98,26 @@ def around_a_model(part: Component) -> ModelSpec:
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case RelativeEmbedding():
             position = Disentangled(max_relative_positions=part.span, within_sequence=part.norm is None)
-            block = Block(attention=Attention(num_attention_heads=4, position=position), feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            block = Block(
+                attention=Attention(num_attention_heads=4, position=position),
+                feed_forward=FEED_FORWARD,
+                norm=NORM,
+                norm_placement="post",
+            )
             stack = Stack(num_hidden_layers=2, block=block, relative_embedding=part)
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case Classifier() if part.over == "sequence":
-            return decoder(head=part).model_copy(update={"encoder": decoder().decoder, "decoder": None, "pooler": part.transform is None})
+            return decoder(head=part).model_copy(
+                update={"encoder": decoder().decoder, "decoder": None, "pooler": part.transform is None}
+            )
         case ConvStem():
             spec = encoder_decoder(Block.examples()[-1])
             assert spec.encoder is not None
             return spec.model_copy(update={"encoder": spec.encoder.model_copy(update={"stem": part})})
         case Block():
-            return encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
+            return (
+                encoder_decoder(part) if part.cross_attention and not part.idle_cross_attention else decoder(block=part)
+            )
         case Layer():
             return decoder(block=part)
         case Stack():
@@ -112,10 +134,18 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
     """What its encoder reads, if it has one beside the decoder."""
     if spec.kind != "encoder-decoder" or spec.encoder is None:
         return None
-    return torch.randint(0, spec.vocab_size, (2, tokens)) if spec.encoder.stem is None else torch.randn(spec.encoder.stem.frames(2))
+    return (
+        torch.randint(0, spec.vocab_size, (2, tokens))
+        if spec.encoder.stem is None
+        else torch.randn(spec.encoder.stem.frames(2))
+    )
 
 
-EXAMPLES = [pytest.param(example, id=f"{part.__name__}-{i}") for part in (*PARTS, *LAYERS.classes(), Stack) for i, example in enumerate(part.examples())]
+EXAMPLES = [
+    pytest.param(example, id=f"{part.__name__}-{i}")
+    for part in (*PARTS, *LAYERS.classes(), Stack)
+    for i, example in enumerate(part.examples())
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -187,11 +217,15 @@ def test_formula_and_reference_share_no_code() -> None:
 
 def check_independence(source: str, name: str) -> None:
     for function in [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]:
-        names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} | {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+        names = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} | {
+            n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)
+        }
         if function.name == "anatomy":
             assert not names & {"torch", "nn", "reference"}, f"{name}: anatomy uses torch"
         if function.name in ("reference", "_reference", "_references"):
-            assert not names & {"ops", "Node", "anatomy", "sizes", "has_bias"}, f"{name}: {function.name} uses the closed form's code"
+            assert not names & {"ops", "Node", "anatomy", "sizes", "has_bias"}, (
+                f"{name}: {function.name} uses the closed form's code"
+            )
 
 
 def test_the_independence_check_bites() -> None:

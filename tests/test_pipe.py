@@ -15,9 +15,18 @@ from llmcalc.views import pipe, table
 from llmcalc.views.document import Column, Report, Row, Table
 
 COMMANDS = [
-    "params llama3-8b", "params deepseek-v3 gpt2", "flops llama3-8b", "kv gemma2-9b", "memory llama3-8b", "compare llama3-8b deepseek-v3 gpt2 bart-large",
-    "shape llama3-8b", "shape --flops 1e24", "presets", "presets llama3-8b", "hardware",
-]  # fmt: skip
+    "params llama3-8b",
+    "params deepseek-v3 gpt2",
+    "flops llama3-8b",
+    "kv gemma2-9b",
+    "memory llama3-8b",
+    "compare llama3-8b deepseek-v3 gpt2 bart-large",
+    "shape llama3-8b",
+    "shape --flops 1e24",
+    "presets",
+    "presets llama3-8b",
+    "hardware",
+]
 
 draw = table.render
 
@@ -58,7 +67,14 @@ NUMBER, LINK = "12,345,678,901,234,567,890", "https://example.org/" + "a" * 80
 @pytest.mark.parametrize("colour", ["", "1"])
 def test_nothing_is_cut_in_a_narrow_terminal(colour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", colour)
-    report = Report({}, [Table("title", (Column("a", "name"), Column("b", "number")), [Row(["x" * 30, NUMBER])], notes=[f"see {LINK}"])])
+    report = Report(
+        {},
+        [
+            Table(
+                "title", (Column("a", "name"), Column("b", "number")), [Row(["x" * 30, NUMBER])], notes=[f"see {LINK}"]
+            )
+        ],
+    )
     out = io.StringIO()
     draw(report, out, 20)
     assert ("\x1b[" in out.getvalue()) == bool(colour)
@@ -73,10 +89,17 @@ def test_where_a_note_ends_is_seen() -> None:
 
 
 def test_rich_is_imported_for_a_terminal_alone() -> None:
-    code = "import sys\nsys.argv = ['llmcalc', 'params', 'gpt2']\nfrom llmcalc.cli.main import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    code = (
+        "import sys\nsys.argv = ['llmcalc', 'params', 'gpt2']\nfrom llmcalc.cli.main import main\ntry:\n    "
+        "main()\nexcept SystemExit:\n    pass\n"
+    )
     code += "sys.exit(3 if 'rich' in sys.modules else 0)"
     environment: Any = {"COLUMNS": "80"}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False).returncode == 0
-    coloured = subprocess.run([sys.executable, "-c", code], env={**environment, "FORCE_COLOR": "1"}, capture_output=True, check=False)
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False).returncode == 0
+    )
+    coloured = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "FORCE_COLOR": "1"}, capture_output=True, check=False
+    )
     assert coloured.returncode == 3
     assert b"\x1b[" in coloured.stdout

@@ -60,7 +60,9 @@ class TestEachPreset:
             assert published.parameters_note, "a difference has its reason"
 
     def test_is_near_its_rounded_figure(self, name):
-        """Where nothing better was published. Gopher and Chinchilla are the farthest off, 8 %: their papers do not say how they counted."""
+        """Where nothing better was published.
+        Gopher and Chinchilla are the farthest off, 8 %: their papers do not say how they counted.
+        """
         preset = load_preset(name)
         if preset.published.parameters is None and preset.published.nominal:
             nominal = parse_count(preset.published.nominal.lstrip("~"))
@@ -83,7 +85,10 @@ def test_the_hub_total_of_deepseek_v3():
 
 
 def test_published_active_counts_of_gpt_oss_leave_out_the_embedding():
-    for name, active in (("gpt-oss-20b", 3_608_307_264), ("gpt-oss-120b", 5_132_849_472)):  # 3.61B and 5.13B in the model card
+    for name, active in (
+        ("gpt-oss-20b", 3_608_307_264),
+        ("gpt-oss-120b", 5_132_849_472),
+    ):  # 3.61B and 5.13B in the model card
         assert params(load_preset(name).model).active - 201088 * 2880 == active
 
 

@@ -1,4 +1,5 @@
-"""Fields that published configs carry beside those of their class: they change nothing that is counted, and nobody is warned of them.
+"""Fields that published configs carry beside those of their class: they change nothing that is counted, and nobody is
+warned of them.
 
 Each is laid over every shape of its family. Values that would contradict what is counted are errors.
 """
@@ -15,24 +16,50 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, read_config
 
 ANY = {
-    "bos_token": "<s>", "custom_pipelines": {"text-generation": {}}, "eos_token": "</s>", "gradient_checkpointing": False, "language": "english",
-    "license": "CC-BY-NC-SA 4.0", "mask_token": "<mask>", "max_sequence_length": 2048, "name": "a model", "name_or_path": "org/model", "pad_token": "<pad>",
-    "sentence_transformers": {"version": "5.0"}, "unk_token_id": 0,
-}  # fmt: skip
+    "bos_token": "<s>",
+    "custom_pipelines": {"text-generation": {}},
+    "eos_token": "</s>",
+    "gradient_checkpointing": False,
+    "language": "english",
+    "license": "CC-BY-NC-SA 4.0",
+    "mask_token": "<mask>",
+    "max_sequence_length": 2048,
+    "name": "a model",
+    "name_or_path": "org/model",
+    "pad_token": "<pad>",
+    "sentence_transformers": {"version": "5.0"},
+    "unk_token_id": 0,
+}
 """Of any family."""
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "bert": {"directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128,
-             "pooler_type": "first_token_transform"},
+    "bert": {
+        "directionality": "bidi",
+        "pooler_fc_size": 768,
+        "pooler_num_attention_heads": 12,
+        "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128,
+        "pooler_type": "first_token_transform",
+    },
     "ernie": {"enable_recompute": False, "fuse": False, "pool_act": "tanh", "task_type_vocab_size": 3},
     "megatron-bert": {"tokenizer_type": "BertWordPieceLowerCase"},
     "esm": {"esmfold_config": None, "hidden_act": "gelu", "is_folding_model": False, "vocab_list": None},
-    "fsmt": {"decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 31640}, "early_stopping": False, "langs": ["ru", "en"]},
+    "fsmt": {
+        "decoder": {"bos_token_id": 2, "model_type": "fsmt_decoder", "vocab_size": 31640},
+        "early_stopping": False,
+        "langs": ["ru", "en"],
+    },
     "xlnet": {"end_n_top": 5, "reuse_len": None, "start_n_top": 5, "untie_r": True},
     "rembert": {"embedding_size": 256},
     "albert": {"layers_to_keep": []},
     "blenderbot": {"extra_layer_norm": False, "variant": "prelayernorm"},
-    "llama": {"activation": "swiglu", "is_llama_config": True, "rope_interleaved": False, "pixel_shuffle_factor": 4, "use_resampler": False},
+    "llama": {
+        "activation": "swiglu",
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "pixel_shuffle_factor": 4,
+        "use_resampler": False,
+    },
     "qwen2": {"dual_chunk_attention_config": {"chunk_size": 262144}, "is_causal": False, "use_mrope": False},
     "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
     "gemma2": {"sliding_window_size": 4096, "num_image_tokens": 256},
@@ -43,11 +70,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "nemotron": {"layernorm_type": "layernorm1p"},
     "nemotron_h": {"mamba_d_state": 128},
     "zamba2": {"hybrid_layer_ids": [5, 11], "use_shared_attention_lora": True},
-    "laguna": {"decoder_sparse_step": 1, "mlp_only_layers": [0], "norm_topk_prob": True, "use_bidirectional_attention": False},
+    "laguna": {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+        "use_bidirectional_attention": False,
+    },
     "minimax": {"shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"},
     "minimax_m2": {"layernorm_full_attention_beta": 1.0, "mlp_intermediate_size": 8192, "sliding_window": None},
-    "minimax_m3_vl_text": {"attention_output_gate": False, "n_shared_experts": 1, "qk_norm_type": "per_head", "scoring_func": "sigmoid", "use_gemma_norm": True,
-                           "use_qk_norm": True, "use_routing_bias": True},
+    "minimax_m3_vl_text": {
+        "attention_output_gate": False,
+        "n_shared_experts": 1,
+        "qk_norm_type": "per_head",
+        "scoring_func": "sigmoid",
+        "use_gemma_norm": True,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+    },
     "stablelm": {"rotary_scaling_factor": 1.0},
     "gpt2": {"apply_query_key_layer_scaling": True, "normalize_attention_scores": True},
     "glm4v_text": {"attention_bias": True},
@@ -59,22 +98,43 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"hybrid_block_size": None, "layernorm_epsilon": 1e-5},
     "hy_v3": {"use_grouped_mm": False},
     "exaone_moe": {"first_last_k_dense_replace": 1},
-    "bailing_hybrid": {"gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True, "partial_rotary_factor": 0.5, "rotary_dim": 64,
-                       "score_function": "sigmoid", "use_qk_norm": True},
+    "bailing_hybrid": {
+        "gated_attention_proj_granularity_type": "head_wise",
+        "no_kda_lora": True,
+        "partial_rotary_factor": 0.5,
+        "rotary_dim": 64,
+        "score_function": "sigmoid",
+        "use_qk_norm": True,
+    },
     "glm4_moe_lite": {"partial_rotary_factor": 1.0},
     "deepseek_v3": {"partial_rotary_factor": 0.5},
     "zaya": {"rope_scaling": False},
     "mellum": {"max_window_layers": 0, "use_sliding_window": True},
     "diffllama": {"mlp_bias": False},
-    "switch_transformers": {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
-    "xlstm": {"add_embedding_dropout": False, "add_qk_norm": False, "forward_backend_name": "chunkwise--triton_limit_chunk", "gate_linears": "single"},
-}  # fmt: skip
+    "switch_transformers": {
+        "num_sparse_encoder_layers": 6,
+        "num_sparse_decoder_layers": 6,
+        "encoder_sparse_step": 2,
+        "decoder_sparse_step": 2,
+    },
+    "xlstm": {
+        "add_embedding_dropout": False,
+        "add_qk_norm": False,
+        "forward_backend_name": "chunkwise--triton_limit_chunk",
+        "gate_linears": "single",
+    },
+}
 
 CONTRADICTIONS = [
-    ("qwen3_moe", {"shared_expert_intermediate_size": 64}), ("qwen3_moe", {"qkv_bias": True}), ("minimax", {"shared_intermediate_size": 64}),
-    ("minimax_m3_vl_text", {"n_shared_experts": 2}), ("cohere2", {"use_qk_norm": True}), ("laguna", {"gating_types": ["per_nothing"]}),
-    ("exaone_moe", {"is_moe_layer": [True]}), ("zaya", {"zaya_mlp_expansion": 256, "router_hidden_size": None}),
-]  # fmt: skip
+    ("qwen3_moe", {"shared_expert_intermediate_size": 64}),
+    ("qwen3_moe", {"qkv_bias": True}),
+    ("minimax", {"shared_intermediate_size": 64}),
+    ("minimax_m3_vl_text", {"n_shared_experts": 2}),
+    ("cohere2", {"use_qk_norm": True}),
+    ("laguna", {"gating_types": ["per_nothing"]}),
+    ("exaone_moe", {"is_moe_layer": [True]}),
+    ("zaya", {"zaya_mlp_expansion": 256, "router_hidden_size": None}),
+]
 
 
 def _shapes(kind: str) -> list[dict[str, Any]]:
@@ -88,7 +148,10 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
     shapes = _shapes(kind)
     assert shapes
     for shape in shapes:
-        given = {**shape, **{k: v for k, v in PUBLISHED[kind].items() if k.endswith("_sparse_step")}}  # which alone say where a switch is
+        given = {
+            **shape,
+            **{k: v for k, v in PUBLISHED[kind].items() if k.endswith("_sparse_step")},
+        }  # which alone say where a switch is
         table, notes = read_config({**ANY, **PUBLISHED[kind], **given})
         assert (table, notes) == (read_config(given)[0], [])
         ModelSpec.model_validate(table)
@@ -96,7 +159,9 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
 
 def test_a_field_that_nobody_knows_is_warned_of() -> None:
     (shape, *_) = _shapes("llama")
-    assert read_config({**shape, **ANY, "author": "somebody"})[1] == ["not understood, and taken to change no count: author"]
+    assert read_config({**shape, **ANY, "author": "somebody"})[1] == [
+        "not understood, and taken to change no count: author"
+    ]
 
 
 @pytest.mark.parametrize(("kind", "fields"), CONTRADICTIONS)
@@ -108,7 +173,24 @@ def test_a_published_field_that_says_otherwise_is_an_error(kind: str, fields: di
 
 def test_nomic_calls_its_gated_network_by_the_name_of_it() -> None:
     """Its checkpoints have GPT-2's names, and `swiglu` for an activation."""
-    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 64, "n_positions": 128, "vocab_size": 96, "layer_norm_epsilon": 1e-12}
-    usual = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 128, "vocab_size": 96}
+    sizes = {
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_inner": 64,
+        "n_positions": 128,
+        "vocab_size": 96,
+        "layer_norm_epsilon": 1e-12,
+    }
+    usual = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 128,
+        "vocab_size": 96,
+    }
     both = {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]}
-    assert read_config({**both, **sizes, "activation_function": "swiglu"}) == read_config({**both, **usual, "hidden_act": "silu"})
+    assert read_config({**both, **sizes, "activation_function": "swiglu"}) == read_config(
+        {**both, **usual, "hidden_act": "silu"}
+    )

@@ -1,4 +1,6 @@
-"""Quantised weights against what libraries write: GGUF files, FP8 and MXFP4 modules, tensors laid out as each format documents."""
+"""Quantised weights against what libraries write:
+GGUF files, FP8 and MXFP4 modules, tensors laid out as each format documents.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,22 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
 
 GATED = FeedForward(intermediate_size=192, hidden_act="silu", gated=True)
-DENSE = decoder(hidden_size=96, attention=Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=32, q_bias=True), feed_forward=GATED)
-MIXTURE = decoder(hidden_size=64, attention=Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=32),
-                  feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=FeedForward(intermediate_size=96, hidden_act="silu", gated=True),
-                                   shared_expert=GATED, shared_expert_gate=True))  # fmt: skip
+DENSE = decoder(
+    hidden_size=96,
+    attention=Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=32, q_bias=True),
+    feed_forward=GATED,
+)
+MIXTURE = decoder(
+    hidden_size=64,
+    attention=Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=32),
+    feed_forward=MoE(
+        num_experts=4,
+        num_experts_per_tok=2,
+        expert=FeedForward(intermediate_size=96, hidden_act="silu", gated=True),
+        shared_expert=GATED,
+        shared_expert_gate=True,
+    ),
+)
 
 WEIGHTS = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}
 """Of a group of compressed-tensors."""
@@ -50,7 +64,9 @@ def test_one_layer_of_awq_by_hand() -> None:
     n = 2 * sum(rows * columns for rows, columns in shapes)
     groups = 2 * sum(rows * columns // 32 for rows, columns in shapes)
     got = size(DENSE, "awq-int4-g32")
-    assert got == Parts(weights=n // 2, scales=2 * groups, zeros=groups // 2, other=0, unconverted=2 * (params(DENSE).total - n))
+    assert got == Parts(
+        weights=n // 2, scales=2 * groups, zeros=groups // 2, other=0, unconverted=2 * (params(DENSE).total - n)
+    )
     gptq = size(DENSE, "gptq-int4-g32")
     assert (gptq.weights, gptq.scales, gptq.zeros) == (n // 2, 2 * groups, groups // 2)
     assert gptq.other == 4 * 2 * sum(columns for _, columns in shapes)  # g_idx
@@ -68,7 +84,10 @@ def test_the_parts_add_up() -> None:
 
 def test_the_same_form_takes_symbols() -> None:
     h = sympy.Symbol("h", integer=True, positive=True)
-    spec = decoder(attention=Attention(num_attention_heads=4, head_dim=8), feed_forward=FeedForward(intermediate_size=64, hidden_act="relu"))
+    spec = decoder(
+        attention=Attention(num_attention_heads=4, head_dim=8),
+        feed_forward=FeedForward(intermediate_size=64, hidden_act="relu"),
+    )
     swept = quantized(spec.model_copy(update={"hidden_size": h}), scheme_named("fp8-channel"))
     for width in (8, 40):
         alone = quantized(spec.model_copy(update={"hidden_size": width}), scheme_named("fp8-channel"))
@@ -123,7 +142,11 @@ def nf4(double: bool) -> Layout:
 def int8(n_out: int, n_in: int) -> dict[str, Any]:
     import torch
 
-    return {"weight": torch.zeros(n_out, n_in, dtype=torch.int8), "SCB": torch.zeros(n_out), "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return {
+        "weight": torch.zeros(n_out, n_in, dtype=torch.int8),
+        "SCB": torch.zeros(n_out),
+        "weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
 
 
 def fp8(rows: int, columns: int) -> Layout:
@@ -157,20 +180,47 @@ def nvfp4(n_out: int, n_in: int) -> dict[str, Any]:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "awq-int4-g32": awq, "gptq-int4-g32": gptq(4, 32), "gptq-int8-g64": gptq(8, 64), "gptq-int3-g32": gptq(3, 32), "gptq-int2-g128": gptq(2, 128),
-    "nf4": nf4(False), "nf4-double": nf4(True), "int8": int8, "fp8-block128": fp8(128, 128), "fp8-block32": fp8(32, 32), "w4a16-g32": packed, "nvfp4": nvfp4,
-}  # fmt: skip
+    "awq-int4-g32": awq,
+    "gptq-int4-g32": gptq(4, 32),
+    "gptq-int8-g64": gptq(8, 64),
+    "gptq-int3-g32": gptq(3, 32),
+    "gptq-int2-g128": gptq(2, 128),
+    "nf4": nf4(False),
+    "nf4-double": nf4(True),
+    "int8": int8,
+    "fp8-block128": fp8(128, 128),
+    "fp8-block32": fp8(32, 32),
+    "w4a16-g32": packed,
+    "nvfp4": nvfp4,
+}
 PART_OF = {
-    "weight": "weights", "qweight": "weights", "weight_packed": "weights", "scales": "scales", "absmax": "scales", "nested_absmax": "scales", "SCB": "scales",
-    "weight_scale_inv": "scales", "weight_scale": "scales", "weight_global_scale": "scales", "qzeros": "zeros", "g_idx": "other", "quant_map": "other",
-    "nested_quant_map": "other", "weight_format": "other", "weight_shape": "other",
-}  # fmt: skip
+    "weight": "weights",
+    "qweight": "weights",
+    "weight_packed": "weights",
+    "scales": "scales",
+    "absmax": "scales",
+    "nested_absmax": "scales",
+    "SCB": "scales",
+    "weight_scale_inv": "scales",
+    "weight_scale": "scales",
+    "weight_global_scale": "scales",
+    "qzeros": "zeros",
+    "g_idx": "other",
+    "quant_map": "other",
+    "nested_quant_map": "other",
+    "weight_format": "other",
+    "weight_shape": "other",
+}
 """The tensor's name → the part it counts under."""
 
 
 def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[Site, bool]]:
-    """Every tensor, and whether a published checkpoint would hold it quantised: told by its name, as the reference model has it."""
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj") + (("shared_expert_gate",) if gates else ())
+    """Every tensor, and whether a published checkpoint would hold it quantised:
+    told by its name, as the reference model has it.
+    """
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj") + (
+        ("shared_expert_gate",) if gates else ()
+    )
     for site in sites(spec.anatomy()):
         yield site, site.name in names and site.tensor.role == "matrix"
 
@@ -213,14 +263,31 @@ def test_fp8_modules_of_transformers(tmp_path: Path) -> None:
     from transformers import FineGrainedFP8Config, Qwen3Config, Qwen3ForCausalLM
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 
-    config = Qwen3Config(vocab_size=160, hidden_size=200, intermediate_size=328, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=72)
+    config = Qwen3Config(
+        vocab_size=160,
+        hidden_size=200,
+        intermediate_size=328,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=72,
+    )
     kept = ["lm_head", "model.layers.1.mlp", "model.layers.2.self_attn.o_proj"]
     for block, scheme in (((128, 128), "dynamic"), ((64, 32), "static"), (None, "static")):
-        quantization = FineGrainedFP8Config(weight_block_size=block, activation_scheme=scheme, modules_to_not_convert=kept)
+        quantization = FineGrainedFP8Config(
+            weight_block_size=block, activation_scheme=scheme, modules_to_not_convert=kept
+        )
         with torch.device("meta"):
             model = Qwen3ForCausalLM(config).to(torch.bfloat16)
-        replace_with_fp8_linear(model, modules_to_not_convert=kept, quantization_config=quantization, pre_quantized=True)
-        data = {**config.to_dict(), "quantization_config": quantization.to_dict(), "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
+        replace_with_fp8_linear(
+            model, modules_to_not_convert=kept, quantization_config=quantization, pre_quantized=True
+        )
+        data = {
+            **config.to_dict(),
+            "quantization_config": quantization.to_dict(),
+            "architectures": ["Qwen3ForCausalLM"],
+            "dtype": "bfloat16",
+        }
         (tmp_path / "config.json").write_text(json.dumps(data, default=str))
         use = llmcalc.memory(llmcalc.load(str(tmp_path)))
         assert use.quantized is not None
@@ -237,12 +304,16 @@ def test_fp8_experts_of_transformers(experts: str) -> None:
     from transformers import Qwen3MoeConfig
     from transformers.integrations.finegrained_fp8 import FP8Experts
 
-    config = Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=128, num_experts=6, num_experts_per_tok=2, hidden_act="silu")
+    config = Qwen3MoeConfig(
+        hidden_size=256, moe_intermediate_size=128, num_experts=6, num_experts_per_tok=2, hidden_act="silu"
+    )
     with torch.device("meta"):
         held = FP8Experts(config, block_size=(128, 128), expert_dtype=experts)
     expert = FeedForward(intermediate_size=128, hidden_act="silu", gated=True)
     spec = decoder(hidden_size=256, feed_forward=MoE(num_experts=6, num_experts_per_tok=2, expert=expert))
-    scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": experts}})
+    scheme = scheme_of_config(
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": experts}}
+    )
     assert scheme is not None
     got = quantized(spec, scheme).by_component["experts"]
     assert got.total == 2 * bytes_of(held.parameters())  # two layers
@@ -250,7 +321,9 @@ def test_fp8_experts_of_transformers(experts: str) -> None:
 
 
 def test_mxfp4_experts_of_transformers() -> None:
-    """Its module for the packed codes, and its own unpacking: blocks and scales of these shapes make the weights whole."""
+    """Its module for the packed codes, and its own unpacking:
+    blocks and scales of these shapes make the weights whole.
+    """
     import torch
     from transformers import GptOssConfig
     from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, convert_moe_packed_tensors
@@ -258,7 +331,9 @@ def test_mxfp4_experts_of_transformers() -> None:
     experts, width, h = 4, 96, 64
     with torch.device("meta"):
         held = Mxfp4GptOssExperts(GptOssConfig(num_local_experts=experts, intermediate_size=width, hidden_size=h))
-    expert = FeedForward(intermediate_size=width, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True)
+    expert = FeedForward(
+        intermediate_size=width, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
+    )
     spec = decoder(hidden_size=h, feed_forward=MoE(num_experts=experts, num_experts_per_tok=2, expert=expert))
     got = size(spec, "mxfp4")
     assert got.weights == 2 * bytes_of([held.gate_up_proj, held.down_proj])
@@ -282,13 +357,19 @@ def test_bitsandbytes_modules() -> None:
     import torch
 
     for name, double in (("nf4", False), ("nf4-double", True)):
-        weight = bnb.nn.Params4bit(torch.randn(130, 100), requires_grad=False, compress_statistics=double, quant_type="nf4")._quantize("cpu")
+        weight = bnb.nn.Params4bit(
+            torch.randn(130, 100), requires_grad=False, compress_statistics=double, quant_type="nf4"
+        )._quantize("cpu")
         held = bnb.nn.Linear4bit(100, 130, bias=False, compress_statistics=double, quant_type="nf4")
         held.weight = weight
-        tensors = {key: value for key, value in held.state_dict().items() if "quant_state" not in key}  # the description of the tensor
+        tensors = {
+            key: value for key, value in held.state_dict().items() if "quant_state" not in key
+        }  # the description of the tensor
         assert bytes_of(tensors.values()) == one_map(name, 130, 100)
     held = bnb.nn.Linear8bitLt(100, 130, bias=False, has_fp16_weights=False)
-    held.weight = bnb.nn.Int8Params(torch.randn(130, 100).half(), requires_grad=False, has_fp16_weights=False)._quantize("cpu")
+    held.weight = bnb.nn.Int8Params(
+        torch.randn(130, 100).half(), requires_grad=False, has_fp16_weights=False
+    )._quantize("cpu")
     assert bytes_of(held.state_dict().values()) == one_map("int8", 130, 100)
 
 
@@ -305,20 +386,47 @@ def one_map(name: Any, n_out: int, n_in: int) -> int:
         ("pack-quantized", WEIGHTS, None),
         ("pack-quantized", {**WEIGHTS, "symmetric": False}, None),
         ("pack-quantized", {**WEIGHTS, "num_bits": 8, "strategy": "channel", "group_size": None}, None),
-        ("int-quantized", {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}, {"num_bits": 8, "dynamic": True, "strategy": "token"}),
-        ("float-quantized", {"type": "float", "num_bits": 8, "strategy": "tensor"}, {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}),
-        ("float-quantized", {"type": "float", "num_bits": 8, "strategy": "channel"}, {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}),
+        (
+            "int-quantized",
+            {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True},
+            {"num_bits": 8, "dynamic": True, "strategy": "token"},
+        ),
+        (
+            "float-quantized",
+            {"type": "float", "num_bits": 8, "strategy": "tensor"},
+            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        ),
+        (
+            "float-quantized",
+            {"type": "float", "num_bits": 8, "strategy": "channel"},
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        ),
         ("pack-quantized", {**WEIGHTS, "strategy": "tensor", "group_size": None}, None),
-        ("int-quantized", {"num_bits": 8, "strategy": "group", "group_size": 32, "symmetric": False}, {"num_bits": 8, "dynamic": False, "symmetric": False}),
-        ("int-quantized", {"type": "int", "num_bits": 4, "strategy": "channel"}, {"num_bits": 8, "dynamic": True, "strategy": "token"}),
-        ("float-quantized", {"type": "float", "num_bits": 8, "strategy": "tensor"}, {"num_bits": 8, "type": "float", "dynamic": False, "symmetric": False}),
+        (
+            "int-quantized",
+            {"num_bits": 8, "strategy": "group", "group_size": 32, "symmetric": False},
+            {"num_bits": 8, "dynamic": False, "symmetric": False},
+        ),
+        (
+            "int-quantized",
+            {"type": "int", "num_bits": 4, "strategy": "channel"},
+            {"num_bits": 8, "dynamic": True, "strategy": "token"},
+        ),
+        (
+            "float-quantized",
+            {"type": "float", "num_bits": 8, "strategy": "tensor"},
+            {"num_bits": 8, "type": "float", "dynamic": False, "symmetric": False},
+        ),
         ("mxfp8-quantized", {"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32}, None),
         ("float-quantized", {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 128]}, None),
-        ("nvfp4-pack-quantized", {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
-         {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": "local"}),
+        (
+            "nvfp4-pack-quantized",
+            {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
+            {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
+        ),
         ("mxfp4-pack-quantized", {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}, None),
     ],
-)  # fmt: skip
+)
 def test_compressed_tensors_modules(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> None:
     """What that library initialises and compresses for one linear map of 160 × 256."""
     library = pytest.importorskip("compressed_tensors")
@@ -334,5 +442,12 @@ def test_compressed_tensors_modules(layout: str, weights: dict[str, Any], inputs
         if "scale" in name:
             parameter.data.fill_(1)
     stored = BaseCompressor.get_value_from_registry(layout).compress(dict(module.state_dict()), scheme)
-    made = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}, "version": library.__version__}
-    assert one_map(scheme_of_config({"quantization_config": made}), 160, 256) == bytes_of(stored.values()), {k: v.shape for k, v in stored.items()}
+    made = {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": group},
+        "version": library.__version__,
+    }
+    assert one_map(scheme_of_config({"quantization_config": made}), 160, 256) == bytes_of(stored.values()), {
+        k: v.shape for k, v in stored.items()
+    }

@@ -31,19 +31,67 @@ def of_config(spec: ModelSpec, **quantization: Any) -> Parts:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("awq-int4-g32", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}),
-        ("gptq-int4-g32", {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True, "checkpoint_format": "gptq"}),
+        (
+            "awq-int4-g32",
+            {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": 32,
+                "version": "gemm",
+                "zero_point": True,
+                "modules_to_not_convert": None,
+            },
+        ),
+        (
+            "gptq-int4-g32",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 32,
+                "desc_act": True,
+                "sym": True,
+                "checkpoint_format": "gptq",
+            },
+        ),
         ("gptq-int8", {"quant_method": "gptq", "bits": 8, "group_size": -1}),
-        ("nf4-double", {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}),
-        ("nf4", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16", "_load_in_8bit": False}),
+        (
+            "nf4-double",
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+            },
+        ),
+        (
+            "nf4",
+            {
+                "load_in_4bit": True,
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_compute_dtype": "bfloat16",
+                "_load_in_8bit": False,
+            },
+        ),
         ("int8", {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}),
-        ("fp8-block128", {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
+        (
+            "fp8-block128",
+            {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        ),
         ("fp8", {"quant_method": "fp8"}),
         ("fp8-channel", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
-        ("w4a16-g32", {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-                       "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**WEIGHTS, "observer": "minmax", "dynamic": False}}}}),
+        (
+            "w4a16-g32",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "ignore": ["lm_head"],
+                "config_groups": {
+                    "group_0": {"targets": ["Linear"], "weights": {**WEIGHTS, "observer": "minmax", "dynamic": False}}
+                },
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_config_is_the_scheme_of_that_name(name: str, config: dict[str, Any]) -> None:
     assert of_config(DENSE, **config) == size(DENSE, name)
 
@@ -53,30 +101,72 @@ def test_modules_that_a_config_leaves_out() -> None:
     q, kv, o, f = 128 * 96, 64 * 96, 96 * 128, 192 * 96
     all_of_it = 2 * (q + 2 * kv + o + 3 * f)
     assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head"]).weights == all_of_it
-    assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=[]).weights == all_of_it + 50 * 96  # a list that does not name the head
-    assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "o_proj"]).weights == all_of_it - 2 * o
-    assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1.self_attn"]).weights == all_of_it - (q + 2 * kv + o)
-    assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1"]).weights == all_of_it // 2
-    assert of_config(deep(DENSE, 12), quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1"]).weights == 11 * all_of_it // 2  # not 10, 11
-    assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.*.mlp"]).weights == all_of_it - 2 * 3 * f
+    assert (
+        of_config(DENSE, quant_method="fp8", modules_to_not_convert=[]).weights == all_of_it + 50 * 96
+    )  # a list that does not name the head
+    assert (
+        of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "o_proj"]).weights == all_of_it - 2 * o
+    )
+    assert of_config(
+        DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1.self_attn"]
+    ).weights == all_of_it - (q + 2 * kv + o)
+    assert (
+        of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1"]).weights
+        == all_of_it // 2
+    )
+    assert (
+        of_config(deep(DENSE, 12), quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.1"]).weights
+        == 11 * all_of_it // 2
+    )  # not 10, 11
+    assert (
+        of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "model.layers.*.mlp"]).weights
+        == all_of_it - 2 * 3 * f
+    )
     groups = {"group_0": {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}}
     common = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
     assert of_config(DENSE, **common, ignore=["lm_head", "re:.*self_attn.*"]).weights == 2 * 3 * f
-    assert of_config(DENSE, **common, ignore=["lm_head", "model.layers.0.mlp"]).weights == all_of_it  # that is no linear map
+    assert (
+        of_config(DENSE, **common, ignore=["lm_head", "model.layers.0.mlp"]).weights == all_of_it
+    )  # that is no linear map
     assert of_config(DENSE, **common, ignore=["lm_head", "model.layers.0.mlp.up_proj"]).weights == all_of_it - f
-    assert of_config(DENSE, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head", "model.layers.0.self_attn*"]).weights == all_of_it - (q + 2 * kv + o)
+    assert of_config(
+        DENSE, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head", "model.layers.0.self_attn*"]
+    ).weights == all_of_it - (q + 2 * kv + o)
     some = [["self_attn.q_proj", "self_attn.o_proj"], ["mlp.up_proj"]]
-    assert of_config(DENSE, quant_method="gptq", bits=4, group_size=32, modules_in_block_to_quantize=some).weights == 2 * (q + o + f) // 2
+    assert (
+        of_config(DENSE, quant_method="gptq", bits=4, group_size=32, modules_in_block_to_quantize=some).weights
+        == 2 * (q + o + f) // 2
+    )
     expert, shared = 3 * 4 * 96 * 64, 3 * 192 * 64
-    assert of_config(MIXTURE, **common, ignore=["lm_head", "re:.*self_attn.*", "re:.*shared_expert.*"]).weights == 2 * expert
-    only = {"only": {"targets": ["re:.*mlp\\.experts.*"], "weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}}
+    assert (
+        of_config(MIXTURE, **common, ignore=["lm_head", "re:.*self_attn.*", "re:.*shared_expert.*"]).weights
+        == 2 * expert
+    )
+    only = {
+        "only": {
+            "targets": ["re:.*mlp\\.experts.*"],
+            "weights": {"type": "float", "num_bits": 8, "strategy": "channel"},
+        }
+    }
     assert of_config(MIXTURE, **{**common, "config_groups": only}).weights == 2 * expert
-    assert of_config(MIXTURE, quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.0.mlp.experts"]).weights == expert // 2
-    assert of_config(MIXTURE, quant_method="awq", group_size=32, modules_to_not_convert=["gate", "self_attn"]).weights == 2 * (expert + shared) // 2
+    assert (
+        of_config(
+            MIXTURE,
+            quant_method="mxfp4",
+            modules_to_not_convert=["model.layers.*.self_attn", "model.layers.0.mlp.experts"],
+        ).weights
+        == expert // 2
+    )
+    assert (
+        of_config(MIXTURE, quant_method="awq", group_size=32, modules_to_not_convert=["gate", "self_attn"]).weights
+        == 2 * (expert + shared) // 2
+    )
 
 
 def test_entries_that_name_nothing_are_said() -> None:
-    scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.blocks"]}})
+    scheme = scheme_of_config(
+        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.blocks"]}}
+    )
     assert scheme is not None
     quantized(DENSE, scheme)
     assert [text for text in scheme.notes() if "not in this model: visual.blocks" in text]
@@ -88,13 +178,25 @@ def test_entries_that_name_nothing_are_said() -> None:
         ({"quant_method": "hqq"}, "quant_method: 'hqq' is not known; expected one of fp8, fbgemm_fp8, awq"),
         ({"quant_method": "awq", "bits": 3}, "bits: 3; expected one of 4"),
         ({"quant_method": "awq", "version": "gemv"}, "version: 'gemv'; expected one of 'gemm'"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size: .128.; expected two positive whole numbers"),
-        ({"quant_method": "fp8", "speed": 3}, "quantization_config of fp8: speed: not known; expected one of activation_scheme, "),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128]},
+            "weight_block_size: .128.; expected two positive whole numbers",
+        ),
+        (
+            {"quant_method": "fp8", "speed": 3},
+            "quantization_config of fp8: speed: not known; expected one of activation_scheme, ",
+        ),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "expected a list of module names"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["a(*"]}, "is no regular expression"),
-        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp.experts.7.up_proj"]}, "names one expert"),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp.experts.7.up_proj"]},
+            "names one expert",
+        ),
         ({"quant_method": "fp8", "modules_to_not_convert": ["(\\w+\\.?)+#"]}, "quick to match"),
-        ({"quant_method": "fp8", "modules_to_not_convert": [f"a{i}" for i in range(6000)]}, "6,000 entries; expected at most 5,000"),
+        (
+            {"quant_method": "fp8", "modules_to_not_convert": [f"a{i}" for i in range(6000)]},
+            "6,000 entries; expected at most 5,000",
+        ),
         ({"quant_method": "gptq", "bits": 5}, "bits: 5; expected one of 2, 3, 4, 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size: 0; expected a positive whole number"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}, "dynamic"),
@@ -109,7 +211,12 @@ def test_entries_that_name_nothing_are_said() -> None:
                     "group_0": {
                         "targets": ["Linear"],
                         "weights": {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
-                        "input_activations": {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": False},
+                        "input_activations": {
+                            "num_bits": 4,
+                            "strategy": "tensor_group",
+                            "group_size": 16,
+                            "dynamic": False,
+                        },
                     }
                 },
             },
@@ -117,7 +224,10 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "bitnet", "linear_class": "other"}, "linear_class: 'other'"),
         ({"quant_method": "eetq", "weights": "int4"}, "weights: 'int4'"),
-        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("aqlm", "quanto", "torchao", "vptq", "auto-round")),
+        *(
+            ({"quant_method": name}, f"quant_method: '{name}' is not known")
+            for name in ("aqlm", "quanto", "torchao", "vptq", "auto-round")
+        ),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo: 'W4A8'; expected NVFP4 or FP8"),
         ({"quant_method": ["fp8"]}, "is not known; expected one of fp8"),
     ],
@@ -175,7 +285,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     code, out, _ = run("llama3-8b", "--quantize", "q4_k_m", "--format", "json")
     found = json.loads(out)["memory"]
     assert code == 0
-    assert found["weights"] == sum(found["weights_by_part"].values()) == size(llmcalc.load("llama3-8b").model, "q4_k_m").total
+    assert (
+        found["weights"]
+        == sum(found["weights_by_part"].values())
+        == size(llmcalc.load("llama3-8b").model, "q4_k_m").total
+    )
     assert tuple(found["weights_by_part"]) == PARTS
     assert sum(sum(parts.values()) for parts in found["weights_by_component"].values()) == found["weights"]
     assert found["quantization"] == {"scheme": "q4_k_m", "source": "llama.cpp", "unconverted_dtype": "float32"}
@@ -190,7 +304,9 @@ def test_optional_parts() -> None:
     """A prediction module's layer is converted, its input map is not; llama.cpp's rules know no such layers."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
     more, less = (quantized(spec, scheme_named("fp8"), include=which).by_part for which in (mtp, frozenset[str]()))
-    assert more.unconverted - less.unconverted == 2 * (14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512)  # eh_proj, router, norms
+    assert more.unconverted - less.unconverted == 2 * (
+        14_336 * 7_168 + 256 * 7_168 + 5 * 7_168 + 1_536 + 512
+    )  # eh_proj, router, norms
     with pytest.raises(InputError, match="expected no --with-mtp"):
         quantized(spec, scheme_named("q4_k_m"), include=mtp)
 
@@ -226,8 +342,12 @@ MLX = {"group_size": 32, "bits": 4}
 
 
 def test_mlx_holds_a_scale_and_a_bias_a_group_of_all_maps_and_embeddings() -> None:
-    """DENSE: 96 wide, 2 layers, 4 query and 2 key/value heads of 32, networks of 192, 50 words; 16-bit scales and biases."""
-    maps = 2 * (128 * 96 + 2 * 64 * 96 + 96 * 128 + 3 * 192 * 96) + 2 * 50 * 96  # the table of words and the output head, too
+    """DENSE: 96 wide, 2 layers, 4 query and 2 key/value heads of 32, networks of 192, 50 words;
+    16-bit scales and biases.
+    """
+    maps = (
+        2 * (128 * 96 + 2 * 64 * 96 + 96 * 128 + 3 * 192 * 96) + 2 * 50 * 96
+    )  # the table of words and the output head, too
     found = of_config(DENSE, **MLX)
     assert (found.weights, found.scales, found.zeros) == (maps // 2, maps // 32 * 2, maps // 32 * 2)
     assert found.unconverted == 2 * (params(DENSE).total - maps)
@@ -264,8 +384,13 @@ def test_mlx_stores_the_modules_that_its_table_names_otherwise() -> None:
 
 
 def test_mlx_converts_routers_where_its_table_says_so() -> None:
-    """Whether a router is a linear map or a table of numbers is its class's choice in mlx-lm, which the config does not tell otherwise."""
-    with pytest.raises(InputError, match=r"quantization: layers\.0\.mlp\.router \(router\): whether mlx-lm converts it is not in the config"):
+    """Whether a router is a linear map or a table of numbers is its class's choice in mlx-lm,
+    which the config does not tell otherwise.
+    """
+    with pytest.raises(
+        InputError,
+        match=r"quantization: layers\.0\.mlp\.router \(router\): whether mlx-lm converts it is not in the config",
+    ):
         of_config(MIXTURE, **MLX)
     gates = {f"model.layers.{i}.mlp.gate": {"group_size": 32, "bits": 8} for i in range(MIXTURE.main.num_hidden_layers)}
     kept = dict.fromkeys(gates, False)

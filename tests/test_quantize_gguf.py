@@ -1,4 +1,6 @@
-"""llama.cpp's mixes against files that the package `gguf` writes, and published checkpoints against their published sizes."""
+"""llama.cpp's mixes against files that the package `gguf` writes,
+and published checkpoints against their published sizes.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,23 @@ from llmcalc.sources.huggingface.registry import read_config
 # Files
 
 NAMES = {
-    "q_proj": "attn_q.weight", "k_proj": "attn_k.weight", "v_proj": "attn_v.weight", "o_proj": "attn_output.weight", "gate_proj": "ffn_gate.weight",
-    "up_proj": "ffn_up.weight", "down_proj": "ffn_down.weight",
-}  # fmt: skip
-ROUND = deep(decoder(vocab_size=320, hidden_size=256, attention=Attention(num_attention_heads=8, num_key_value_heads=2, head_dim=32),
-                     feed_forward=FeedForward(intermediate_size=512, hidden_act="silu", gated=True)), 16)  # fmt: skip
+    "q_proj": "attn_q.weight",
+    "k_proj": "attn_k.weight",
+    "v_proj": "attn_v.weight",
+    "o_proj": "attn_output.weight",
+    "gate_proj": "ffn_gate.weight",
+    "up_proj": "ffn_up.weight",
+    "down_proj": "ffn_down.weight",
+}
+ROUND = deep(
+    decoder(
+        vocab_size=320,
+        hidden_size=256,
+        attention=Attention(num_attention_heads=8, num_key_value_heads=2, head_dim=32),
+        feed_forward=FeedForward(intermediate_size=512, hidden_act="silu", gated=True),
+    ),
+    16,
+)
 
 
 def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> None:
@@ -42,7 +56,9 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
     writer = gguf.GGUFWriter(path, "llama")
     for n, site in enumerate(sites(spec.anatomy())):
         kind = types(site.name, -1 if site.layer is None else site.layer) if site.tensor.role != "vector" else "F32"
-        name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}")
+        name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(
+            site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}"
+        )
         qtype = gguf.GGMLQuantizationType[kind]
         shape = site.tensor.shape
         try:
@@ -82,8 +98,15 @@ EXPECTED = {
     "q6_k": plainly("Q6_K"),
     "q4_k_m": plainly("Q4_K", v_proj=more("Q4_K"), down_proj=more("Q4_K")),
     "q5_k_m": plainly("Q5_K", v_proj=more("Q5_K"), down_proj=more("Q5_K")),
-    "q4_k_s": plainly("Q4_K", v_proj=lambda i: "Q5_K" if i < 4 else "Q4_K", down_proj=lambda i: "Q5_K" if i < 2 else "Q4_K"),
-    "q3_k_m": plainly("Q3_K", v_proj=lambda i: "Q5_K" if i < 2 else "Q4_K", down_proj=lambda i: "Q5_K" if i < 1 else "Q4_K", o_proj="Q4_K"),
+    "q4_k_s": plainly(
+        "Q4_K", v_proj=lambda i: "Q5_K" if i < 4 else "Q4_K", down_proj=lambda i: "Q5_K" if i < 2 else "Q4_K"
+    ),
+    "q3_k_m": plainly(
+        "Q3_K",
+        v_proj=lambda i: "Q5_K" if i < 2 else "Q4_K",
+        down_proj=lambda i: "Q5_K" if i < 1 else "Q4_K",
+        o_proj="Q4_K",
+    ),
     "q3_k_l": plainly("Q3_K", v_proj="Q5_K", down_proj="Q5_K", o_proj="Q5_K"),
     "q2_k": plainly("Q2_K", v_proj="Q4_K", down_proj="Q3_K", o_proj="Q3_K"),
     "iq4_xs": plainly("IQ4_XS", v_proj="Q5_K", down_proj=lambda i: "Q5_K" if i < 2 else "IQ4_XS"),
@@ -130,7 +153,9 @@ def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:
-    """96 columns are no block of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0. 40 are no block of 32 either: F16, of a type that can fall back."""
+    """96 columns are no block of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0.
+    40 are no block of 32 either: F16, of a type that can fall back.
+    """
     got = mix("q4_k_m")
     assert set(got.types(DENSE)) == {"Q5_0", "Q8_0", "F32"}
     odd = decoder(vocab_size=64, hidden_size=64, attention=Attention(num_attention_heads=2, head_dim=32),
@@ -138,7 +163,9 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
     assert types_by_place(odd, "q4_k_m")["layers.0.mlp.down_proj"] == ["F16"]
     assert types_by_place(odd, "q8_0")["layers.0.mlp.down_proj"] == ["F16"]  # as convert_hf_to_gguf.py does it
     for name in ("q4_0", "q5_1", "iq4_nl", "mxfp4_moe"):
-        with pytest.raises(InputError, match=r"down_proj: rows of 40 are no multiple of .* 32, and llama-quantize has no other type"):
+        with pytest.raises(
+            InputError, match=r"down_proj: rows of 40 are no multiple of .* 32, and llama-quantize has no other type"
+        ):
             mix(name).types(odd)
 
 
@@ -152,13 +179,17 @@ def shape(file: str, cls: str, i: int = 0) -> ModelSpec:
 
 
 def test_eight_experts() -> None:
-    """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K, attn_k and attn_v in Q8_0, attn_output in Q5_K."""
+    """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K,
+    attn_k and attn_v in Q8_0, attn_output in Q5_K.
+    """
     got = mix("q4_k_m").types(llmcalc.load("mixtral-8x7b").model)
     assert got == {"F32": 65 + 32, "Q4_K": 32 + 64 + 16 + 1, "Q5_K": 32, "Q6_K": 16 + 1, "Q8_0": 64}
 
 
 def test_latent_attention() -> None:
-    """attn_k_b is turned: rows of 128 are no block of 256. Of 61 layers' ffn_down (shared experts too) the first 7 are Q6_K, the last 8 and 15 between."""
+    """attn_k_b is turned: rows of 128 are no block of 256. Of 61 layers' ffn_down (shared experts too) the first 7 are
+    Q6_K, the last 8 and 15 between.
+    """
     spec = llmcalc.load("deepseek-v3").model
     held = types_by_place(spec, "q4_k_m")
     assert held["layers.0.self_attn.kv_b_proj"] == ["Q5_0", "Q4_K"]
@@ -174,7 +205,11 @@ def test_latent_attention() -> None:
 def test_maps_that_the_quantizer_leaves_alone() -> None:
     """Of Gemma 3n altup_*, laurel_* and per_layer_model_proj keep 16 bits, or 32 where the converter says so."""
     held = types_by_place(shape("gemma3n", "Gemma3nForCausalLM"), "q8_0")
-    kept = {path.rpartition("layers.")[2].partition(".")[2] or path: kinds for path, kinds in held.items() if kinds[0] in ("F16", "F32")}
+    kept = {
+        path.rpartition("layers.")[2].partition(".")[2] or path: kinds
+        for path, kinds in held.items()
+        if kinds[0] in ("F16", "F32")
+    }
     assert {kinds[0] for path, kinds in kept.items() if "coefficients" in path} == {"F32"}
     for part in ("laurel.left", "laurel.right", "predict.router", "projections"):
         assert {kinds[0] for path, kinds in held.items() if part in path} == {"F16"}, part
@@ -184,7 +219,9 @@ def test_maps_that_the_quantizer_leaves_alone() -> None:
 def test_gated_delta_net_has_one_tensor_of_q_k_and_v() -> None:
     held = types_by_place(shape("delta", "Qwen3NextForCausalLM"), "q3_k_l")
     for name in ("q_proj", "k_proj", "v_proj"):
-        assert {kinds[0] for path, kinds in held.items() if path.endswith(f"linear_attn.{name}")} == {"Q5_1"}  # Q5_K's fallback: narrow rows
+        assert {kinds[0] for path, kinds in held.items() if path.endswith(f"linear_attn.{name}")} == {
+            "Q5_1"
+        }  # Q5_K's fallback: narrow rows
     assert {kinds[0] for path, kinds in held.items() if path.endswith("linear_attn.g_proj")} == {"Q4_0"}  # Q3_K's
     assert {kinds[0] for path, kinds in held.items() if path.endswith("mlp.shared_expert_gate")} == {"F32"}
 
@@ -195,7 +232,9 @@ def test_q_k_and_v_in_one_tensor() -> None:
     assert sum(apart.values()) - sum(fused.values()) == 16 * 2
     held = types_by_place(ROUND, "q4_k_m-imatrix-qkv")
     for i in range(16):
-        assert {held[f"layers.{i}.self_attn.{name}"][0] for name in ("q_proj", "k_proj", "v_proj")} == {"Q6_K" if i in MORE else "Q4_K"}
+        assert {held[f"layers.{i}.self_attn.{name}"][0] for name in ("q_proj", "k_proj", "v_proj")} == {
+            "Q6_K" if i in MORE else "Q4_K"
+        }
 
 
 def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
@@ -209,10 +248,22 @@ def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
 
 
 LLAMA_CPP_BITS = {
-    "q2_k": 3.1593, "q3_k_s": 3.6429, "q3_k_m": 3.9960, "q3_k_l": 4.2979, "iq4_xs": 4.4597, "iq4_nl": 4.6818, "q4_k_s": 4.6672, "q4_k_m": 4.8944,
-    "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633, "q8_0": 8.5008,
-}  # fmt: skip
-"""Bits a weight of Llama 3.1 8B: llama.cpp, tools/quantize/README.md. Its file has 64 numbers more than Llama 3's (rope_freqs)."""
+    "q2_k": 3.1593,
+    "q3_k_s": 3.6429,
+    "q3_k_m": 3.9960,
+    "q3_k_l": 4.2979,
+    "iq4_xs": 4.4597,
+    "iq4_nl": 4.6818,
+    "q4_k_s": 4.6672,
+    "q4_k_m": 4.8944,
+    "q5_k_s": 5.5704,
+    "q5_k_m": 5.7036,
+    "q6_k": 6.5633,
+    "q8_0": 8.5008,
+}
+"""Bits a weight of Llama 3.1 8B: llama.cpp, tools/quantize/README.md.
+Its file has 64 numbers more than Llama 3's (rope_freqs).
+"""
 
 
 @pytest.mark.parametrize("name", LLAMA_CPP_BITS)
@@ -233,12 +284,15 @@ def spec_of(entry: dict[str, Any], folder: Path) -> ModelSpec:
 
 @pytest.mark.parametrize("entry", [pytest.param(one, id=one["repo"]) for one in FILE_SIZES["separate"]])
 def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> None:
-    """All files of a repository have the same metadata, mostly the vocabulary: what is left of their sizes is one number.
+    """All files of a repository have the same metadata, mostly the vocabulary: what is left of their sizes is one
+    number.
 
     It may vary by 64 bytes: the metadata's own names, and the padding behind them.
     """
     spec, suffix = spec_of(entry, tmp_path), "-imatrix" if entry["imatrix"] else ""
-    left = {name: size - quantized(spec, scheme_named(name.lower() + suffix)).total for name, size in entry["sizes"].items()}
+    left = {
+        name: size - quantized(spec, scheme_named(name.lower() + suffix)).total for name, size in entry["sizes"].items()
+    }
     assert max(left.values()) - min(left.values()) <= 64, left
     assert 5e5 < min(left.values()) < 1e7  # 32,768 to 262,144 words
 
@@ -248,7 +302,9 @@ BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q
 
 
 def test_published_files_with_fused_attention() -> None:
-    """Phi-3.5 mini: 32 layers of q, k and v of 3072 × 3072 in one tensor. All but that tensor is as it is counted; so is it in the other mixes."""
+    """Phi-3.5 mini: 32 layers of q, k and v of 3072 × 3072 in one tensor.
+    All but that tensor is as it is counted; so is it in the other mixes.
+    """
     entry = FILE_SIZES["fused"]
     spec, fused = llmcalc.load(entry["model"]).model, 32 * 3 * 3072 * 3072
     left = {}
@@ -258,13 +314,21 @@ def test_published_files_with_fused_attention() -> None:
         if name in BEFORE_2026_03:
             held = types_by_place(spec, scheme.label)
             counted = [held[f"layers.{i}.self_attn.q_proj"][0] for i in range(32)]
-            left[name] += sum(fused // 32 // 256 * sum(BLOCKS[kind][1:]) for kind in counted) - fused // 256 * BEFORE_2026_03[name]
+            left[name] += (
+                sum(fused // 32 // 256 * sum(BLOCKS[kind][1:]) for kind in counted)
+                - fused // 256 * BEFORE_2026_03[name]
+            )
     assert len(set(left.values())) == 1, left
 
 
 def test_published_mxfp4_files() -> None:
-    """gpt-oss: experts in MXFP4, all else in Q8_0 or F32. The larger has 12 layers more, whose tensors are described in some 14 kB."""
-    small, large = (size - quantized(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total for name, size in FILE_SIZES["mxfp4_moe"]["sizes"].items())
+    """gpt-oss: experts in MXFP4, all else in Q8_0 or F32.
+    The larger has 12 layers more, whose tensors are described in some 14 kB.
+    """
+    small, large = (
+        size - quantized(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total
+        for name, size in FILE_SIZES["mxfp4_moe"]["sizes"].items()
+    )
     assert 0 < large - small < 20_000
     assert 12e6 < small < 14e6
 
@@ -275,7 +339,11 @@ def test_published_mxfp4_files() -> None:
         ("llama2-7b", "q4_k_m", {"F32": 65, "Q4_K": 193, "Q6_K": 33}),  # as llama.cpp prints when it loads them
         ("llama3-8b", "q4_k_m", {"F32": 65, "Q4_K": 193, "Q6_K": 33}),
         ("mistral-7b", "q3_k_m", {"F32": 65, "Q3_K": 129, "Q4_K": 92, "Q5_K": 4, "Q6_K": 1}),
-        ("gemma2-9b", "q4_k_m", {"F32": 169, "Q4_K": 252, "Q6_K": 43}),  # 42 layers: 5 + 6 + 10 have more bits, twice; and the tied embedding
+        (
+            "gemma2-9b",
+            "q4_k_m",
+            {"F32": 169, "Q4_K": 252, "Q6_K": 43},
+        ),  # 42 layers: 5 + 6 + 10 have more bits, twice; and the tied embedding
     ],
 )
 def test_tensors_of_each_type(model: str, mix: str, tensors: dict[str, int]) -> None:
@@ -285,10 +353,11 @@ def test_tensors_of_each_type(model: str, mix: str, tensors: dict[str, int]) -> 
 
 
 def test_deepseek_v3_checkpoint() -> None:
-    """The hub's count of DeepSeek-V3's and R1's safetensors: 680,571,043,840 F8_E4M3, 3,918,786,560 BF16 and 41,555,600 F32 numbers.
+    """The hub's count of DeepSeek-V3's and R1's safetensors: 680,571,043,840 F8_E4M3, 3,918,786,560 BF16 and 41,555,600
+    F32 numbers.
 
-    F32: the scales and 256 score corrections in each of 59 layers. BF16: what is unconverted, the prediction module's own copies of
-    embedding and output head among it.
+    F32: the scales and 256 score corrections in each of 59 layers. BF16: what is unconverted, the prediction module's
+    own copies of embedding and output head among it.
     """
     spec = llmcalc.load("deepseek-v3").model
     got = quantized(spec, scheme_named("fp8-block128"), include=frozenset({"mtp"})).by_part

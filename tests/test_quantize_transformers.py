@@ -1,7 +1,8 @@
-"""Quantised weights against the modules that `transformers` puts in the place of a model's own, for every family of configs.
+"""Quantised weights against the modules that `transformers` puts in the place of a model's own, for every family of
+configs.
 
-`replace_with_fp8_linear` (transformers/integrations/finegrained_fp8.py) goes through a class on meta: what it converts is what a scheme
-that takes every `nn.Linear` has to convert, fused or not. The other modules are compared one by one.
+`replace_with_fp8_linear` (transformers/integrations/finegrained_fp8.py) goes through a class on meta: what it converts
+is what a scheme that takes every `nn.Linear` has to convert, fused or not. The other modules are compared one by one.
 """
 
 from __future__ import annotations
@@ -22,18 +23,35 @@ from llmcalc.verify.transformers import build
 # Every family
 
 ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
-"""Their routers are an `nn.Linear`, which `transformers` would convert where a config does not name it; here a router never is."""
+"""Their routers are an `nn.Linear`, which `transformers` would convert where a config does not name it;
+here a router never is.
+"""
 
 OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "openai-gpt", "gpt_bigcode", "xlnet"}
-"""Their maps are of a class of their own (`Conv1D`, `FalconLinear`) or bare parameters, which that function leaves alone."""
+"""Their maps are of a class of their own (`Conv1D`, `FalconLinear`) or bare parameters,
+which that function leaves alone.
+"""
 
 LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "zamba", "zamba2"}
-"""`get_keys_to_not_convert` leaves the module of the last parameter out, and shared ones: here the last map of the model, or shared blocks."""
+"""`get_keys_to_not_convert` leaves the module of the last parameter out, and shared ones:
+here the last map of the model, or shared blocks.
+"""
 
 BESIDE = {"esm", "t5gemma2"}
 """It converts what is no part of the text model too: a regression on attention maps, a tower."""
 
-REFUSED = {"aria_text", "dbrx", "ernie4_5_moe", "ernie4_5_vl_moe_text", "gpt_oss", "jetmoe", "lfm2_moe", "nemotron_h", "nllb-moe", "switch_transformers"}
+REFUSED = {
+    "aria_text",
+    "dbrx",
+    "ernie4_5_moe",
+    "ernie4_5_vl_moe_text",
+    "gpt_oss",
+    "jetmoe",
+    "lfm2_moe",
+    "nemotron_h",
+    "nllb-moe",
+    "switch_transformers",
+}
 """`FP8Experts` cannot be built for them, from some of their configs at least."""
 
 
@@ -44,7 +62,12 @@ def shapes() -> list[Any]:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
             for shape in some:
                 kind = shape["model_type"]
-                if kind not in found and "Classification" not in cls and "QuestionAnswering" not in cls and "PreTraining" not in cls:
+                if (
+                    kind not in found
+                    and "Classification" not in cls
+                    and "QuestionAnswering" not in cls
+                    and "PreTraining" not in cls
+                ):
                     found[kind] = pytest.param({"architectures": [cls], **shape}, id=kind)
     return [found[kind] for kind in found if kind not in ROUTERS | OTHER_CLASSES | LAST_OR_TIED | BESIDE | REFUSED]
 
@@ -82,7 +105,9 @@ def test_routers_alone_are_what_is_not_converted() -> None:
         real = sum(p.numel() for p in fp8(build(config)).parameters() if p.dtype == torch.float8_e4m3fn)
         scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
         assert scheme is not None
-        routers = sum(site.tensor.size for site in sites(spec.anatomy()) if site.kind == "router" and site.tensor.role == "matrix")
+        routers = sum(
+            site.tensor.size for site in sites(spec.anatomy()) if site.kind == "router" and site.tensor.role == "matrix"
+        )
         assert real - quantized(spec, scheme).by_part.weights == routers
 
 
@@ -143,7 +168,18 @@ def test_a_bitnet_model() -> None:
     held = {id(t): t for t in (*model.parameters(), *model.buffers()) if t.dtype in (torch.bfloat16, torch.uint8)}
     rotary = sum(t.numel() for name, t in model.named_buffers() if "inv_freq" in name and t.dtype == torch.bfloat16)
     assert quantized(spec, scheme).total == sum(t.numel() * t.element_size() for t in held.values()) - 2 * rotary
-    assert scheme_of_config({"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}}) is None
+    assert (
+        scheme_of_config(
+            {
+                "quantization_config": {
+                    "quant_method": "bitnet",
+                    "linear_class": "autobitlinear",
+                    "quantization_mode": "online",
+                }
+            }
+        )
+        is None
+    )
 
 
 # Published checkpoints: the bytes of all tensors, as their safetensors headers have them
@@ -156,19 +192,45 @@ G_IDX = {"actorder": "group", "type": "int", "num_bits": 4, "strategy": "group",
     ("name", "config", "total"),
     [
         # RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: one bf16 scale a row
-        ("llama3-8b", {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"], "config_groups": {"group_0": {
-            "targets": ["Linear"], "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
-            "input_activations": {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True}}}}, 9_083_953_152),
+        (
+            "llama3-8b",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "ignore": ["lm_head"],
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True},
+                        "input_activations": {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True},
+                    }
+                },
+            },
+            9_083_953_152,
+        ),
         # RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16: group indices for every column
-        ("llama3-70b", {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
-                        "config_groups": {"group_0": {"targets": ["Linear"], "weights": G_IDX}}}, 39_525_311_232),
+        (
+            "llama3-70b",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "ignore": ["lm_head"],
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": G_IDX}},
+            },
+            39_525_311_232,
+        ),
         # nvidia/Llama-3.3-70B-Instruct-FP4
         ("llama3-70b", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, 42_709_045_632),
-        # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16, made by AutoGPTQ: 43,008 rows in each of 32 layers have a bias of 2 bytes, too
-        ("llama3-8b", {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 5_735_587_840 - 2 * 32 * 43_008),
+        # RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16, made by AutoGPTQ: 43,008 rows in each of 32 layers have a
+        # bias of 2 bytes, too
+        (
+            "llama3-8b",
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
+            5_735_587_840 - 2 * 32 * 43_008,
+        ),
     ],
     ids=["fp8-dynamic", "w4a16", "nvfp4", "gptq"],
-)  # fmt: skip
+)
 def test_published_checkpoints(name: str, config: dict[str, Any], total: int) -> None:
     """What was summed over `data_offsets` in the headers of their safetensors files."""
     scheme = scheme_of_config({"quantization_config": config})

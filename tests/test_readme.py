@@ -36,9 +36,11 @@ def printed(command: str) -> str:
     """What a command prints at 80 columns without colour, times left out."""
     out = io.StringIO()
     with (
-        mock.patch.object(sys, "argv", shlex.split(command)), mock.patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}),
-        contextlib.redirect_stdout(out), contextlib.suppress(SystemExit),
-    ):  # fmt: skip
+        mock.patch.object(sys, "argv", shlex.split(command)),
+        mock.patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
         main()
     return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 
@@ -74,30 +76,47 @@ def test_python_example() -> None:
 def test_toml_example() -> None:
     data = tomllib.loads(README.read_text().split("```toml\n")[1].split("```")[0])
     spec = ModelSpec.model_validate(data["model"])
-    assert spec.anatomy().total(lambda op, _: op.params()) == 32000 * 2048 + 24 * (2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 5632 + 2 * 2048) + 2048
+    assert (
+        spec.anatomy().total(lambda op, _: op.params())
+        == 32000 * 2048 + 24 * (2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 5632 + 2 * 2048) + 2048
+    )
 
 
 EXACT, FOLLOWED, IN_PART, NONE = "exact", "exact ¹", "in part ²", "–"
 
 
 def families_table() -> str:
-    """Every family that is read, at how many shapes it meets its class, on how many real configs, and in what it is exact.
+    """Every family that is read, at how many shapes it meets its class, on how many real configs, and in what it is
+    exact.
 
     The comparisons of test_families.py are those of every shape here; those of test_towers.py, of every wrapper.
     """
     real = Counter(json.loads((case / "config.json").read_text())["model_type"] for case in CASES)
-    lines = ["| model_type | parameters | FLOPs | cache | towers' parameters | shapes | real configs |", "|:---|:---|:---|:---|:---|---:|---:|"]
+    lines = [
+        "| model_type | parameters | FLOPs | cache | towers' parameters | shapes | real configs |",
+        "|:---|:---|:---|:---|:---|---:|---:|",
+    ]
     for file in sorted(FILES):
-        shapes = [{"architectures": [cls], **shape} for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items() for shape in shapes]
+        shapes = [
+            {"architectures": [cls], **shape}
+            for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
+            for shape in shapes
+        ]
         kinds = sorted(FILES[file])
         around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         classes = {shape["architectures"][0] for shape in shapes}
         follows = {d.quantity for d in DEVIATIONS if classes & set(d.classes)}
-        cells = [FOLLOWED if quantity in follows else EXACT for quantity in ("parameters", "forward_flops", "cache_bytes")]
+        cells = [
+            FOLLOWED if quantity in follows else EXACT for quantity in ("parameters", "forward_flops", "cache_bytes")
+        ]
         if shapes and all(ModelSpec.model_validate(read_config(shape)[0]).kind == "encoder" for shape in shapes):
             cells[2] = NONE
         untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
-        cells += [IN_PART if untold else EXACT if around else NONE, str(len(shapes) + len(around)), str(sum(real[k] for k in kinds) or "")]
+        cells += [
+            IN_PART if untold else EXACT if around else NONE,
+            str(len(shapes) + len(around)),
+            str(sum(real[k] for k in kinds) or ""),
+        ]
         lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -122,7 +122,9 @@ def test_proportions_are_kept() -> None:
 
 
 def test_one_kv_head_stays_one() -> None:
-    assert {s.stack.num_key_value_heads for s in study(members("falcon-7b"), Budget("parameters", 7_000_000_000)).shapes} == {1}
+    assert {
+        s.stack.num_key_value_heads for s in study(members("falcon-7b"), Budget("parameters", 7_000_000_000)).shapes
+    } == {1}
 
 
 def test_each_override_acts() -> None:
@@ -162,7 +164,10 @@ def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
     [
         (decoder(block=HybridBlock.examples()[0]), "a state-space part beside attention"),
         (decoder(feed_forward=next(e for e in MoE.examples() if e.moe_latent_size is not None)), "no moe_latent_size"),
-        (decoder(attention=next(e for e in Attention.examples() if e.block_indexer is not None)), "without block_indexer"),
+        (
+            decoder(attention=next(e for e in Attention.examples() if e.block_indexer is not None)),
+            "without block_indexer",
+        ),
     ],
 )
 def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
@@ -219,15 +224,41 @@ def test_the_command_line_acts() -> None:
     plain = document("--params", "8e9")
     assert "model" not in plain
     assert plain["budget"]["value"] == 8_000_000_000
-    changed = document("--params", "8B", "--vocab", "32000", "--head-dim", "64", "--kv-ratio", "1/8", "--ffn-ratio", "4", "--dtype", "fp8", "--seq", "100")
+    changed = document(
+        "--params",
+        "8B",
+        "--vocab",
+        "32000",
+        "--head-dim",
+        "64",
+        "--kv-ratio",
+        "1/8",
+        "--ffn-ratio",
+        "4",
+        "--dtype",
+        "fp8",
+        "--seq",
+        "100",
+    )
     assert changed["proportions"] == {
-        "feed_forward_ratio": 4.0, "head_dim": 64, "head_ratio": 1.0, "kv_ratio": 0.125, "vocab_size": 32000, "tie_word_embeddings": False,
+        "feed_forward_ratio": 4.0,
+        "head_dim": 64,
+        "head_ratio": 1.0,
+        "kv_ratio": 0.125,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
         "hidden_size_step": 512,
-    }  # fmt: skip
+    }
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
-    one = study(family(None, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100).shapes[0]
-    assert first["flops_per_token"] == one.forward_flops_per_token == flops(one.spec, Workload(batch=1, seq=100)).total / 100
+    one = study(
+        family(None, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
+    ).shapes[0]
+    assert (
+        first["flops_per_token"]
+        == one.forward_flops_per_token
+        == flops(one.spec, Workload(batch=1, seq=100)).total / 100
+    )
     target = document("llama3-8b", "--set", "tie_word_embeddings=true", "--params", "7.5B")
     assert target["proportions"]["tie_word_embeddings"] is True
     assert [f["key"] for f in target["literature"]] == ["kaplan", "chinchilla", "tay", "depth_delusion"]
@@ -267,7 +298,9 @@ def test_published_exponents_start_at_the_model() -> None:
     assert study(family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
     scaled = study(family(own), Budget("parameters", 10 * params(own).total), own).scaled
     assert scaled is not None
-    assert scaled == pytest.approx((4096 * 100**0.34, 32 * 100**0.12, 100))  # ten times the parameters on ten times the tokens
+    assert scaled == pytest.approx(
+        (4096 * 100**0.34, 32 * 100**0.12, 100)
+    )  # ten times the parameters on ten times the tokens
     assert "scaled_from_target" in document("llama3-8b", "--params", "80e9")["literature"][-1]
 
 
@@ -305,5 +338,8 @@ def test_a_proportion_is_positive(text: str) -> None:
 
 
 def test_importing_it_imports_no_numpy() -> None:
-    code = "import sys, llmcalc.cli.shape, llmcalc.cli.compare; sys.exit(bool({'numpy', 'torch', 'sympy'} & set(sys.modules)))"
+    code = (
+        "import sys, llmcalc.cli.shape, llmcalc.cli.compare; sys.exit(bool({'numpy', 'torch', 'sympy'} & "
+        "set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -26,9 +26,19 @@ def imported_by(*args: str, first: str = "") -> set[str]:
 
 @pytest.mark.parametrize(
     "args",
-    [["params", "llama3-8b"], ["params", "deepseek-v3", "--format", "json"], ["flops", "llama3-8b"], ["kv", "llama3-8b"], ["compare", "gpt2", "llama3-8b"],
-     ["memory", "llama3-8b"], ["presets"], ["hardware"], ["--help"], ["verify", "--help"]],
-)  # fmt: skip
+    [
+        ["params", "llama3-8b"],
+        ["params", "deepseek-v3", "--format", "json"],
+        ["flops", "llama3-8b"],
+        ["kv", "llama3-8b"],
+        ["compare", "gpt2", "llama3-8b"],
+        ["memory", "llama3-8b"],
+        ["presets"],
+        ["hardware"],
+        ["--help"],
+        ["verify", "--help"],
+    ],
+)
 def test_counting_imports_nothing_heavy(args: list[str]) -> None:
     assert imported_by(*args) == set()
 
@@ -39,4 +49,6 @@ def test_the_test_can_fail() -> None:
 
 def test_import_llmcalc_is_lazy() -> None:
     code = "import sys, llmcalc; print([m for m in ('pydantic', 'rich', 'typer') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

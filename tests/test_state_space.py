@@ -1,4 +1,6 @@
-"""What the contract tests of single parts do not show: shared blocks in a stack, and a grouped convolution's backward."""
+"""What the contract tests of single parts do not show:
+shared blocks in a stack, and a grouped convolution's backward.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idl
 
 def shared_stack(layer: ZambaLayer) -> ModelSpec:
     """Five layers that run two blocks in turn: one three times, the other twice."""
-    stack = Stack(num_hidden_layers=5, block=layer, variants={"other": layer}, pattern=("block", "other"), shared_layers=("block", "other"))
+    stack = Stack(
+        num_hidden_layers=5,
+        block=layer,
+        variants={"other": layer},
+        pattern=("block", "other"),
+        shared_layers=("block", "other"),
+    )
     return ModelSpec(vocab_size=50, hidden_size=24, tie_word_embeddings=False, decoder=stack)
 
 
@@ -50,7 +58,9 @@ def test_shared_blocks_decode_as_they_run_at_once(layer: ZambaLayer) -> None:
 
 def test_a_block_that_layers_share_holds_no_idle_adapters() -> None:
     idle = next(layer for layer in ZambaLayer.examples() if layer.transformer.idle_adapters)
-    with pytest.raises(ValidationError, match="shared_layers: the layers called 'block' share a block; idle_adapters stand only"):
+    with pytest.raises(
+        ValidationError, match="shared_layers: the layers called 'block' share a block; idle_adapters stand only"
+    ):
         shared_stack(idle)
 
 
@@ -63,12 +73,18 @@ def test_a_prompt_may_be_read_in_pieces() -> None:
     ids = torch.randint(0, 50, (2, 13))
     store: dict[torch.nn.Module, Any] = {}
     with torch.no_grad():
-        pieces = [net(ids[:, :5], store=store), net(ids[:, 5:12], store=store, past=5), net(ids[:, 12:], store=store, past=12)]
+        pieces = [
+            net(ids[:, :5], store=store),
+            net(ids[:, 5:12], store=store, past=5),
+            net(ids[:, 12:], store=store, past=12),
+        ]
         torch.testing.assert_close(torch.cat(pieces, 1), net(ids), atol=2e-5, rtol=1e-4)
 
 
 def test_a_depthwise_convolution_costs_in_backward_twice_its_forward() -> None:
-    """2 sequences × (11 + 3) outputs × 6 channels × 4 taps × 2 = 1344; torch's own formula has 6 times that for the weight."""
+    """2 sequences × (11 + 3) outputs × 6 channels × 4 taps × 2 = 1344;
+    torch's own formula has 6 times that for the weight.
+    """
     conv = torch.nn.Sequential(torch.nn.Linear(11, 11, bias=False), torch.nn.Conv1d(6, 6, 4, groups=6, padding=3))
     x = torch.randn(2, 6, 11)
     forward, both = count_flops(conv, lambda: [conv(x)], train=True)

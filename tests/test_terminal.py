@@ -32,7 +32,9 @@ def environment(**extra: str) -> dict[str, str]:
 def shell(line: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """A line of bash in which `llmcalc` is this program, pipes failing where any of their parts does."""
     script = f'set -o pipefail\nllmcalc() {{ {sys.executable} -c "{PROGRAM}" "$@"; }}\n{line}'
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment(**extra), timeout=60, check=False)
+    return subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=environment(**extra), timeout=60, check=False
+    )
 
 
 def test_help_of_everything(run: Run) -> None:
@@ -50,7 +52,16 @@ def test_help_of_everything(run: Run) -> None:
 
 @pytest.mark.parametrize("columns", [1, 20, 40])
 def test_narrow_terminals(columns: int, run: Run) -> None:
-    for line in ("--help", "flops --help", "params llama3-8b", "kv gemma2-9b", "compare llama3-8b gpt2", "explain gpt2", "memory gpt2", "hardware"):
+    for line in (
+        "--help",
+        "flops --help",
+        "params llama3-8b",
+        "kv gemma2-9b",
+        "compare llama3-8b gpt2",
+        "explain gpt2",
+        "memory gpt2",
+        "hardware",
+    ):
         result = run(*line.split(), columns=columns)
         assert (result.code, result.err) == (0, ""), line
         assert result.out
@@ -58,7 +69,13 @@ def test_narrow_terminals(columns: int, run: Run) -> None:
 
 def test_version_and_module(run: Run) -> None:
     assert run("--version").out == f"llmcalc {__version__}\n"
-    module = subprocess.run([sys.executable, "-m", "llmcalc", "params", "gpt2"], capture_output=True, text=True, env=environment(COLUMNS="80"), check=True)
+    module = subprocess.run(
+        [sys.executable, "-m", "llmcalc", "params", "gpt2"],
+        capture_output=True,
+        text=True,
+        env=environment(COLUMNS="80"),
+        check=True,
+    )
     assert module.stdout == run("params", "gpt2").out
 
 
@@ -72,7 +89,10 @@ def test_colour() -> None:
     assert "\x1b" not in shell("llmcalc params gpt2 --format json", FORCE_COLOR="1").stdout
 
 
-@pytest.mark.parametrize("line", ["llmcalc presets", "llmcalc presets --details --format json", "llmcalc --help", "llmcalc explain gpt2 --help"])
+@pytest.mark.parametrize(
+    "line",
+    ["llmcalc presets", "llmcalc presets --details --format json", "llmcalc --help", "llmcalc explain gpt2 --help"],
+)
 def test_a_reader_that_goes_away(line: str) -> None:
     for reader in ("head -1", "true"):
         result = shell(f"{line} | {reader}", PYTHONUNBUFFERED="1")
@@ -102,12 +122,21 @@ def test_interruption() -> None:
         "sys.argv = ['llmcalc', 'params', 'gpt2']\n"
         "from llmcalc.cli.main import main\nmain()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=15, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=15, check=False
+    )
     assert (result.returncode, result.stdout, result.stderr) == (128 + signal.SIGINT, "", "")
 
 
 def test_errors_in_a_shell() -> None:
-    for line in ("params lama3-8b", "params", "nope", "flops gpt2 --batch 0", "kv bert-base", "params gpt2 --set hidden_size=7"):
+    for line in (
+        "params lama3-8b",
+        "params",
+        "nope",
+        "flops gpt2 --batch 0",
+        "kv bert-base",
+        "params gpt2 --set hidden_size=7",
+    ):
         result = shell(f"llmcalc {line}")
         assert (result.returncode, result.stdout) == (2, "")
         assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
@@ -171,10 +200,17 @@ def test_completion_offers_names() -> None:
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     pytest.importorskip("shellingham")
-    result = shell("llmcalc --install-completion; exit $?", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="")
+    result = shell(
+        "llmcalc --install-completion; exit $?", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=""
+    )
     assert (result.returncode, result.stderr) == (0, "")
     assert "bash completion installed" in result.stdout
     script = (tmp_path / ".bash_completions" / "llmcalc.sh").read_text()
     assert "_LLMCALC_COMPLETE=complete_bash" in script
     assert str(tmp_path / ".bash_completions" / "llmcalc.sh") in (tmp_path / ".bashrc").read_text()
-    assert subprocess.run(["bash", "-c", f"source {tmp_path}/.bash_completions/llmcalc.sh && complete -p llmcalc"], check=False).returncode == 0
+    assert (
+        subprocess.run(
+            ["bash", "-c", f"source {tmp_path}/.bash_completions/llmcalc.sh && complete -p llmcalc"], check=False
+        ).returncode
+        == 0
+    )

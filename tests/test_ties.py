@@ -1,4 +1,6 @@
-"""Whose `tie_word_embeddings` decides whether a wrapper's head is tied: what the class of each does, at every combination."""
+"""Whose `tie_word_embeddings` decides whether a wrapper's head is tied:
+what the class of each does, at every combination.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def tied_by_class(config: dict[str, Any]) -> bool:
 
     fields = {k: v for k, v in config.items() if k != "model_type"}
     with torch.device("meta"):
-        model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(config["model_type"], **fields))
+        model = getattr(transformers, config["architectures"][0])(
+            transformers.AutoConfig.for_model(config["model_type"], **fields)
+        )
     return bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
 
 
@@ -41,7 +45,9 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool, inner:
 
 @pytest.mark.parametrize("inner", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_another_default(kind: str, inner: bool) -> None:
+def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_another_default(
+    kind: str, inner: bool
+) -> None:
     """A checkpoint that holds a head is loaded with it, though the class would tie where the config is silent."""
     config = told(kind, None, inner)
     table, notes = read_config(config)

@@ -24,13 +24,25 @@ from tests.test_towers import wrapped
 from tests.tower_shapes import WRAPPERS
 
 KINDS: list[Any] = TOWERS.classes()
-EXAMPLES = [pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())]
+EXAMPLES = [
+    pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
+]
 
 
 def beside(**towers: Component) -> ModelSpec:
     """A small decoder with towers."""
-    text = load("llama3-8b", num_hidden_layers=2, hidden_size=24, vocab_size=50, intermediate_size=20, num_attention_heads=4, num_key_value_heads=2)
-    return ModelSpec.model_validate({**text.model.model_dump(), "towers": {name: tower.model_dump() for name, tower in towers.items()}})
+    text = load(
+        "llama3-8b",
+        num_hidden_layers=2,
+        hidden_size=24,
+        vocab_size=50,
+        intermediate_size=20,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return ModelSpec.model_validate(
+        {**text.model.model_dump(), "towers": {name: tower.model_dump() for name, tower in towers.items()}}
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -48,7 +60,9 @@ def test_every_kind_of_tower_agrees_with_its_reference(example: Component) -> No
 
 @pytest.mark.parametrize("example", VisionTower.examples())
 def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
-    """8 × 6 pixels in patches of 2 × 2: every patch's output depends on every pixel, and on where it stands where positions are known."""
+    """8 × 6 pixels in patches of 2 × 2:
+    every patch's output depends on every pixel, and on where it stands where positions are known.
+    """
     torch.manual_seed(0)
     net, p = example.reference(Around(24)).eval(), example.patches
     pixels = torch.randn(2, p.num_channels, p.temporal_patch_size, 8, 6)
@@ -70,8 +84,18 @@ def test_a_projector_reference_merges_squares_of_patches() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "change", "says"),
     [
-        ("gemma3", "multi_modal_projector", {"input_size": 25}, "towers.multi_modal_projector.input_size: 25; expected 24, which vision_tower gives"),
-        ("llama4", "multi_modal_projector", {"input_size": 39}, "input_size: 39; expected 24, which vision_model gives or 40, which vision_adapter gives"),
+        (
+            "gemma3",
+            "multi_modal_projector",
+            {"input_size": 25},
+            "towers.multi_modal_projector.input_size: 25; expected 24, which vision_tower gives",
+        ),
+        (
+            "llama4",
+            "multi_modal_projector",
+            {"input_size": 39},
+            "input_size: 39; expected 24, which vision_model gives or 40, which vision_adapter gives",
+        ),
         ("aya_vision", "multi_modal_projector", {"input_size": 48}, "input_size: 48; expected 24"),
     ],
 )
@@ -94,7 +118,12 @@ def test_names_of_towers_are_no_names_of_modules() -> None:
     assert re.search(pattern, "vision_tower")
     assert not [name for name in dir(torch.nn.Module()) if re.search(pattern, name)]
     with pytest.raises(ValidationError, match="load_state_dict"):
-        ModelSpec.model_validate({**load("gemma3-27b").model.model_dump(), "towers": {"load_state_dict": Projector.examples()[0].model_dump()}})
+        ModelSpec.model_validate(
+            {
+                **load("gemma3-27b").model.model_dump(),
+                "towers": {"load_state_dict": Projector.examples()[0].model_dump()},
+            }
+        )
 
 
 def test_tower_formulas_and_references_share_no_code() -> None:

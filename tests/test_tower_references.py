@@ -31,7 +31,12 @@ def _phi4(reference: Any, cls: Any) -> None:
         ours.bias.copy_(theirs.bias)
 
     below, conv = reference.subsampling, cls.embed.conv
-    for ours, theirs in ((below.conv_1, conv[0]), (below.depthwise_2, conv[2]), (below.pointwise_2, conv[3]), (below.depthwise_3, conv[5])):
+    for ours, theirs in (
+        (below.conv_1, conv[0]),
+        (below.depthwise_2, conv[2]),
+        (below.pointwise_2, conv[3]),
+        (below.depthwise_3, conv[5]),
+    ):
         same(ours, theirs)
     same(below.pointwise_3, conv[6])
     same(below.proj, cls.embed.out)
@@ -54,8 +59,13 @@ def _phi4(reference: Any, cls: Any) -> None:
             (inner.out_proj, module.ext_pw_conv_1d),
         ):
             same(mine, part)
-        norms = {"mlp_1_pre_norm": theirs.feed_forward_in.layer_norm, "mlp_2_pre_norm": theirs.feed_forward_out.layer_norm, "norm": theirs.layer_norm,
-                 "self_attn_pre_norm": theirs.layer_norm_att, "convolution_pre_norm": theirs.conv.layer_norm}  # fmt: skip
+        norms = {
+            "mlp_1_pre_norm": theirs.feed_forward_in.layer_norm,
+            "mlp_2_pre_norm": theirs.feed_forward_out.layer_norm,
+            "norm": theirs.layer_norm,
+            "self_attn_pre_norm": theirs.layer_norm_att,
+            "convolution_pre_norm": theirs.conv.layer_norm,
+        }
         for name, norm in norms.items():
             same(ours.get_submodule(name), norm)
 
@@ -65,7 +75,13 @@ def test_a_conformer_gives_what_the_class_of_phi4_multimodal_gives() -> None:
     from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 
     torch.manual_seed(0)
-    config = {"model_type": "phi4_multimodal", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {
+        "model_type": "phi4_multimodal",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     table, _ = read_config({**config, "vocab_size": 50, "intermediate_size": 20, "audio_config": PHI4_AUDIO})
     spec = Conformer.model_validate(table["towers"]["audio_encoder"])
     made = Phi4MultimodalAudioConfig(**PHI4_AUDIO)
@@ -77,7 +93,9 @@ def test_a_conformer_gives_what_the_class_of_phi4_multimodal_gives() -> None:
         _phi4(reference, cls)
         frames = torch.randn(2, 90, PHI4_AUDIO["input_size"])
         theirs = cls(frames, mask=None)
-        torch.testing.assert_close(reference(frames), getattr(theirs, "last_hidden_state", theirs), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            reference(frames), getattr(theirs, "last_hidden_state", theirs), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
@@ -133,16 +151,23 @@ def test_projectors_that_cannot_be(table: dict[str, Any], says: str) -> None:
 
 
 def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_makes_of_them() -> None:
-    """The class is given patches that are cut already; here they are cut as ours are, which its weights do not tell apart."""
+    """The class is given patches that are cut already;
+    here they are cut as ours are, which its weights do not tell apart.
+    """
     from transformers.models.gemma4_unified import configuration_gemma4_unified as settings
     from transformers.models.gemma4_unified import modeling_gemma4_unified as modeling
 
     torch.manual_seed(0)
     sizes = {"patch_size": 2, "pooling_kernel_size": 2, "mm_embed_dim": 12, "mm_posemb_size": 5, "output_proj_dims": 12}
-    cls = modeling.Gemma4UnifiedVisionEmbedder(settings.Gemma4UnifiedVisionConfig(**sizes), settings.Gemma4UnifiedTextConfig(hidden_size=20)).eval()
+    cls = modeling.Gemma4UnifiedVisionEmbedder(
+        settings.Gemma4UnifiedVisionConfig(**sizes), settings.Gemma4UnifiedTextConfig(hidden_size=20)
+    ).eval()
     spec = PatchEmbedder(
-        hidden_size=12, patches=Patches(patch_size=4, bias=True), positions=PatchPositions(rows=5, axes=2), norm=Norm(type="layernorm"),
-    )  # fmt: skip
+        hidden_size=12,
+        patches=Patches(patch_size=4, bias=True),
+        positions=PatchPositions(rows=5, axes=2),
+        norm=Norm(type="layernorm"),
+    )
     ours: Any = spec.reference(Around(20))
     with torch.no_grad():
         cls.pos_embedding.normal_()
@@ -150,6 +175,13 @@ def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_mak
         ours.patch_embedding.bias.copy_(cls.patch_dense.bias)
         ours.position_embedding.weight.copy_(cls.pos_embedding.transpose(0, 1).flatten(0, 1))
         pixels = torch.randn(1, 3, 1, 8, 12)
-        rows = pixels[:, :, 0].unflatten(-1, (3, 4)).unflatten(-3, (2, 4)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        rows = (
+            pixels[:, :, 0]
+            .unflatten(-1, (3, 4))
+            .unflatten(-3, (2, 4))
+            .permute(0, 2, 4, 1, 3, 5)
+            .flatten(3)
+            .flatten(1, 2)
+        )
         places = torch.tensor([[[x, y] for y in range(2) for x in range(3)]])
         torch.testing.assert_close(ours(pixels), cls(rows, places).last_hidden_state)

@@ -25,8 +25,14 @@ from llmcalc.verify.transformers import build, verify_config
 from tests.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 
 TEXT: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "head_dim": 8,
+}
 
 
 def without_towers(table: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +40,14 @@ def without_towers(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_hunyuan_vl_is_its_text_model_nested_or_flat() -> None:
-    plain, _ = read_config({"model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"], "tie_word_embeddings": True, **TEXT})
+    plain, _ = read_config(
+        {
+            "model_type": "hunyuan_v1_dense",
+            "architectures": ["HunYuanDenseV1ForCausalLM"],
+            "tie_word_embeddings": True,
+            **TEXT,
+        }
+    )
     wrapper = {"model_type": "hunyuan_vl", "architectures": ["HunYuanVLForConditionalGeneration"]}
     for config in ({**wrapper, "text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, {**wrapper, **TEXT}):
         assert without_towers(read_config(config)[0]) == plain
@@ -44,7 +57,10 @@ def test_hunyuan_vl_is_its_text_model_nested_or_flat() -> None:
 def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
     """Configs on the hub are flat; the class reads them so."""
     nested = wrapped(kind, WRAPPERS[kind][2][1])
-    flat = {**{k: v for k, v in nested["text_config"].items() if k != "model_type"}, **{k: v for k, v in nested.items() if k != "text_config"}}
+    flat = {
+        **{k: v for k, v in nested["text_config"].items() if k != "model_type"},
+        **{k: v for k, v in nested.items() if k != "text_config"},
+    }
     (table, notes), (other, _) = read_config({**flat, "vision_token_id": 7}), read_config(nested)
     assert table == other
     assert not notes
@@ -53,13 +69,24 @@ def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
 
 # --- towers beside the text model -------------------------------------------------------------------------------------
 
-WRAPPED = [pytest.param(kind, shape, id=f"{kind}-{i}") for kind, (_, _, shapes) in WRAPPERS.items() for i, shape in enumerate(shapes)]
+WRAPPED = [
+    pytest.param(kind, shape, id=f"{kind}-{i}")
+    for kind, (_, _, shapes) in WRAPPERS.items()
+    for i, shape in enumerate(shapes)
+]
 
 
 FLAT = {
-    "model_type": "phi4_multimodal", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 0,
-}  # fmt: skip
+    "model_type": "phi4_multimodal",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+}
 
 
 def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
@@ -68,14 +95,29 @@ def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
     if text is None:
         return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
     file = next(f for f, kinds in FILES.items() if text in kinds)
-    shapes = [s for shapes in import_module(f"tests.families.{file}").SHAPES.values() for s in shapes if s["model_type"] == text]
+    shapes = [
+        s
+        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
+        for s in shapes
+        if s["model_type"] == text
+    ]
     small = {"tie_word_embeddings": False, **shapes[0]}
-    return {"model_type": kind, "architectures": [cls], "tie_word_embeddings": small["tie_word_embeddings"], "text_config": small, **shape}
+    return {
+        "model_type": kind,
+        "architectures": [cls],
+        "tie_word_embeddings": small["tie_word_embeddings"],
+        "text_config": small,
+        **shape,
+    }
 
 
 def held(model: torch.nn.Module, place: str) -> int:
     """Parameters of a module, or of several (`a + b`), or that one of these is."""
-    return sum(p.numel() for name, p in model.named_parameters() if re.match(rf"(model\.)?({'|'.join(place.split(' + '))})(\.|$)", name))
+    return sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if re.match(rf"(model\.)?({'|'.join(place.split(' + '))})(\.|$)", name)
+    )
 
 
 def towers_of(spec: ModelSpec) -> dict[str, Node]:
@@ -84,7 +126,9 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
 
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) -> None:
-    """Node by node against the class's modules, and the whole class, text model included, against the total with towers."""
+    """Node by node against the class's modules, and the whole class, text model included,
+    against the total with towers.
+    """
     config = wrapped(kind, shape)
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build(config)
@@ -117,7 +161,11 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
 
 
 READ = [kind for kinds in TOWER_FILES.values() for kind in kinds]
-UNMEASURED = {"gemma3n": "its class needs timm", "aria": "its towers are not counted", "emu3": "its towers are not counted"}
+UNMEASURED = {
+    "gemma3n": "its class needs timm",
+    "aria": "its towers are not counted",
+    "emu3": "its towers are not counted",
+}
 MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
 
 
@@ -156,16 +204,25 @@ def test_every_wrapper_of_a_text_model_has_its_towers_read() -> None:
 
 def test_published_totals_hold_their_towers() -> None:
     gemma3, gemma4 = load("gemma3-27b"), load("gemma4-31b")
-    assert {k: v.total(total_of) for k, v in towers_of(gemma3.model).items()} == {"vision_tower": 416_866_032, "multi_modal_projector": 6_194_304}
-    assert {k: v.total(total_of) for k, v in towers_of(gemma4.model).items()} == {"vision_tower": 569_548_080, "embed_vision": 6_193_152}
+    assert {k: v.total(total_of) for k, v in towers_of(gemma3.model).items()} == {
+        "vision_tower": 416_866_032,
+        "multi_modal_projector": 6_194_304,
+    }
+    assert {k: v.total(total_of) for k, v in towers_of(gemma4.model).items()} == {
+        "vision_tower": 569_548_080,
+        "embed_vision": 6_193_152,
+    }
     assert params(gemma3, with_towers=True).total == gemma3.published.parameters == 27_432_406_640
     assert params(gemma4, with_towers=True).total + 2_364 == gemma4.published.parameters == 31_273_088_876
 
 
 CASE_TOWERS = {
-    "gemma-3-27b": (416_866_032, 6_194_304), "gemma-4-26b-a4b": (569_548_080, 3_244_032), "llama-4-scout": (850_960_896 - 39_845_888, 39_845_888, 20_971_520),
-    "mistral-small-4-119b": (403_305_472, 25_166_848), "qwen3.5-35b-a3b": (446_571_248 - 30_679_808, 30_679_808),
-}  # fmt: skip
+    "gemma-3-27b": (416_866_032, 6_194_304),
+    "gemma-4-26b-a4b": (569_548_080, 3_244_032),
+    "llama-4-scout": (850_960_896 - 39_845_888, 39_845_888, 20_971_520),
+    "mistral-small-4-119b": (403_305_472, 25_166_848),
+    "qwen3.5-35b-a3b": (446_571_248 - 30_679_808, 30_679_808),
+}
 """Read off the modules of the classes of transformers 5.23."""
 
 
@@ -179,8 +236,16 @@ def test_towers_of_published_configs(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "says"),
     [
-        ("gemma3", {"vision_config": {"model_type": "unheard_of", "hidden_size": 99}}, "vision_config.model_type: 'unheard_of'"),
-        ("gemma3", {"vision_config": {**SIGLIP, "num_attention_heads": 5}, "mm_tokens_per_image": 9}, "vision_config.num_attention_heads: 5"),
+        (
+            "gemma3",
+            {"vision_config": {"model_type": "unheard_of", "hidden_size": 99}},
+            "vision_config.model_type: 'unheard_of'",
+        ),
+        (
+            "gemma3",
+            {"vision_config": {**SIGLIP, "num_attention_heads": 5}, "mm_tokens_per_image": 9},
+            "vision_config.num_attention_heads: 5",
+        ),
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": [24, 24]}}, "vision_config.image_size: a list"),
         ("gemma3", {"vision_config": {**SIGLIP, "image_size": 2}}, "vision_config.image_size: 2"),
         ("gemma3", {"vision_config": SIGLIP, "mm_tokens_per_image": 256}, "mm_tokens_per_image: 256"),
@@ -188,9 +253,17 @@ def test_towers_of_published_configs(name: str) -> None:
         ("mistral3", {"vision_config": PIXTRAL, "vision_feature_layer": [-1, -2]}, "vision_feature_layer: a list"),
         ("llama4", {"vision_config": {**LLAMA4, "intermediate_size": 80}}, "vision_config.intermediate_size: 80"),
         ("llama4", {"vision_config": {**LLAMA4, "pixel_shuffle_ratio": 0.3}}, "vision_config.pixel_shuffle_ratio: 0.3"),
-        ("kimi_k25", {"vision_config": {**KIMI, "vt_hidden_size": 99}, "projection_hidden_size": 24}, "vision_config.vt_hidden_size: 99"),
+        (
+            "kimi_k25",
+            {"vision_config": {**KIMI, "vt_hidden_size": 99}, "projection_hidden_size": 24},
+            "vision_config.vt_hidden_size: 99",
+        ),
         ("kimi_k25", {"vision_config": KIMI, "projection_hidden_size": 48}, "projection_hidden_size: 48"),
-        ("kimi_k25", {"vision_config": {**KIMI, "merge_kernel_size": [2, 1]}, "projection_hidden_size": 24}, "vision_config.merge_kernel_size"),
+        (
+            "kimi_k25",
+            {"vision_config": {**KIMI, "merge_kernel_size": [2, 1]}, "projection_hidden_size": 24},
+            "vision_config.merge_kernel_size",
+        ),
     ],
 )
 def test_a_tower_that_is_not_understood_is_named_and_left_out(kind: str, change: dict[str, Any], says: str) -> None:
@@ -201,13 +274,20 @@ def test_a_tower_that_is_not_understood_is_named_and_left_out(kind: str, change:
 
 
 def test_a_section_that_no_class_knows_is_named_and_left_out() -> None:
-    table, notes = read_config(wrapped("gemma3", {"vision_config": SIGLIP, "mm_tokens_per_image": 9, "audio_config": {"model_type": "gemma4_audio"}}))
+    table, notes = read_config(
+        wrapped(
+            "gemma3",
+            {"vision_config": SIGLIP, "mm_tokens_per_image": 9, "audio_config": {"model_type": "gemma4_audio"}},
+        )
+    )
     assert notes == ["its tower is not counted: audio_config: 'gemma4_audio' is not understood"]
     assert list(table["towers"]) == ["vision_tower", "multi_modal_projector"]
 
 
 def test_one_tower_is_counted_where_another_is_not_understood() -> None:
-    table, notes = read_config(wrapped("gemma4", {"vision_config": {**GEMMA4, "num_attention_heads": 5}, "audio_config": GEMMA4_AUDIO}))
+    table, notes = read_config(
+        wrapped("gemma4", {"vision_config": {**GEMMA4, "num_attention_heads": 5}, "audio_config": GEMMA4_AUDIO})
+    )
     assert len(notes) == 1
     assert notes[0].startswith("its tower is not counted: vision_config")
     assert list(table["towers"]) == ["audio_tower", "embed_audio"]
@@ -225,7 +305,9 @@ def test_a_config_without_sections_is_said_to_describe_no_tower() -> None:
     assert notes == ["no tower is described: there is no vision_config and no audio_config"]
 
 
-@pytest.mark.parametrize("kind", ["paligemma", "mistral3", "qwen2_vl", "qwen3_vl", "llava", "voxtral", "phi4_multimodal", "lfm3_vl"])
+@pytest.mark.parametrize(
+    "kind", ["paligemma", "mistral3", "qwen2_vl", "qwen3_vl", "llava", "voxtral", "phi4_multimodal", "lfm3_vl"]
+)
 def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> None:
     config = wrapped(kind, {})
     table, notes = read_config(config)
@@ -236,7 +318,10 @@ def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
 def test_a_class_that_needs_another_package_says_so(run: Any, tmp_path: Path) -> None:
-    config = {**wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}), "architectures": ["Gemma3nForConditionalGeneration"]}
+    config = {
+        **wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}),
+        "architectures": ["Gemma3nForConditionalGeneration"],
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused = run("verify", str(tmp_path), "--against", "transformers")
     assert (refused.code, refused.out) == (2, "")
@@ -254,13 +339,23 @@ def test_a_text_model_alone_has_no_towers() -> None:
 
 def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
     """That one is timm's, and a remark says so; the rest against the modules of its class."""
-    from transformers.models.gemma3n.configuration_gemma3n import Gemma3nAudioConfig, Gemma3nTextConfig, Gemma3nVisionConfig
+    from transformers.models.gemma3n.configuration_gemma3n import (
+        Gemma3nAudioConfig,
+        Gemma3nTextConfig,
+        Gemma3nVisionConfig,
+    )
     from transformers.models.gemma3n.modeling_gemma3n import Gemma3nAudioEncoder, Gemma3nMultimodalEmbedder
 
     audio: dict[str, Any] = {
-        "hidden_size": 24, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 2, "input_feat_size": 21, "vocab_size": 7,
-        "sscp_conv_channel_size": [10, 6], "sscp_conv_kernel_size": [[3, 3], [3, 5]], "sscp_conv_stride_size": [[2, 2], [2, 3]],
-    }  # fmt: skip
+        "hidden_size": 24,
+        "conf_num_attention_heads": 4,
+        "conf_num_hidden_layers": 2,
+        "input_feat_size": 21,
+        "vocab_size": 7,
+        "sscp_conv_channel_size": [10, 6],
+        "sscp_conv_kernel_size": [[3, 3], [3, 5]],
+        "sscp_conv_stride_size": [[2, 2], [2, 3]],
+    }
     for sound in (audio, {}):
         config = wrapped("gemma3n", {"vision_config": {"hidden_size": 40, "vocab_size": 9}, "audio_config": sound})
         table, notes = read_config(config)
@@ -271,9 +366,13 @@ def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
                 "audio_tower": Gemma3nAudioEncoder(heard), "embed_audio": Gemma3nMultimodalEmbedder(heard, text),
             }  # fmt: skip
         spec = ModelSpec.model_validate(table)
-        assert {name: node.total(total_of) for name, node in towers_of(spec).items()} == {name: parameters(m)[""] for name, m in modules.items()}
+        assert {name: node.total(total_of) for name, node in towers_of(spec).items()} == {
+            name: parameters(m)[""] for name, m in modules.items()
+        }
         assert len(notes) == 1
-        assert "its tower is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
+        assert (
+            "its tower is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
+        )
         verdict = verify_reference(spec)
         assert verdict.ok, verdict.failures[:8]
 
@@ -284,7 +383,10 @@ def test_a_field_of_a_tower_that_nobody_knows_is_named() -> None:
 
 
 def test_towers_are_not_converted(run: Any) -> None:
-    plain, with_towers = (json.loads(run("memory", "gemma3-27b", "--quantize", "fp8", "--format", "json", *more).out) for more in ((), ("--with-towers",)))
+    plain, with_towers = (
+        json.loads(run("memory", "gemma3-27b", "--quantize", "fp8", "--format", "json", *more).out)
+        for more in ((), ("--with-towers",))
+    )
     assert with_towers["memory"]["total_bytes"] - plain["memory"]["total_bytes"] == 2 * 423_060_336
     refused = run("memory", "gemma3-27b", "--quantize", "q4_k_m", "--with-towers")
     assert (refused.code, refused.out) == (2, "")
@@ -293,14 +395,19 @@ def test_towers_are_not_converted(run: Any) -> None:
 
 def test_the_command_line(run: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(wrapped("gemma3", WRAPPERS["gemma3"][2][0])))
-    without, counted = (json.loads(run("params", str(tmp_path), "--format", "json", *more).out)["params"] for more in ((), ("--with-towers",)))
+    without, counted = (
+        json.loads(run("params", str(tmp_path), "--format", "json", *more).out)["params"]
+        for more in ((), ("--with-towers",))
+    )
     assert counted["total"] - without["total"] == without["left_out"]["towers"] == counted["by_component"]["towers"] > 0
     assert "towers" not in without["by_component"]
     assert not counted["left_out"]
     assert "--with-towers counts it in" in run("params", str(tmp_path), columns=200).out
     flops_of = run("flops", str(tmp_path), columns=200).out
     assert "of towers, parameters alone are counted (llmcalc params --with-towers)" in flops_of
-    assert "towers" not in [node["name"] for node in json.loads(run("flops", str(tmp_path), "--format", "json").out)["tree"]["children"]]
+    assert "towers" not in [
+        node["name"] for node in json.loads(run("flops", str(tmp_path), "--format", "json").out)["tree"]["children"]
+    ]
     assert "FLOPs" not in run("explain", str(tmp_path), "vision_tower", columns=200).out
     asked = run("explain", str(tmp_path), "vision_tower", "--quantity", "flops")
     assert (asked.code, asked.out) == (2, "")
@@ -309,18 +416,26 @@ def test_the_command_line(run: Any, tmp_path: Path) -> None:
     assert read_config(converted)[0] == read_config(json.loads((tmp_path / "config.json").read_text()))[0]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "phi4_multimodal", "lfm3_vl", "glm4v", "ernie4_5_vl_moe", "hunyuan_vl", "voxtral", "internvl"])
+@pytest.mark.parametrize(
+    "kind",
+    ["gemma3", "gemma4", "phi4_multimodal", "lfm3_vl", "glm4v", "ernie4_5_vl_moe", "hunyuan_vl", "voxtral", "internvl"],
+)
 def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(wrapped(kind, WRAPPERS[kind][2][-1])))
     assert run("convert", str(tmp_path), "-o", str(tmp_path / "model.toml")).code == 0
     assert load(str(tmp_path / "model.toml")).model == load(str(tmp_path)).model
 
 
-@pytest.mark.parametrize(("kind", "section"), [("aria", "vision_config: 'idefics3_vision'"), ("emu3", "vq_config: 'emu3_vqgan'")])
+@pytest.mark.parametrize(
+    ("kind", "section"), [("aria", "vision_config: 'idefics3_vision'"), ("emu3", "vq_config: 'emu3_vqgan'")]
+)
 def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, section: str) -> None:
     name, _, own = section.partition(": ")
     said = f"its tower is not counted: {section} is not understood"
     table, notes = read_config(wrapped(kind, {name: {"model_type": own.strip("'")}}))
     assert notes == [said]
     assert "towers" not in table
-    assert read_config(wrapped(kind, {}))[1] == [f"{name}: not given; its towers are those of its class's defaults", said]
+    assert read_config(wrapped(kind, {}))[1] == [
+        f"{name}: not given; its towers are those of its class's defaults",
+        said,
+    ]

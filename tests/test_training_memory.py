@@ -21,7 +21,9 @@ from llmcalc.model import ModelSpec, MultiTokenPrediction
 from llmcalc.ops import Linear, ParamTensor
 from llmcalc.tree import Node
 
-MIXTURE = decoder(feed_forward=MoE.examples()[3], tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2))
+MIXTURE = decoder(
+    feed_forward=MoE.examples()[3], tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
+)
 WITH_MTP = frozenset({"mtp"})
 FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -104,7 +106,9 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
 
 
 def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the weights of maps inside layers, a stack of them taken apart; AdamW for the rest. Read off the modules."""
+    """Muon for the weights of maps inside layers, a stack of them taken apart; AdamW for the rest.
+    Read off the modules.
+    """
     aside = {"embed_tokens", "embed_proj", "embed_positions", "per_layer_embedding", "head_proj", "lm_head"}
     stacks = {"ExpertMap", "HeadMap", "BlockMap", "GroupMap"}
     hidden: list[nn.Parameter] = []
@@ -138,12 +142,19 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
-    """Weights, gradients and state of a mixture of experts after a loss was propagated and the optimizer has stepped."""
+    """Weights, gradients and state of a mixture of experts after a loss was propagated and the optimizer
+    has stepped.
+    """
     torch.manual_seed(0)
     net = MIXTURE.reference().to(dtype)
     ids = torch.randint(0, MIXTURE.vocab_size, (2, 40))
     logits, ahead = net(ids, with_mtp=True)
-    torch.stack([nn.functional.cross_entropy(out[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()) for out in (logits, *ahead)]).sum().backward()
+    torch.stack(
+        [
+            nn.functional.cross_entropy(out[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+            for out in (logits, *ahead)
+        ]
+    ).sum().backward()
     stepped = steps(name, net, momentum=True)
 
     setup = Setup("training", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None)
@@ -178,7 +189,12 @@ def test_the_comparison_with_torch_bites() -> None:
 def test_adafactor_by_hand() -> None:
     """W [3, 5]: 3 + 5 numbers; b [3]: 3 numbers; two steps of 4 bytes."""
     tree = Node("model", Linear(5, 3, bias=True))
-    assert optimizer_state(tree, "adafactor", "bfloat16").states == {"row_var": 2 * 3, "col_var": 2 * 5, "variance": 2 * 3, "step": 8}
+    assert optimizer_state(tree, "adafactor", "bfloat16").states == {
+        "row_var": 2 * 3,
+        "col_var": 2 * 5,
+        "variance": 2 * 3,
+        "step": 8,
+    }
 
 
 @pytest.mark.parametrize(
@@ -190,7 +206,9 @@ def test_adafactor_by_hand() -> None:
     ],
 )
 def test_adam8bit_by_hand(rows: int, columns: int, state: int, scales: int, maps: int) -> None:
-    """From bitsandbytes' own allocation (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state); not run against it."""
+    """From bitsandbytes' own allocation (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state);
+    not run against it.
+    """
     states = optimizer_state(Node("model", Linear(columns, rows)), "adam8bit", "float32").states
     assert states == {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}
 
@@ -198,5 +216,7 @@ def test_adam8bit_by_hand(rows: int, columns: int, state: int, scales: int, maps
 def test_shapes_of_stacks() -> None:
     assert ParamTensor((3, 4, 5), "matrix").size == 60
     stacked = MoE(num_experts=3, num_experts_per_tok=1, expert=FeedForward(intermediate_size=4, hidden_act="relu"))
-    shapes = [one.tensor.shape for one in held_tensors(decoder(feed_forward=stacked).anatomy()) if len(one.tensor.shape) == 3]
+    shapes = [
+        one.tensor.shape for one in held_tensors(decoder(feed_forward=stacked).anatomy()) if len(one.tensor.shape) == 3
+    ]
     assert shapes == [(3, 4, 24), (3, 24, 4)]

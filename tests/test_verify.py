@@ -69,7 +69,7 @@ def test_it_runs_on_a_cpu(target: str) -> None:
     assert verdict.ok, verdict.failures[:5]
 
 
-# --- it bites: every wrong formula and every wrong reference is found, at its node ---------------------------------------
+# --- it bites: every wrong formula and every wrong reference is found, at its node ------------------------------------
 
 
 def _wrong_formula(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, change: Callable[[Any, Any], Any]) -> None:
@@ -78,20 +78,51 @@ def _wrong_formula(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, chan
 
 
 WRONG_FORMULAS = [
-    pytest.param(ops.Linear, "params", lambda op, n: n + op.n_out, "parameters", "o_proj", id="a bias that is not there"),
+    pytest.param(
+        ops.Linear, "params", lambda op, n: n + op.n_out, "parameters", "o_proj", id="a bias that is not there"
+    ),
     pytest.param(ops.Norm, "params", lambda op, n: 2 * n, "parameters", "norm", id="a norm with a bias too many"),
     pytest.param(ops.Embedding, "params", lambda op, n: n - op.dim, "parameters", "embed_tokens", id="one row short"),
-    pytest.param(ops.AttentionCore, "forward_flops", lambda op, n: n // 2, "forward_flops", "core", id="causal counted as half"),
-    pytest.param(ops.AttentionCore, "backward_flops", lambda op, n: n * 5 // 4, "train_flops", "core", id="flash backward for eager"),
-    pytest.param(ops.Linear, "forward_flops", lambda op, n: n // 2, "forward_flops", "q_proj", id="multiply-adds for FLOPs"),
-    pytest.param(ops.KVCache, "cache_bits", lambda op, n: n * 4, "cache_bytes", "cache", id="all heads cached under GQA"),
-    pytest.param(ops.ExpertLinear, "params", lambda op, n: n // op.num_experts * op.top_k, "parameters", "experts.up_proj", id="active for total"),
-    pytest.param(ops.ExpertLinear, "forward_flops", lambda op, n: n * op.num_experts // op.top_k, "forward_flops", "experts.down_proj", id="every expert run"),
+    pytest.param(
+        ops.AttentionCore, "forward_flops", lambda op, n: n // 2, "forward_flops", "core", id="causal counted as half"
+    ),
+    pytest.param(
+        ops.AttentionCore,
+        "backward_flops",
+        lambda op, n: n * 5 // 4,
+        "train_flops",
+        "core",
+        id="flash backward for eager",
+    ),
+    pytest.param(
+        ops.Linear, "forward_flops", lambda op, n: n // 2, "forward_flops", "q_proj", id="multiply-adds for FLOPs"
+    ),
+    pytest.param(
+        ops.KVCache, "cache_bits", lambda op, n: n * 4, "cache_bytes", "cache", id="all heads cached under GQA"
+    ),
+    pytest.param(
+        ops.ExpertLinear,
+        "params",
+        lambda op, n: n // op.num_experts * op.top_k,
+        "parameters",
+        "experts.up_proj",
+        id="active for total",
+    ),
+    pytest.param(
+        ops.ExpertLinear,
+        "forward_flops",
+        lambda op, n: n * op.num_experts // op.top_k,
+        "forward_flops",
+        "experts.down_proj",
+        id="every expert run",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("cls", "method", "change", "quantity", "node"), WRONG_FORMULAS)
-def test_a_wrong_formula_is_found(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, change: Any, quantity: str, node: str) -> None:
+def test_a_wrong_formula_is_found(
+    monkeypatch: pytest.MonkeyPatch, cls: type, method: str, change: Any, quantity: str, node: str
+) -> None:
     spec = load("mixtral-8x7b", ("num_hidden_layers=2",)).model
     assert verify_reference(spec).ok
     _wrong_formula(monkeypatch, cls, method, change)
@@ -110,16 +141,38 @@ def _more(cls: Any, name: str, module: Callable[[], torch.nn.Module]) -> type:
 
 
 WRONG_REFERENCES = [
-    pytest.param(norm, lambda cls: _more(cls, "bias", lambda: torch.nn.Parameter(torch.zeros(4096))), "parameters", "norm", id="a norm with a bias"),
-    pytest.param(attention, lambda cls: _more(cls, "o_proj", lambda: torch.nn.Linear(4096, 4096)), "parameters", "o_proj", id="a bias in the output map"),
-    pytest.param(attention, lambda cls: _more(cls, "core", torch.nn.Identity), "forward_flops", "core", id="no attention at all"),
+    pytest.param(
+        norm,
+        lambda cls: _more(cls, "bias", lambda: torch.nn.Parameter(torch.zeros(4096))),
+        "parameters",
+        "norm",
+        id="a norm with a bias",
+    ),
+    pytest.param(
+        attention,
+        lambda cls: _more(cls, "o_proj", lambda: torch.nn.Linear(4096, 4096)),
+        "parameters",
+        "o_proj",
+        id="a bias in the output map",
+    ),
+    pytest.param(
+        attention, lambda cls: _more(cls, "core", torch.nn.Identity), "forward_flops", "core", id="no attention at all"
+    ),
     pytest.param(moe, lambda cls: _more(cls, "top_k", lambda: 3), "forward_flops", "experts", id="one expert too many"),
-    pytest.param(feed_forward, lambda cls: _more(cls, "down_proj", lambda: torch.nn.Linear(14336, 4096)), "parameters", "down_proj", id="a bias in the MLP"),
-]  # fmt: skip
+    pytest.param(
+        feed_forward,
+        lambda cls: _more(cls, "down_proj", lambda: torch.nn.Linear(14336, 4096)),
+        "parameters",
+        "down_proj",
+        id="a bias in the MLP",
+    ),
+]
 
 
 @pytest.mark.parametrize(("part", "change", "quantity", "node"), WRONG_REFERENCES)
-def test_a_wrong_reference_is_found(monkeypatch: pytest.MonkeyPatch, part: Any, change: Any, quantity: str, node: str) -> None:
+def test_a_wrong_reference_is_found(
+    monkeypatch: pytest.MonkeyPatch, part: Any, change: Any, quantity: str, node: str
+) -> None:
     target = "llama3-8b" if part is feed_forward else "mixtral-8x7b"
     spec = load(target, ("num_hidden_layers=2",)).model
     right = part._reference()
@@ -175,7 +228,9 @@ def test_one_wrong_layer_of_many_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     net.layers[7].mlp.up_proj = torch.nn.Linear(768, 3072, bias=False, device="meta")  # type: ignore[index, union-attr]
     monkeypatch.setattr("llmcalc.verify.reference.build", lambda *_: net)
     failures = verify_reference(spec).failures
-    assert [c.node for c in failures if c.quantity == "parameters" and c.node.endswith("up_proj")] == ["layers.7.mlp.up_proj"]
+    assert [c.node for c in failures if c.quantity == "parameters" and c.node.endswith("up_proj")] == [
+        "layers.7.mlp.up_proj"
+    ]
 
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +243,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {c.node for c in missing} == {"norm"}
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def test_shared_parameters_count_where_they_stand_first() -> None:
@@ -215,7 +270,7 @@ def test_backward_products_belong_to_the_module_whose_forward_they_undo() -> Non
     assert both == {"": 2 * 640 + 3 * 320 + 2 * 160, "a": 1280, "b": 960, "c": 320}
 
 
-# --- the command -------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_json_and_junit(run: Any, tmp_path: Any) -> None:
@@ -230,7 +285,9 @@ def test_json_and_junit(run: Any, tmp_path: Any) -> None:
     assert [int(s.get("tests", "0")) for s in suites] == [len(d["checks"]) for d in documents]
 
 
-def test_a_mismatch_exits_with_1_and_names_node_and_numbers(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_mismatch_exits_with_1_and_names_node_and_numbers(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     _wrong_formula(monkeypatch, ops.Norm, "params", lambda op, n: n + 1)
     result = run("verify", "gpt2", "--junit", str(tmp_path / "j.xml"))
     assert result.code == 1
@@ -253,9 +310,15 @@ def test_published_differences_are_stated(run: Any) -> None:
         (["gopher-280b", "--against", "transformers"], "no transformers class is known"),
         (["llama3-8b", "--device", "cpu"], "--set num_hidden_layers=1"),
         (["gpt2", "--seq", "1024"], "expected at most 1023"),
-        (["gpt2", "--set", "max_position_embeddings=1"], "max_position_embeddings: 1 learned position has room for no token"),
+        (
+            ["gpt2", "--set", "max_position_embeddings=1"],
+            "max_position_embeddings: 1 learned position has room for no token",
+        ),
         (["bert-base", "--seq", "513"], "expected at most 512"),
-        (["gpt2", "--seq", "66", "--against", "transformers", "--set", "max_position_embeddings=65"], "expected at most 65"),
+        (
+            ["gpt2", "--seq", "66", "--against", "transformers", "--set", "max_position_embeddings=65"],
+            "expected at most 65",
+        ),
         (["gpt2", "--device", "cpu", "--batch", "64", "--seq", "1000"], "expected a smaller --batch or --seq"),
         (["gpt2", "--against", "published", "--every-layer"], "--every-layer"),
         ([], "expected TARGET... or --all"),

@@ -1,4 +1,6 @@
-"""Every screen that counts, for every architecture that a family reads: a part that a view has no words for would be a crash."""
+"""Every screen that counts, for every architecture that a family reads:
+a part that a view has no words for would be a crash.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_every_architecture_can_be_explained(file: str) -> None:
     for shape in shapes[:1]:
         spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shape})[0])
         out = io.StringIO()
-        pipe.render(explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=Setting(seq=64))), out, WIDTH)
+        pipe.render(
+            explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=Setting(seq=64))), out, WIDTH
+        )
         assert "= " in out.getvalue()
 
 
@@ -76,7 +80,9 @@ def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:
 
 
 @pytest.mark.parametrize("command", ["flops", "kv", "memory", "compare"])
-def test_warnings_are_not_lost_in_csv(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_not_lost_in_csv(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["llmcalc", command, "gpt2", "--seq", "2048", "--format", "csv"])
     with pytest.raises(SystemExit):
         main()

@@ -32,8 +32,12 @@ def test_it_runs_in_a_clean_environment_outside_the_checkout(wheel: Path, tmp_pa
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     bin_ = tmp_path / "venv/bin"
     subprocess.run([bin_ / "pip", "install", "-q", str(wheel)], check=True, cwd=tmp_path)
-    result = subprocess.run([bin_ / "llmcalc", "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run(
+        [bin_ / "llmcalc", "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
     assert "8,030,261,248" in result.stdout
-    without_torch = subprocess.run([bin_ / "llmcalc", "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True)
+    without_torch = subprocess.run(
+        [bin_ / "llmcalc", "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True
+    )
     assert (without_torch.returncode, without_torch.stdout) == (2, "")
     assert without_torch.stderr == "error: verify needs torch: pip install 'llmcalc-arch[verify]'\n"

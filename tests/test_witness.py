@@ -13,7 +13,13 @@ from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import class_of, fields_of
 from tests.differential import shapes_of
 
-SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,12 @@ def test_the_class_is_found_under_the_spelling_of_a_hub(kind: str, names: list[s
     assert class_of({"model_type": kind, "architectures": names}) == cls
 
 
-SPELLINGS = [("minimax_m3", "minimax_m3_vl"), ("nllb_moe", "nllb-moe"), ("xlm_roberta", "xlm-roberta"), ("gpt-neox", "gpt_neox")]
+SPELLINGS = [
+    ("minimax_m3", "minimax_m3_vl"),
+    ("nllb_moe", "nllb-moe"),
+    ("xlm_roberta", "xlm-roberta"),
+    ("gpt-neox", "gpt_neox"),
+]
 
 
 @pytest.mark.parametrize(("given", "kind"), SPELLINGS)
@@ -53,11 +64,24 @@ def test_a_class_that_nobody_has_is_an_error() -> None:
 
 def test_rope_by_length_is_made_plain_and_other_rope_is_not() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0}
-    inner = {"model_type": "llama", "rope_parameters": {"rope_type": "longrope", "rope_theta": 5e5, "long_factor": [1.0]}}
-    fields = fields_of({"model_type": "x", "rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": yarn, "text_config": inner})
+    inner = {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": 5e5, "long_factor": [1.0]},
+    }
+    fields = fields_of(
+        {
+            "model_type": "x",
+            "rope_scaling": {"type": "dynamic", "factor": 2.0},
+            "rope_parameters": yarn,
+            "text_config": inner,
+        }
+    )
     assert fields["rope_scaling"] == {"rope_type": "default"}
     assert fields["rope_parameters"] == yarn
-    assert fields["text_config"] == {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert fields["text_config"] == {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,10 +89,20 @@ def test_rope_by_length_is_made_plain_and_other_rope_is_not() -> None:
     [
         {"model_type": "llama", "architectures": None, **SMALL, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         {"model_type": "llama", "architectures": ["LLaMAForCausalLM"], **SMALL, "num_key_value_heads": 2},
-        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 128, "vocab_size": 96,
-         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "n_embd": 32,
+            "n_head": 4,
+            "n_layer": 2,
+            "n_positions": 128,
+            "vocab_size": 96,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ],
-)  # fmt: skip
+)
 def test_classes_that_look_at_positions_or_padding_are_run_on_meta(config: dict[str, Any]) -> None:
     verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config)
     assert verdict.ok

@@ -5,229 +5,578 @@ from __future__ import annotations
 from typing import Any
 
 SIGLIP: dict[str, Any] = {
-    "model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24,
-    "patch_size": 4, "vision_use_head": False,
-}  # fmt: skip
-SIGLIP2 = {**{k: v for k, v in SIGLIP.items() if k != "image_size"}, "model_type": "siglip2_vision_model", "num_patches": 30}
+    "model_type": "siglip_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+SIGLIP2 = {
+    **{k: v for k, v in SIGLIP.items() if k != "image_size"},
+    "model_type": "siglip2_vision_model",
+    "num_patches": 30,
+}
 CLIP = {**{k: v for k, v in SIGLIP.items() if k != "vision_use_head"}, "model_type": "clip_vision_model"}
 PIXTRAL: dict[str, Any] = {
-    "model_type": "pixtral", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 4,
-}  # fmt: skip
+    "model_type": "pixtral",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 4,
+}
 QWEN: dict[str, Any] = {
-    "depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "num_position_embeddings": 16, "out_hidden_size": 32,
-}  # fmt: skip
+    "depth": 2,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+    "out_hidden_size": 32,
+}
 GEMMA4: dict[str, Any] = {
-    "model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "patch_size": 4, "position_embedding_size": 50,
-}  # fmt: skip
+    "model_type": "gemma4_vision",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "position_embedding_size": 50,
+}
 UNIFIED: dict[str, Any] = {
-    "model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 24, "mm_posemb_size": 9, "output_proj_dims": 24,
-}  # fmt: skip
+    "model_type": "gemma4_unified_vision",
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "mm_embed_dim": 24,
+    "mm_posemb_size": 9,
+    "output_proj_dims": 24,
+}
 GEMMA4_AUDIO: dict[str, Any] = {
-    "model_type": "gemma4_audio", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "subsampling_conv_channels": [10, 6],
+    "model_type": "gemma4_audio",
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "subsampling_conv_channels": [10, 6],
     "output_proj_dims": 28,
-}  # fmt: skip
+}
 LLAMA4: dict[str, Any] = {
-    "model_type": "llama4_vision_model", "hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24,
-    "patch_size": 4, "projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40,
-}  # fmt: skip
+    "model_type": "llama4_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+    "projector_input_dim": 40,
+    "projector_output_dim": 40,
+    "vision_output_dim": 40,
+}
 KIMI: dict[str, Any] = {
-    "model_type": "kimi_k25_vision", "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "pos_emb_height": 6,
-    "pos_emb_width": 6, "patch_size": 4,
-}  # fmt: skip
+    "model_type": "kimi_k25_vision",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pos_emb_height": 6,
+    "pos_emb_width": 6,
+    "patch_size": 4,
+}
 LFM3: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "patch_size": 4,
-}  # fmt: skip
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "patch_size": 4,
+}
 HUNYUAN: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4, "max_image_size": 32,
-}  # fmt: skip
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "max_image_size": 32,
+}
 ERNIE: dict[str, Any] = {"depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-MINIMAX: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
+MINIMAX: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
 PHI4_VISION: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24, "patch_size": 4,
-}  # fmt: skip
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+}
 PHI4_AUDIO: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_blocks": 2, "num_attention_heads": 4, "ext_pw_out_channel": 24,
     "depthwise_separable_out_channel": 24, "nemo_conv_channels": 6, "bias_max_distance": 9, "input_size": 21,
 }  # fmt: skip
 
 GLM: dict[str, Any] = {
-    "depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "image_size": 24, "out_hidden_size": 32,
-}  # fmt: skip
+    "depth": 2,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_heads": 2,
+    "patch_size": 4,
+    "image_size": 24,
+    "out_hidden_size": 32,
+}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
-    {"vision_config": GLM}, {"vision_config": {**GLM, "attention_bias": True, "in_channels": 1, "spatial_merge_size": 3, "temporal_patch_size": 1}},
-]  # fmt: skip
+    {"vision_config": GLM},
+    {
+        "vision_config": {
+            **GLM,
+            "attention_bias": True,
+            "in_channels": 1,
+            "spatial_merge_size": 3,
+            "temporal_patch_size": 1,
+        }
+    },
+]
 
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 VISUAL = {"visual": ("visual", "visual_merger")}
 SEEN_AND_HEARD = {
-    "vision_tower": ("vision_tower",), "embed_vision": ("embed_vision",), "audio_tower": ("audio_tower",), "embed_audio": ("embed_audio",),
-}  # fmt: skip
+    "vision_tower": ("vision_tower",),
+    "embed_vision": ("embed_vision",),
+    "audio_tower": ("audio_tower",),
+    "embed_audio": ("embed_audio",),
+}
 
 Shapes = tuple[str, dict[str, tuple[str, ...]], list[dict[str, Any]]]
 
 WRAPPERS: dict[str, Shapes] = {
     "gemma3": (
-        "Gemma3ForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": SIGLIP, "mm_tokens_per_image": 9},
-         {"vision_config": {**SIGLIP, "vision_use_head": True, "num_channels": 1, "num_hidden_layers": 3}, "mm_tokens_per_image": 4},
-         {"vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1}, "mm_tokens_per_image": 49}],
+        "Gemma3ForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": SIGLIP, "mm_tokens_per_image": 9},
+            {
+                "vision_config": {**SIGLIP, "vision_use_head": True, "num_channels": 1, "num_hidden_layers": 3},
+                "mm_tokens_per_image": 4,
+            },
+            {"vision_config": {"model_type": "siglip_vision_model", "num_hidden_layers": 1}, "mm_tokens_per_image": 49},
+        ],
     ),
     "shieldgemma2": (
-        "Gemma3ForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": SIGLIP, "mm_tokens_per_image": 9}, {"vision_config": {**SIGLIP, "hidden_size": 32}, "mm_tokens_per_image": 4}],
+        "Gemma3ForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": SIGLIP, "mm_tokens_per_image": 9},
+            {"vision_config": {**SIGLIP, "hidden_size": 32}, "mm_tokens_per_image": 4},
+        ],
     ),
     "paligemma": (
-        "PaliGemmaForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": SIGLIP, "projection_dim": 32}, {"vision_config": {**SIGLIP, "hidden_size": 32, "patch_size": 8}, "projection_dim": 40}],
+        "PaliGemmaForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": SIGLIP, "projection_dim": 32},
+            {"vision_config": {**SIGLIP, "hidden_size": 32, "patch_size": 8}, "projection_dim": 40},
+        ],
     ),
     "aya_vision": (
-        "AyaVisionForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": SIGLIP}, {"vision_config": SIGLIP, "downsample_factor": 3, "alignment_intermediate_size": 44, "adapter_layer_norm_eps": 1e-5}],
+        "AyaVisionForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": SIGLIP},
+            {
+                "vision_config": SIGLIP,
+                "downsample_factor": 3,
+                "alignment_intermediate_size": 44,
+                "adapter_layer_norm_eps": 1e-5,
+            },
+        ],
     ),
     "cohere2_vision": (
-        "Cohere2VisionForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": {**SIGLIP, "vision_use_head": True}, "alignment_intermediate_size": 44},
-         {"vision_config": SIGLIP, "alignment_intermediate_size": 38, "downsample_factor": 1}],
+        "Cohere2VisionForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": {**SIGLIP, "vision_use_head": True}, "alignment_intermediate_size": 44},
+            {"vision_config": SIGLIP, "alignment_intermediate_size": 38, "downsample_factor": 1},
+        ],
     ),
     "lfm2_vl": (
-        "Lfm2VlForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": SIGLIP2, "projector_hidden_size": 44},
-         {"vision_config": {**SIGLIP2, "vision_use_head": True}, "projector_hidden_size": 30, "projector_use_layernorm": False, "projector_bias": False,
-          "downsample_factor": 3}],
+        "Lfm2VlForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": SIGLIP2, "projector_hidden_size": 44},
+            {
+                "vision_config": {**SIGLIP2, "vision_use_head": True},
+                "projector_hidden_size": 30,
+                "projector_use_layernorm": False,
+                "projector_bias": False,
+                "downsample_factor": 3,
+            },
+        ],
     ),
     "gemma4": (
-        "Gemma4ForConditionalGeneration", SEEN_AND_HEARD,
-        [{"vision_config": GEMMA4, "audio_config": None}, {"vision_config": {**GEMMA4, "use_clipped_linears": True, "standardize": True, "head_dim": 4}},
-         {"vision_config": GEMMA4, "audio_config": GEMMA4_AUDIO},
-         {"vision_config": None, "audio_config": {**GEMMA4_AUDIO, "use_clipped_linears": False, "conv_kernel_size": 3, "hidden_act": "gelu"}}],
+        "Gemma4ForConditionalGeneration",
+        SEEN_AND_HEARD,
+        [
+            {"vision_config": GEMMA4, "audio_config": None},
+            {"vision_config": {**GEMMA4, "use_clipped_linears": True, "standardize": True, "head_dim": 4}},
+            {"vision_config": GEMMA4, "audio_config": GEMMA4_AUDIO},
+            {
+                "vision_config": None,
+                "audio_config": {
+                    **GEMMA4_AUDIO,
+                    "use_clipped_linears": False,
+                    "conv_kernel_size": 3,
+                    "hidden_act": "gelu",
+                },
+            },
+        ],
     ),
     "gemma4_unified": (
-        "Gemma4UnifiedForConditionalGeneration", {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},
-        [{"vision_config": UNIFIED, "audio_config": None},
-         {"vision_config": {**UNIFIED, "pooling_kernel_size": 1, "mm_embed_dim": 28, "output_proj_dims": 28},
-          "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 26}}],
+        "Gemma4UnifiedForConditionalGeneration",
+        {"embed_vision": ("vision_embedder", "embed_vision"), "embed_audio": ("embed_audio",)},
+        [
+            {"vision_config": UNIFIED, "audio_config": None},
+            {
+                "vision_config": {**UNIFIED, "pooling_kernel_size": 1, "mm_embed_dim": 28, "output_proj_dims": 28},
+                "audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 26},
+            },
+        ],
     ),
     "mistral3": (
-        "Mistral3ForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "multimodal_projector_bias": True, "spatial_merge_size": 3}],
+        "Mistral3ForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": PIXTRAL},
+            {
+                "vision_config": {**PIXTRAL, "num_channels": 1},
+                "multimodal_projector_bias": True,
+                "spatial_merge_size": 3,
+            },
+        ],
     ),
     "llama4": (
-        "Llama4ForConditionalGeneration", {"vision_model": ("vision_model", "vision_adapter"), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"vision_config": LLAMA4},
-         {"vision_config": {**LLAMA4, "image_size": 16, "num_channels": 1, "pixel_shuffle_ratio": 0.25, "intermediate_size": 384}}],
+        "Llama4ForConditionalGeneration",
+        {"vision_model": ("vision_model", "vision_adapter"), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {"vision_config": LLAMA4},
+            {
+                "vision_config": {
+                    **LLAMA4,
+                    "image_size": 16,
+                    "num_channels": 1,
+                    "pixel_shuffle_ratio": 0.25,
+                    "intermediate_size": 384,
+                }
+            },
+        ],
     ),
     "lfm3_vl": (
-        "Lfm3VlForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": LFM3, "projector_hidden_size": 44},
-         {"vision_config": {**LFM3, "layer_types": ["full_attention", "conv", "conv", "full_attention", "conv"], "conv_kernel_size": 5, "in_channels": 1},
-          "projector_hidden_size": 44, "projector_bias": False},
-         {"vision_config": {**LFM3, "layer_types": ["conv"] * 5, "temporal_patch_size": 1, "spatial_merge_size": 3}, "projector_hidden_size": 30}],
+        "Lfm3VlForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": LFM3, "projector_hidden_size": 44},
+            {
+                "vision_config": {
+                    **LFM3,
+                    "layer_types": ["full_attention", "conv", "conv", "full_attention", "conv"],
+                    "conv_kernel_size": 5,
+                    "in_channels": 1,
+                },
+                "projector_hidden_size": 44,
+                "projector_bias": False,
+            },
+            {
+                "vision_config": {
+                    **LFM3,
+                    "layer_types": ["conv"] * 5,
+                    "temporal_patch_size": 1,
+                    "spatial_merge_size": 3,
+                },
+                "projector_hidden_size": 30,
+            },
+        ],
     ),
     "hunyuan_vl": (
-        "HunYuanVLForConditionalGeneration", {"vision_tower": ("vision_tower", "vision_merger", "vision_projector")},
-        [{"vision_config": HUNYUAN}, {"vision_config": {**HUNYUAN, "spatial_merge_size": 3, "num_channels": 1, "max_image_size": 31}}],
+        "HunYuanVLForConditionalGeneration",
+        {"vision_tower": ("vision_tower", "vision_merger", "vision_projector")},
+        [
+            {"vision_config": HUNYUAN},
+            {"vision_config": {**HUNYUAN, "spatial_merge_size": 3, "num_channels": 1, "max_image_size": 31}},
+        ],
     ),
     "qwen2_vl": (
-        "Qwen2VLForConditionalGeneration", VISUAL,
-        [{"vision_config": {"depth": 2, "embed_dim": 24, "hidden_size": 32, "num_heads": 2, "patch_size": 4}},
-         {"vision_config": {"model_type": "qwen2_vl", "depth": 3, "embed_dim": 36, "hidden_size": 40, "num_heads": 3, "patch_size": 4, "mlp_ratio": 2,
-                            "in_channels": 1, "spatial_merge_size": 3}}],
+        "Qwen2VLForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {"depth": 2, "embed_dim": 24, "hidden_size": 32, "num_heads": 2, "patch_size": 4}},
+            {
+                "vision_config": {
+                    "model_type": "qwen2_vl",
+                    "depth": 3,
+                    "embed_dim": 36,
+                    "hidden_size": 40,
+                    "num_heads": 3,
+                    "patch_size": 4,
+                    "mlp_ratio": 2,
+                    "in_channels": 1,
+                    "spatial_merge_size": 3,
+                }
+            },
+        ],
     ),
     "qwen2_5_vl": (
-        "Qwen2_5_VLForConditionalGeneration", VISUAL,
-        [{"vision_config": {k: v for k, v in QWEN.items() if k != "num_position_embeddings"}},
-         {"vision_config": {"model_type": "qwen2_5_vl", **{k: v for k, v in QWEN.items() if k != "num_position_embeddings"}, "out_hidden_size": 40,
-                            "fullatt_block_indexes": [1], "window_size": 16, "temporal_patch_size": 1}}],
+        "Qwen2_5_VLForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {k: v for k, v in QWEN.items() if k != "num_position_embeddings"}},
+            {
+                "vision_config": {
+                    "model_type": "qwen2_5_vl",
+                    **{k: v for k, v in QWEN.items() if k != "num_position_embeddings"},
+                    "out_hidden_size": 40,
+                    "fullatt_block_indexes": [1],
+                    "window_size": 16,
+                    "temporal_patch_size": 1,
+                }
+            },
+        ],
     ),
     "qwen3_vl": (
-        "Qwen3VLForConditionalGeneration", {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
-        [{"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}}, {"vision_config": {**QWEN, "depth": 3, "deepstack_visual_indexes": []}}],
+        "Qwen3VLForConditionalGeneration",
+        {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
+        [
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
+            {"vision_config": {**QWEN, "depth": 3, "deepstack_visual_indexes": []}},
+        ],
     ),
     "qwen3_vl_moe": (
-        "Qwen3VLMoeForConditionalGeneration", {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
-        [{"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}}, {"vision_config": {**QWEN, "deepstack_visual_indexes": [1], "in_channels": 1}}],
+        "Qwen3VLMoeForConditionalGeneration",
+        {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
+        [
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [1], "in_channels": 1}},
+        ],
     ),
     "cohere_compass": (
-        "CohereCompassForConditionalGeneration", {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
-        [{"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
-         {"vision_config": {**QWEN, "model_type": "cohere_compass", "depth": 3, "in_channels": 1, "deepstack_visual_indexes": []}}],
+        "CohereCompassForConditionalGeneration",
+        {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
+        [
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
+            {
+                "vision_config": {
+                    **QWEN,
+                    "model_type": "cohere_compass",
+                    "depth": 3,
+                    "in_channels": 1,
+                    "deepstack_visual_indexes": [],
+                }
+            },
+        ],
     ),
     "qwen3_5": (
-        "Qwen3_5ForConditionalGeneration", VISUAL,
-        [{"vision_config": {"model_type": "qwen3_5", **QWEN}},
-         {"vision_config": {**QWEN, "in_channels": 1, "temporal_patch_size": 1, "spatial_merge_size": 3, "depth": 1}}],
+        "Qwen3_5ForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {"model_type": "qwen3_5", **QWEN}},
+            {
+                "vision_config": {
+                    **QWEN,
+                    "in_channels": 1,
+                    "temporal_patch_size": 1,
+                    "spatial_merge_size": 3,
+                    "depth": 1,
+                }
+            },
+        ],
     ),
     "qwen3_5_moe": (
-        "Qwen3_5MoeForConditionalGeneration", VISUAL,
-        [{"vision_config": {"model_type": "qwen3_5_moe", **QWEN}}, {"vision_config": {**QWEN, "out_hidden_size": 40, "deepstack_visual_indexes": []}}],
+        "Qwen3_5MoeForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {"model_type": "qwen3_5_moe", **QWEN}},
+            {"vision_config": {**QWEN, "out_hidden_size": 40, "deepstack_visual_indexes": []}},
+        ],
     ),
     "kimi_k25": (
-        "Kimi_K25ForConditionalGeneration", {"vision_tower": ("vision_tower",), "mm_projector": ("mm_projector",)},
-        [{"vision_config": KIMI, "projection_hidden_size": 24},
-         {"vision_config": {**KIMI, "merge_kernel_size": [3, 3], "pos_emb_width": 5}, "projection_hidden_size": 24}],
+        "Kimi_K25ForConditionalGeneration",
+        {"vision_tower": ("vision_tower",), "mm_projector": ("mm_projector",)},
+        [
+            {"vision_config": KIMI, "projection_hidden_size": 24},
+            {"vision_config": {**KIMI, "merge_kernel_size": [3, 3], "pos_emb_width": 5}, "projection_hidden_size": 24},
+        ],
     ),
     "ernie4_5_vl_moe": (
         "Ernie4_5_VLMoeForConditionalGeneration",
-        {"vision_tower": ("vision_tower",), "resampler_model": ("resampler_spatial", "resampler_temporal", "resampler_out")},
-        [{"vision_config": ERNIE}, {"vision_config": {**ERNIE, "spatial_merge_size": 3, "in_channels": 1, "rms_norm_eps": 1e-5}}],
+        {
+            "vision_tower": ("vision_tower",),
+            "resampler_model": ("resampler_spatial", "resampler_temporal", "resampler_out"),
+        },
+        [
+            {"vision_config": ERNIE},
+            {"vision_config": {**ERNIE, "spatial_merge_size": 3, "in_channels": 1, "rms_norm_eps": 1e-5}},
+        ],
     ),
     "minimax_m3_vl": (
         "MiniMaxM3SparseForConditionalGeneration",
         {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector", "multi_modal_merger")},
-        [{"vision_config": MINIMAX, "projector_hidden_size": 44},
-         {"vision_config": {**MINIMAX, "num_channels": 1, "spatial_merge_size": 3, "temporal_patch_size": 1}, "projector_hidden_size": 30}],
+        [
+            {"vision_config": MINIMAX, "projector_hidden_size": 44},
+            {
+                "vision_config": {**MINIMAX, "num_channels": 1, "spatial_merge_size": 3, "temporal_patch_size": 1},
+                "projector_hidden_size": 30,
+            },
+        ],
     ),
     "glm4v": ("Glm4vForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
     "glm4v_moe": ("Glm4vMoeForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
     "llava": (
-        "LlavaForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": CLIP}, {"vision_config": PIXTRAL, "multimodal_projector_bias": False}, {"vision_config": {**SIGLIP, "vision_use_head": True}}],
+        "LlavaForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": CLIP},
+            {"vision_config": PIXTRAL, "multimodal_projector_bias": False},
+            {"vision_config": {**SIGLIP, "vision_use_head": True}},
+        ],
     ),
     "llava_next": (
-        "LlavaNextForConditionalGeneration", {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
-        [{"vision_config": CLIP}, {"vision_config": {**CLIP, "num_channels": 1, "patch_size": 8}, "multimodal_projector_bias": False}],
+        "LlavaNextForConditionalGeneration",
+        {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
+        [
+            {"vision_config": CLIP},
+            {"vision_config": {**CLIP, "num_channels": 1, "patch_size": 8}, "multimodal_projector_bias": False},
+        ],
     ),
     "llava_onevision": (
-        "LlavaOnevisionForConditionalGeneration", {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
+        "LlavaOnevisionForConditionalGeneration",
+        {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
         [{"vision_config": SIGLIP}, {"vision_config": CLIP}],
     ),
     "idefics3": (
-        "Idefics3ForConditionalGeneration", {"vision_model": ("vision_model",), "connector": ("connector",)},
-        [{"vision_config": {**CLIP, "model_type": "idefics3"}, "scale_factor": 3}, {"vision_config": {**CLIP, "model_type": "idefics3_vision"}}],
+        "Idefics3ForConditionalGeneration",
+        {"vision_model": ("vision_model",), "connector": ("connector",)},
+        [
+            {"vision_config": {**CLIP, "model_type": "idefics3"}, "scale_factor": 3},
+            {"vision_config": {**CLIP, "model_type": "idefics3_vision"}},
+        ],
     ),
     "smolvlm": (
-        "SmolVLMForConditionalGeneration", {"vision_model": ("vision_model",), "connector": ("connector",)},
-        [{"vision_config": {**CLIP, "model_type": "smolvlm_vision"}, "scale_factor": 4}, {"vision_config": {**CLIP, "model_type": "smolvlm"}}],
+        "SmolVLMForConditionalGeneration",
+        {"vision_model": ("vision_model",), "connector": ("connector",)},
+        [
+            {"vision_config": {**CLIP, "model_type": "smolvlm_vision"}, "scale_factor": 4},
+            {"vision_config": {**CLIP, "model_type": "smolvlm"}},
+        ],
     ),
     "internvl": (
-        "InternVLForConditionalGeneration", TOWER_AND_PROJECTOR,
-        [{"vision_config": {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": [24, 24],
-                            "patch_size": [4, 4]}},
-         {"vision_config": {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24,
-                            "patch_size": 4, "attention_bias": True, "use_qk_norm": True, "norm_type": "rms_norm", "use_mean_pooling": False,
-                            "use_absolute_position_embeddings": False}, "downsample_ratio": 0.25}],
+        "InternVLForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {
+                "vision_config": {
+                    "hidden_size": 24,
+                    "intermediate_size": 20,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "image_size": [24, 24],
+                    "patch_size": [4, 4],
+                }
+            },
+            {
+                "vision_config": {
+                    "hidden_size": 24,
+                    "intermediate_size": 20,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "image_size": 24,
+                    "patch_size": 4,
+                    "attention_bias": True,
+                    "use_qk_norm": True,
+                    "norm_type": "rms_norm",
+                    "use_mean_pooling": False,
+                    "use_absolute_position_embeddings": False,
+                },
+                "downsample_ratio": 0.25,
+            },
+        ],
     ),
     "qwen2_audio": (
-        "Qwen2AudioForConditionalGeneration", {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"audio_config": {"d_model": 24, "encoder_ffn_dim": 20, "encoder_layers": 2, "encoder_attention_heads": 4, "num_mel_bins": 10,
-                           "max_source_positions": 12}},
-         {"audio_config": {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}}],
+        "Qwen2AudioForConditionalGeneration",
+        {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {
+                "audio_config": {
+                    "d_model": 24,
+                    "encoder_ffn_dim": 20,
+                    "encoder_layers": 2,
+                    "encoder_attention_heads": 4,
+                    "num_mel_bins": 10,
+                    "max_source_positions": 12,
+                }
+            },
+            {
+                "audio_config": {
+                    "model_type": "qwen2_audio_encoder",
+                    "d_model": 32,
+                    "encoder_ffn_dim": 20,
+                    "encoder_layers": 1,
+                    "encoder_attention_heads": 2,
+                }
+            },
+        ],
     ),
     "voxtral": (
-        "VoxtralForConditionalGeneration", {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)},
-        [{"audio_config": {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_mel_bins": 10,
-                           "max_source_positions": 12}},
-         {"audio_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}}],
+        "VoxtralForConditionalGeneration",
+        {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {
+                "audio_config": {
+                    "hidden_size": 24,
+                    "intermediate_size": 96,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "num_mel_bins": 10,
+                    "max_source_positions": 12,
+                }
+            },
+            {
+                "audio_config": {
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                }
+            },
+        ],
     ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",
-        {"embed_tokens_extend.image_embed": ("image_processor", "image_projector"),
-         "embed_tokens_extend.audio_embed": ("audio_encoder", "audio_projector", "audio_vision_projector")},
-        [{"vision_config": PHI4_VISION, "audio_config": PHI4_AUDIO},
-         {"vision_config": {**PHI4_VISION, "num_channels": 1, "patch_size": 8},
-          "audio_config": {**PHI4_AUDIO, "bias_symmetric": True, "time_reduction": 4, "depthwise_multiplier": 2, "kernel_size": 5, "downsample_rate": 3}}],
+        {
+            "embed_tokens_extend.image_embed": ("image_processor", "image_projector"),
+            "embed_tokens_extend.audio_embed": ("audio_encoder", "audio_projector", "audio_vision_projector"),
+        },
+        [
+            {"vision_config": PHI4_VISION, "audio_config": PHI4_AUDIO},
+            {
+                "vision_config": {**PHI4_VISION, "num_channels": 1, "patch_size": 8},
+                "audio_config": {
+                    **PHI4_AUDIO,
+                    "bias_symmetric": True,
+                    "time_reduction": 4,
+                    "depthwise_multiplier": 2,
+                    "kernel_size": 5,
+                    "downsample_rate": 3,
+                },
+            },
+        ],
     ),
-}  # fmt: skip
+}
 """Wrapper → (its class, the class's modules and parameters with the towers that each of them holds, shapes)."""

@@ -1,4 +1,6 @@
-"""The command line: one file a command, loaded when it is asked for. Each parses, calls the library once and shows a view."""
+"""The command line: one file a command, loaded when it is asked for.
+Each parses, calls the library once and shows a view.
+"""
 
 
 def run() -> None:

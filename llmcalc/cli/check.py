@@ -17,7 +17,9 @@ def command(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            metavar="CHECKPOINT", help="A .safetensors file, its index, a .gguf file, a folder that holds one, or a hub id (org/name).", show_default=False
+            metavar="CHECKPOINT",
+            help="A .safetensors file, its index, a .gguf file, a folder that holds one, or a hub id (org/name).",
+            show_default=False,
         ),
     ],
     target: Target,
@@ -27,9 +29,15 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Whether the tensors of a checkpoint are those of a model. Its header alone is read. Exit code 1 where they differ."""
+    """Whether the tensors of a checkpoint are those of a model. Its header alone is read.
+    Exit code 1 where they differ.
+    """
     preset = load_one(target, overrides, head)
-    stored = fetch_headers(checkpoint) if not Path(checkpoint).exists() and is_hub_id(checkpoint) else read_checkpoint(Path(checkpoint))
+    stored = (
+        fetch_headers(checkpoint)
+        if not Path(checkpoint).exists() and is_hub_id(checkpoint)
+        else read_checkpoint(Path(checkpoint))
+    )
     with about(preset):
         found = match(preset.model, stored)
     show(check_report(preset, checkpoint, stored, found), fmt, output)

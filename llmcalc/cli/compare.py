@@ -6,9 +6,27 @@ import typer
 
 from ..costs.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import Layout, report
-from .options import CacheDtype, Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Seq, Targets, about, load_all, show
+from .options import (
+    CacheDtype,
+    Format,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    Seq,
+    Targets,
+    about,
+    load_all,
+    show,
+)
 
-LAYOUTS: dict[Format, Layout] = {Format.table: "terminal", Format.json: "rows", Format.csv: "rows", Format.markdown: "columns"}
+LAYOUTS: dict[Format, Layout] = {
+    Format.table: "terminal",
+    Format.json: "rows",
+    Format.csv: "rows",
+    Format.markdown: "columns",
+}
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 

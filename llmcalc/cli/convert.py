@@ -18,11 +18,15 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
-    to: Annotated[Kind, typer.Option("--to", help="A native description, or the config.json of a transformers class.")] = Kind.toml,
+    to: Annotated[
+        Kind, typer.Option("--to", help="A native description, or the config.json of a transformers class.")
+    ] = Kind.toml,
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """A model as a native description, or as a Hugging Face config. Both give the same counts when they are read back."""
+    """A model as a native description, or as a Hugging Face config.
+    Both give the same counts when they are read back.
+    """
     preset = load_one(target, overrides, head)
     if to is Kind.hf:
         import json

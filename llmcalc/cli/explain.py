@@ -39,7 +39,8 @@ NodeArgument: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="NODE",
-        help="A part, by the end of its path: self_attn, mlp.gate_proj, decoder.layers.cross_attn. The whole model, if none.",
+        help="A part, by the end of its path: self_attn, mlp.gate_proj, decoder.layers.cross_attn. The whole "
+        "model, if none.",
         show_default=False,
     ),
 ]

@@ -49,9 +49,17 @@ class RecomputeChoice(StrEnum):
     full = "full"
 
 
-SEQ_HELP = f"New tokens of each sequence; {DEFAULT_SEQ} where nothing is given. In decode, where --context is not given: the context."
-CONTEXT_HELP = "Tokens of each sequence that are in the cache: decode adds one token to them, prefill --seq (chunked prefill)."
-RULES_HELP = "Put the rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron) beside the exact count. In CSV: instead of the components."
+SEQ_HELP = (
+    f"New tokens of each sequence; {DEFAULT_SEQ} where nothing is given. In decode, where --context is not "
+    "given: the context."
+)
+CONTEXT_HELP = (
+    "Tokens of each sequence that are in the cache: decode adds one token to them, prefill --seq (chunked prefill)."
+)
+RULES_HELP = (
+    "Put the rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron) beside the exact count. In CSV: "
+    "instead of the components."
+)
 
 
 def command(
@@ -63,9 +71,12 @@ def command(
     phase: Annotated[PhaseChoice, typer.Option("--phase", help="Which pass.")] = PhaseChoice.forward,
     pairs: PairsOption = PairsChoice.full,
     attention_backward: Annotated[
-        BackwardChoice, typer.Option("--attention-backward", help="In train: 2 × (eager) or 2.5 × (flash) the forward's scores.")
+        BackwardChoice,
+        typer.Option("--attention-backward", help="In train: 2 × (eager) or 2.5 × (flash) the forward's scores."),
     ] = BackwardChoice.eager,
-    recompute: Annotated[RecomputeChoice, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")] = RecomputeChoice.none,
+    recompute: Annotated[
+        RecomputeChoice, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")
+    ] = RecomputeChoice.none,
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
     overrides: Overrides = None,
@@ -74,12 +85,23 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """FLOPs of one pass by component, in all and a token. Matrix products alone; the total under full and under causal pairs."""
+    """FLOPs of one pass by component, in all and a token.
+    Matrix products alone; the total under full and under causal pairs.
+    """
     reports = []
     for preset in load_all(targets, overrides, head):
         with about(preset):
             workload = workload_of(
-                preset.model, batch, seq, context, source, phase.value, pairs.value, attention_backward.value, recompute.value, default_seq=DEFAULT_SEQ
+                preset.model,
+                batch,
+                seq,
+                context,
+                source,
+                phase.value,
+                pairs.value,
+                attention_backward.value,
+                recompute.value,
+                default_seq=DEFAULT_SEQ,
             )
             count = flops(preset.model, workload, included(with_mtp))
         reports.append(report(preset, count, conventions(count) if rules else ()))

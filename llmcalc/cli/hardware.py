@@ -30,6 +30,8 @@ def command(
     fmt: FormatOption = Format.table,
     output: Output = None,
 ) -> None:
-    """Accelerators: memory, bandwidths, dense peak FLOP/s. With names: every number format, and where each figure is from."""
+    """Accelerators: memory, bandwidths, dense peak FLOP/s.
+    With names: every number format, and where each figure is from.
+    """
     chosen = [find_hardware(name) for name in names] if names else [load_hardware(name) for name in hardware_names()]
     show(report(chosen, details=bool(names)), fmt, output)

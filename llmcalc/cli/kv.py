@@ -3,7 +3,22 @@ from __future__ import annotations
 from ..costs.cache import kv
 from ..views.document import joined
 from ..views.kv import report
-from .options import Batch, CacheDtype, Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Seq, Source, Targets, about, load_all, show
+from .options import (
+    Batch,
+    CacheDtype,
+    Format,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    Seq,
+    Source,
+    Targets,
+    about,
+    load_all,
+    show,
+)
 
 DEFAULT_SEQ = 8192
 
@@ -20,7 +35,9 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """KV cache and recurrent state by kind of layer. Then what it would be with other attention, and as it grows; CSV has the first table alone."""
+    """KV cache and recurrent state by kind of layer.
+    Then what it would be with other attention, and as it grows; CSV has the first table alone.
+    """
     reports = []
     for preset in load_all(targets, overrides, head):
         with about(preset):

@@ -15,7 +15,20 @@ from .. import __version__
 from ..errors import InputError, one_line, suggest
 from .output import discard
 
-COMMANDS = ("params", "flops", "kv", "memory", "compare", "shape", "explain", "verify", "check", "convert", "presets", "hardware")
+COMMANDS = (
+    "params",
+    "flops",
+    "kv",
+    "memory",
+    "compare",
+    "shape",
+    "explain",
+    "verify",
+    "check",
+    "convert",
+    "presets",
+    "hardware",
+)
 """Each has a module of that name in this package with a function `command`."""
 
 
@@ -27,9 +40,13 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            if ctx.resilient_parsing or cmd_name.startswith("-"):  # completing what is half typed; an option, which typer answers
+            if ctx.resilient_parsing or cmd_name.startswith(
+                "-"
+            ):  # completing what is half typed; an option, which typer answers
                 return None
-            raise InputError(f"there is no command '{cmd_name}'.{suggest(cmd_name, list(COMMANDS))} (llmcalc --help lists all)")
+            raise InputError(
+                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(COMMANDS))} (llmcalc --help lists all)"
+            )
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(cmd_name)(import_module(f".{cmd_name}", __package__).command)
         gc.enable()  # which `run` has put off
@@ -46,8 +63,14 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _group(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
-    """Exact parameters, FLOPs and bytes of language models, with every formula checked against a PyTorch model that runs."""
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact parameters, FLOPs and bytes of language models,
+    with every formula checked against a PyTorch model that runs.
+    """
 
 
 def main() -> None:
@@ -93,7 +116,11 @@ def _usage(error: Any) -> str:
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None:
         return f"{message}{where}"
-    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else (parameter.metavar or parameter.name or "").rstrip(".")
+    name = (
+        max(parameter.opts, key=len)
+        if parameter.param_type_name == "option"
+        else (parameter.metavar or parameter.name or "").rstrip(".")
+    )
     if not error.message:  # nothing was given
         return f"missing argument {name}{where}"
     details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values

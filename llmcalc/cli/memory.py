@@ -61,31 +61,64 @@ def command(
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[int | None, size("--seq", "-s", text="Tokens of each of them; 1 if not given.")] = None,
     kv_dtype: Annotated[str | None, number_format("Of the KV cache; bf16 if not given.")] = None,
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)] = None,
-    optimizer_dtype: Annotated[str | None, number_format("Of its states; that of the weights it steps on if not given.")] = None,
-    momentum: Annotated[bool | None, typer.Option("--momentum", help="Momentum of sgd, which keeps no state without.", show_default=False)] = None,
+    optimizer: Annotated[
+        Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)
+    ] = None,
+    optimizer_dtype: Annotated[
+        str | None, number_format("Of its states; that of the weights it steps on if not given.")
+    ] = None,
+    momentum: Annotated[
+        bool | None,
+        typer.Option("--momentum", help="Momentum of sgd, which keeps no state without.", show_default=False),
+    ] = None,
     grad_dtype: Annotated[str | None, number_format("Of the gradients; that of the weights if not given.")] = None,
-    master_weights: Annotated[Master | None, typer.Option(help="A second copy of the weights to step on; none if not given.", show_default=False)] = None,
+    master_weights: Annotated[
+        Master | None,
+        typer.Option(help="A second copy of the weights to step on; none if not given.", show_default=False),
+    ] = None,
     quantize: Annotated[
         str | None,
-        typer.Option(metavar="SCHEME", help="How weights are stored, such as q4_k_m, awq-int4-g128 or fp8-block128; as the config says if not given.",
-                     autocompletion=complete_scheme, show_default=False),
+        typer.Option(
+            metavar="SCHEME",
+            help="How weights are stored, such as q4_k_m, awq-int4-g128 or "
+            "fp8-block128; as the config says if not given.",
+            autocompletion=complete_scheme,
+            show_default=False,
+        ),
     ] = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Does it fit on this accelerator? Repeatable; exit code 1 if it fits on none of them.",
-                     autocompletion=complete_name, show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Does it fit on this accelerator? Repeatable; exit code 1 if it fits on none of them.",
+            autocompletion=complete_name,
+            show_default=False,
+        ),
     ] = None,
     fmt: FormatOption = Format.table,
     offline: OfflineOption = False,
     output: Output = None,
-) -> None:  # fmt: skip
-    """Bytes that are resident, and which accelerators hold them. Weights and KV cache, or weights, gradients and optimizer state."""
+) -> None:
+    """Bytes that are resident, and which accelerators hold them.
+    Weights and KV cache, or weights, gradients and optimizer state.
+    """
     preset = load_one(target, overrides, head)
     named = {one.name: one for one in map(find_hardware, hardware or ())}
-    setup = Setup(phase.value, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize)
+    setup = Setup(
+        phase.value,
+        dtype,
+        batch,
+        seq,
+        kv_dtype,
+        grad_dtype,
+        master_weights,
+        optimizer,
+        optimizer_dtype,
+        momentum,
+        quantize,
+    )
     with about(preset):
         use = memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
     found = fits(use, named.values() or map(load_hardware, hardware_names()))

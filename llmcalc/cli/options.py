@@ -35,15 +35,32 @@ def complete_target(incomplete: str) -> list[str]:
     return [name for name in model_names() if name.startswith(incomplete.lower())]
 
 
-TARGET_HELP = "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a config.json, or a hub id (org/name)."
+TARGET_HELP = (
+    "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a "
+    "config.json, or a hub id (org/name)."
+)
 
-Target: TypeAlias = Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
-TargetOrNone: TypeAlias = Annotated[str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
-Targets: TypeAlias = Annotated[list[str], typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
-TargetsOrNone: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)]
+Target: TypeAlias = Annotated[
+    str, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
+]
+TargetOrNone: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
+]
+Targets: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False)
+]
+TargetsOrNone: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TARGET", help=TARGET_HELP, autocompletion=complete_target, show_default=False),
+]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the spec, such as num_hidden_layers=12. Repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a field of the spec, such as num_hidden_layers=12. Repeatable.",
+        show_default=False,
+    ),
 ]
 
 
@@ -79,7 +96,12 @@ def size(name: str, short: str = "", *, text: str, least: int = 1) -> Any:
 
 Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
 Seq: TypeAlias = Annotated[int, size("--seq", "-s", text="Tokens of each sequence.")]
-Source: TypeAlias = Annotated[int | None, size("--source", text="Tokens that the encoder of an encoder-decoder reads; as many as its decoder where not given.")]
+Source: TypeAlias = Annotated[
+    int | None,
+    size(
+        "--source", text="Tokens that the encoder of an encoder-decoder reads; as many as its decoder where not given."
+    ),
+]
 
 
 class PairsChoice(StrEnum):
@@ -88,7 +110,8 @@ class PairsChoice(StrEnum):
 
 
 PairsOption: TypeAlias = Annotated[
-    PairsChoice, typer.Option("--pairs", help="Pairs of a query and a key that count: all, or those that the mask lets through.")
+    PairsChoice,
+    typer.Option("--pairs", help="Pairs of a query and a key that count: all, or those that the mask lets through."),
 ]
 
 
@@ -99,7 +122,10 @@ class Head(StrEnum):
 
 
 HeadOption: TypeAlias = Annotated[
-    Head | None, typer.Option("--head", help="Of a Hugging Face config: its head, in place of what `architectures` says.", show_default=False)
+    Head | None,
+    typer.Option(
+        "--head", help="Of a Hugging Face config: its head, in place of what `architectures` says.", show_default=False
+    ),
 ]
 
 
@@ -110,7 +136,9 @@ def _offline(asked: bool) -> bool:
     return asked
 
 
-OfflineOption: TypeAlias = Annotated[bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use what is cached, and no network.")]
+OfflineOption: TypeAlias = Annotated[
+    bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use what is cached, and no network.")
+]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print the answer.")]
 
 
@@ -122,15 +150,29 @@ def _output(path: Path | None) -> Path | None:
 
 
 Output: TypeAlias = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", callback=_output, help="Write to FILE instead of the terminal.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        callback=_output,
+        help="Write to FILE instead of the terminal.",
+        show_default=False,
+    ),
 ]
-WithMtp: TypeAlias = Annotated[bool, typer.Option("--with-mtp", help="Count multi-token-prediction modules into the totals.")]
-WithTowers: TypeAlias = Annotated[bool, typer.Option("--with-towers", help="Count towers of other modalities and their projectors into the totals.")]
+WithMtp: TypeAlias = Annotated[
+    bool, typer.Option("--with-mtp", help="Count multi-token-prediction modules into the totals.")
+]
+WithTowers: TypeAlias = Annotated[
+    bool, typer.Option("--with-towers", help="Count towers of other modalities and their projectors into the totals.")
+]
 
 
 @contextmanager
 def about(preset: Preset | None) -> Iterator[None]:
-    """Says which model it is that an `InputError` is about, where there is one; what is not installed is missing for any."""
+    """Says which model it is that an `InputError` is about, where there is one;
+    what is not installed is missing for any.
+    """
     try:
         yield
     except MissingExtra:
@@ -158,7 +200,9 @@ def opened(output: Path | None) -> AbstractContextManager[IO[str]]:
 
 
 def show(report: Report, fmt: Format, output: Path | None) -> None:
-    """Writes the answer to FILE, whole or not at all, or to stdout. Warnings go to stderr where the format has no room for notes."""
+    """Writes the answer to FILE, whole or not at all, or to stdout.
+    Warnings go to stderr where the format has no room for notes.
+    """
     for text in report.warnings if fmt is Format.csv else ():
         print(f"note: {text}", file=sys.stderr)
     with opened(output) as out:

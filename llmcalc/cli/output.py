@@ -44,7 +44,9 @@ def writable(path: Path, option: str) -> None:
         if not os.access(path if special(path) else folder, os.W_OK):
             raise InputError(f"{option}: {path}: may not be written; expected a file that may")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise InputError(f"{option}: {path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written") from None
+        raise InputError(
+            f"{option}: {path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"
+        ) from None
 
 
 def special(path: Path) -> bool:

@@ -10,7 +10,21 @@ from ..errors import InputError
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
-from .options import Format, FormatOption, Head, HeadOption, OfflineOption, Output, Overrides, Targets, WithMtp, WithTowers, about, load_one, show
+from .options import (
+    Format,
+    FormatOption,
+    Head,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    Targets,
+    WithMtp,
+    WithTowers,
+    about,
+    load_one,
+    show,
+)
 
 
 def command(
@@ -19,16 +33,27 @@ def command(
     head: HeadOption = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it."),
+    ] = False,
     fmt: FormatOption = Format.table,
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Parameters by component: total, active, embedding. Of a checkpoint (.safetensors, .gguf): what its header holds."""
+    """Parameters by component: total, active, embedding.
+    Of a checkpoint (.safetensors, .gguf): what its header holds.
+    """
     include = included(with_mtp, with_towers)
     if measure and (overrides or head or include):
-        raise InputError("--measure: builds the class as the config says; expected no --set, --head, --with-mtp or --with-towers")
-    show(joined([_measured(target) if measure else _one(target, overrides, head, include) for target in targets]), fmt, output)
+        raise InputError(
+            "--measure: builds the class as the config says; expected no --set, --head, --with-mtp or --with-towers"
+        )
+    show(
+        joined([_measured(target) if measure else _one(target, overrides, head, include) for target in targets]),
+        fmt,
+        output,
+    )
 
 
 def _one(target: str, overrides: list[str] | None, head: Head | None, include: frozenset[str]) -> Report:

@@ -14,12 +14,15 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        help="A model's name or alias to show it in full, or a part of one to list those that have it; all are listed without any.",
+        help="A model's name or alias to show it in full, or a part of one to list those that have it; all are "
+        "listed without any.",
         autocompletion=complete_target,
         show_default=False,
     ),
 ]
-Details = Annotated[bool, typer.Option("--details", help="Show sources, settings and assumptions of every model that is listed.")]
+Details = Annotated[
+    bool, typer.Option("--details", help="Show sources, settings and assumptions of every model that is listed.")
+]
 
 
 def command(
@@ -28,7 +31,9 @@ def command(
     fmt: FormatOption = Format.table,
     output: Output = None,
 ) -> None:
-    """Models that come with llmcalc, beside their published figures. With names: aliases, sources, settings, assumptions."""
+    """Models that come with llmcalc, beside their published figures.
+    With names: aliases, sources, settings, assumptions.
+    """
     found, exact = search_presets(names or [])
     presets = [load_preset(name) for name in found]
     show(report([(preset, params(preset.model)) for preset in presets], details or exact), fmt, output)

@@ -14,7 +14,18 @@ from ..verify.checks import Verdict
 from ..verify.run import verify
 from ..views.junit import junit
 from ..views.verify import report
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, TargetsOrNone, about, load_one, show
+from .options import (
+    Format,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    TargetsOrNone,
+    about,
+    load_one,
+    show,
+)
 from .output import writable, written
 
 
@@ -34,20 +45,36 @@ def command(
     targets: TargetsOrNone = None,
     overrides: Overrides = None,
     head: HeadOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every preset. Those the witness cannot serve are listed as skipped.")] = False,
-    device: Annotated[Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")] = Device.meta,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every preset. Those the witness cannot serve are listed as skipped.")
+    ] = False,
+    device: Annotated[
+        Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")
+    ] = Device.meta,
     against: Annotated[Against, typer.Option(help="What the closed forms are compared with.")] = Against.reference,
-    batch: Annotated[int, typer.Option("--batch", "-b", metavar="N", min=1, max=1024, help="Sequences of the pass that is run.")] = 1,
+    batch: Annotated[
+        int, typer.Option("--batch", "-b", metavar="N", min=1, max=1024, help="Sequences of the pass that is run.")
+    ] = 1,
     seq: Annotated[
-        int | None, typer.Option("--seq", "-s", metavar="N", min=1, max=2**20, help="Tokens of each; by default enough to fill every window.")
+        int | None,
+        typer.Option(
+            "--seq", "-s", metavar="N", min=1, max=2**20, help="Tokens of each; by default enough to fill every window."
+        ),
     ] = None,
-    every_layer: Annotated[bool, typer.Option("--every-layer", help="On meta, run each layer, also those built alike.")] = False,
-    junit_file: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False)] = None,
+    every_layer: Annotated[
+        bool, typer.Option("--every-layer", help="On meta, run each layer, also those built alike.")
+    ] = False,
+    junit_file: Annotated[
+        Path | None,
+        typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
+    ] = None,
     fmt: FormatOption = Format.table,
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Every closed form against a model that runs, node by node. Parameters, FLOPs, cache; exit code 1 on any mismatch."""
+    """Every closed form against a model that runs, node by node.
+    Parameters, FLOPs, cache; exit code 1 on any mismatch.
+    """
     if everything == bool(targets):
         raise InputError("verify: expected TARGET... or --all")
     if junit_file is not None:
@@ -79,7 +106,9 @@ def _witness(against: Against) -> Iterator[None]:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:
         what = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise InputError(f"--against {against.value} cannot run this model: {what}; expected sizes that its witness can hold") from error
+        raise InputError(
+            f"--against {against.value} cannot run this model: {what}; expected sizes that its witness can hold"
+        ) from error
 
 
 def _progress(names: list[str]) -> Iterator[str]:

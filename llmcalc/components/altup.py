@@ -1,7 +1,8 @@
-"""AltUp: the residual stream is several tokens wide, of which each layer works on one and corrects the others (Baykal 2023, arXiv:2301.13310).
+"""AltUp: the residual stream is several tokens wide, of which each layer works on one and corrects the others (Baykal
+2023, arXiv:2301.13310).
 
-And the layer that Gemma 3n builds on it, with a low-rank path beside attention (LAuReL, Menghani 2024, arXiv:2411.07501) and a
-per-layer embedding. transformers: models/gemma3n.
+And the layer that Gemma 3n builds on it, with a low-rank path beside attention (LAuReL, Menghani 2024,
+arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class AltUp(Component):
-    """The streams of a stack: the embedding and maps of it at the bottom; at the top, the mean of the first and maps of the others."""
+    """The streams of a stack: the embedding and maps of it at the bottom;
+    at the top, the mean of the first and maps of the others.
+    """
 
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
@@ -39,7 +42,8 @@ class AltUp(Component):
 
 
 class AltUpLayer(Layer):
-    """predict all streams from all; run the layer on the first; correct all by what it did; feed the others its per-layer embedding.
+    """predict all streams from all; run the layer on the first; correct all by what it did; feed the others its
+    per-layer embedding.
 
     laurel_rank: of the low-rank map beside attention.
     """
@@ -67,12 +71,20 @@ class AltUpLayer(Layer):
             Node("coefficients", ops.Linear(n, n * n)),
             Node("mix", ops.Product(h, n, n)),  # all streams from all, for each token
         )
-        correct = (Node("router", ops.Linear(h, n, tied=True)), Node("coefficients", ops.Linear(n, n)), Node("scale", ops.Weight(h)))
+        correct = (
+            Node("router", ops.Linear(h, n, tied=True)),
+            Node("coefficients", ops.Linear(n, n)),
+            Node("scale", ops.Weight(h)),
+        )
         laurel = (Node("left", ops.Linear(h, r)), Node("right", ops.Linear(r, h)), norm("norm", around))
         sublayers: list[Node] = []
         for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            sublayers += [norm(f"{where}_pre_norm", around), part.anatomy(where, around), norm(f"{where}_post_norm", around)]
+            sublayers += [
+                norm(f"{where}_pre_norm", around),
+                part.anatomy(where, around),
+                norm(f"{where}_post_norm", around),
+            ]
         parts = (
             Node("predict", children=predict, kind="streams", source="Baykal et al. 2023, §3"),
             Node("laurel", children=laurel, kind="attention", source="Menghani et al. 2024"),

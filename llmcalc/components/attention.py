@@ -1,8 +1,9 @@
 """Softmax attention over heads.
 
 Multi-head (Vaswani 2017, §3.2), multi-query (Shazeer 2019, arXiv:1911.02150) and grouped-query (Ainslie 2023,
-arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks (gpt-oss),
-logit soft-capping (Gemma 2). The same part attends to the encoder's output where it stands as cross-attention.
+arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks
+(gpt-oss), logit soft-capping (Gemma 2). The same part attends to the encoder's output where it stands as
+cross-attention.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ class QKNorm(Part):
 class Attention(Component):
     """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
 
-    num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim: of a
-    value, where it is not that of a query and a key (MiMo-V2).
+    num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim:
+    of a value, where it is not that of a query and a key (MiMo-V2).
     sliding_window: a token sees so many tokens, itself included (in an encoder in the middle of them).
-    attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their norm
-    and positions, so there is no value projection; both are still cached (Gemma 4).
-    output_gate: what the heads give is multiplied by the sigmoid of a map of the layer's input (Qiu 2025, arXiv:2505.06708), one
-    value for each element of it or one for each head; Qwen3-Next holds that map in q_proj. gate_bias: of that map.
+    attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their
+    norm and positions, so there is no value projection; both are still cached (Gemma 4).
+    output_gate: what the heads give is multiplied by the sigmoid of a map of the layer's input (Qiu 2025,
+    arXiv:2505.06708), one value for each element of it or one for each head; Qwen3-Next holds that map in q_proj.
+    gate_bias: of that map.
     sub_norm: on what the heads give together, before the output map (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
-    v_norm: on each value. kv_shared: keys and values are those of the nearest layer below that attends alike and makes its own
-    (Gemma 3n, Gemma 4).
+    v_norm: on each value. kv_shared: keys and values are those of the nearest layer below that attends alike and makes
+    its own (Gemma 3n, Gemma 4).
     block_indexer: chooses which blocks of earlier tokens are attended to (MiniMax-M3).
     """
 
@@ -91,22 +93,42 @@ class Attention(Component):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         if self.v_head_dim is not None and (self.attention_k_eq_v or isinstance(self.position, TransformerXL)):
-            raise ValueError("v_head_dim: values that are the keys, and transformer_xl, have the size of a key; expected none")
-        if self.block_indexer is not None and (self.sliding_window is not None or self.attention_chunk_size is not None or self.kv_shared):
-            raise ValueError("block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared")
-        if self.block_indexer is not None and (self.num_attention_heads % self.block_indexer.index_n_heads or self.block_indexer.index_head_dim % 2):
-            raise ValueError("block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even")
+            raise ValueError(
+                "v_head_dim: values that are the keys, and transformer_xl, have the size of a key; expected none"
+            )
+        if self.block_indexer is not None and (
+            self.sliding_window is not None or self.attention_chunk_size is not None or self.kv_shared
+        ):
+            raise ValueError(
+                "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
+            )
+        if self.block_indexer is not None and (
+            self.num_attention_heads % self.block_indexer.index_n_heads or self.block_indexer.index_head_dim % 2
+        ):
+            raise ValueError(
+                "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
+            )
         if self.gate_bias and self.output_gate is None:
             raise ValueError("gate_bias: there is no output_gate to have one")
-        if isinstance(self.position, TransformerXL) and (self.sliding_window is not None or self.attention_chunk_size is not None):
-            raise ValueError("position.type: 'transformer_xl' is for full attention; expected no sliding_window and no attention_chunk_size")
+        if isinstance(self.position, TransformerXL) and (
+            self.sliding_window is not None or self.attention_chunk_size is not None
+        ):
+            raise ValueError(
+                "position.type: 'transformer_xl' is for full attention; expected no sliding_window and no "
+                "attention_chunk_size"
+            )
         return self
 
     def check_width(self, where: str, width: int) -> None:
-        """Raises `ValueError` where no whole heads can be made of what it reads, or RoPE cannot turn them. where: what to call it."""
+        """Raises `ValueError` where no whole heads can be made of what it reads, or RoPE cannot turn them.
+        where: what to call it.
+        """
         a = self.num_attention_heads
         if self.head_dim is None and width % a:
-            raise ValueError(f"{where}.num_attention_heads: {a} does not divide hidden_size {width}; expected a divisor, or a head_dim of its own")
+            raise ValueError(
+                f"{where}.num_attention_heads: {a} does not divide hidden_size {width}; expected a divisor, or a "
+                "head_dim of its own"
+            )
         if isinstance(self.position, Rope):
             self.position.check(width // a if self.head_dim is None else self.head_dim, f"{where}.position")
 
@@ -151,7 +173,13 @@ class Attention(Component):
         if isinstance(self.position, TransformerXL):
             parts.append(self.position.anatomy("relative", around, a, d))
         core = ops.AttentionCore(
-            heads=a, qk_dim=d, v_dim=v, causal=around.causal, window=self.sliding_window, chunk=self.attention_chunk_size, cross=around.cross
+            heads=a,
+            qk_dim=d,
+            v_dim=v,
+            causal=around.causal,
+            window=self.sliding_window,
+            chunk=self.attention_chunk_size,
+            cross=around.cross,
         )
         if self.block_indexer is not None:
             core = self.block_indexer.core(a, d, v)
@@ -163,10 +191,14 @@ class Attention(Component):
             limit, held = self._held(around)
             parts.append(Node("cache", ops.KVCache(keys + values, held, limit, around.cross)))
         if self.output_gate is not None:
-            parts.append(Node("gate_proj", ops.Linear(h, mixed if self.output_gate == "element" else a, self.gate_bias)))
+            parts.append(
+                Node("gate_proj", ops.Linear(h, mixed if self.output_gate == "element" else a, self.gate_bias))
+            )
         if self.sub_norm is not None:
             parts.append(self.sub_norm.anatomy("sub_norm", Around(mixed)))
-        parts.append(Node("o_proj", ops.Linear(mixed, h if around.output_size is None else around.output_size, self.o_bias)))
+        parts.append(
+            Node("o_proj", ops.Linear(mixed, h if around.output_size is None else around.output_size, self.o_bias))
+        )
         return Node(name, children=tuple(parts), kind=kind, source=self._source())
 
     def _held(self, around: Around) -> tuple[Number, str]:
@@ -182,7 +214,9 @@ class Attention(Component):
     def _source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
-        one = isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1  # an array or a symbol is no one number
+        one = (
+            isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
+        )  # an array or a symbol is no one number
         return "Shazeer 2019, §3" if one else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
@@ -204,22 +238,61 @@ class Attention(Component):
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
         return [
             cls(num_attention_heads=4),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=16, position=rope),  # head_dim is not hidden / heads
+            cls(
+                num_attention_heads=4, num_key_value_heads=2, head_dim=16, position=rope
+            ),  # head_dim is not hidden / heads
             cls(num_attention_heads=4, num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
             cls(num_attention_heads=4, k_bias=True, v_bias=True, position=half_rope),
             cls(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms), position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope"), position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection"), position=rope),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope"),
+                position=rope,
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=6,
+                qk_norm=QKNorm(norm=rms, scope="projection"),
+                position=rope,
+            ),
             cls(num_attention_heads=4, num_key_value_heads=2, sliding_window=5, sinks=True, position=rope),
             cls(num_attention_heads=4, attention_chunk_size=6, attn_logit_softcapping=30.0),
             cls(num_attention_heads=4, position=TransformerXL()),
             cls(num_attention_heads=4, num_key_value_heads=2, position=rope, block_indexer=indexer),
-            cls(num_attention_heads=4, head_dim=8, position=LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, output_gate="element", gate_bias=True, position=rope),
+            cls(
+                num_attention_heads=4,
+                head_dim=8,
+                position=LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16),
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                output_gate="element",
+                gate_bias=True,
+                position=rope,
+            ),
             cls(num_attention_heads=4, num_key_value_heads=2, output_gate="head", position=rope),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, v_head_dim=5, sliding_window=5, output_gate="element", position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms, position=rope),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                v_head_dim=5,
+                sliding_window=5,
+                output_gate="element",
+                position=rope,
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                attention_k_eq_v=True,
+                qk_norm=QKNorm(norm=rms),
+                v_norm=rms,
+                position=rope,
+            ),
         ]
 
 
@@ -231,7 +304,16 @@ def _reference() -> type[nn.Module]:
     class Core(nn.Module):
         """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, cap: float | None, sinks: Tensor | None) -> Tensor:
+        def forward(
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            mask: Tensor | None,
+            bias: Tensor | None,
+            cap: float | None,
+            sinks: Tensor | None,
+        ) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if cap is not None:
                 scores = cap * torch.tanh(scores / cap)
@@ -288,7 +370,11 @@ def _reference() -> type[nn.Module]:
 
         def _norm_shape(self, heads: int) -> tuple[int, ...]:
             assert self.spec.qk_norm is not None
-            return {"head": (self.head_dim,), "per_head": (heads, 1, self.head_dim), "projection": (heads * self.head_dim,)}[self.spec.qk_norm.scope]
+            return {
+                "head": (self.head_dim,),
+                "per_head": (heads, 1, self.head_dim),
+                "projection": (heads * self.head_dim,),
+            }[self.spec.qk_norm.scope]
 
         def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
             """x: [batch, heads, tokens, head_dim]."""
@@ -339,7 +425,16 @@ def _reference() -> type[nn.Module]:
         def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
             """Which keys each query may see, and what is added to their scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
-            mask = allowed(run, end, queries, keys, x.device, causal=self.causal, window=spec.sliding_window, chunk=spec.attention_chunk_size)
+            mask = allowed(
+                run,
+                end,
+                queries,
+                keys,
+                x.device,
+                causal=self.causal,
+                window=spec.sliding_window,
+                chunk=spec.attention_chunk_size,
+            )
             if hasattr(self, "relative_bias"):
                 return mask, self.relative_bias(run.span(run.past, end, x.device), run.span(end - keys, end, x.device))
             make: Any = partial(alibi_bias, self.heads) if isinstance(spec.position, Alibi) else run.bias

@@ -1,8 +1,8 @@
 """What every part of an architecture has: a checked spec, an anatomy in primitives, a PyTorch reference, tiny examples.
 
 A part is one file in this package. Its spec holds Hugging Face's field names and nothing that is not needed to count or
-run it. `anatomy` (arithmetic, no torch) and `reference` (torch, no arithmetic on counts) are written separately from the
-same fields and share nothing else, so that comparing them proves something; a test holds them to that.
+run it. `anatomy` (arithmetic, no torch) and `reference` (torch, no arithmetic on counts) are written separately from
+the same fields and share nothing else, so that comparing them proves something; a test holds them to that.
 """
 
 from __future__ import annotations
@@ -112,8 +112,12 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none(cls, data: Any) -> Any:
-        """`"none"` says that an optional field is not there: TOML knows no null. (As a `type` it is a part of its own.)"""
-        if isinstance(data, dict) and any(value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)):
+        """`"none"` says that an optional field is not there: TOML knows no null. (As a `type` it is a part of its
+        own.)
+        """
+        if isinstance(data, dict) and any(
+            value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
+        ):
             return {key: None if value == NONE and key != "type" else value for key, value in data.items()}
         return data
 
@@ -123,8 +127,8 @@ class Around:
     """What a part needs to know of the model it stands in.
 
     hidden_size: width of the residual stream. causal: a token sees only those before it. cross: keys and values come
-    from the encoder's output. output_size: width of what attention gives back, where it is not what it reads. source_size:
-    width of the encoder's output, where it is not the decoder's.
+    from the encoder's output. output_size: width of what attention gives back, where it is not what it reads.
+    source_size: width of the encoder's output, where it is not the decoder's.
     """
 
     hidden_size: Any
@@ -137,7 +141,10 @@ class Around:
 def check_groups(heads: int, kv_heads: int) -> None:
     """Raises `ValueError` where queries cannot be grouped by as many keys and values."""
     if heads % kv_heads:
-        raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; expected a divisor of {heads}")
+        raise ValueError(
+            f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; expected a divisor of "
+            f"{heads}"
+        )
 
 
 class Component(Part):
@@ -170,7 +177,9 @@ class Component(Part):
 def shared(node: Node) -> Node:
     """The same node with the parameters of another: it costs what that one costs and holds nothing."""
     holds = node.op is not None and (node.op.tensors() or not is_zero(node.op.buffers()))
-    return replace(node, op=Shared(node.op) if holds else node.op, children=tuple(shared(child) for child in node.children))
+    return replace(
+        node, op=Shared(node.op) if holds else node.op, children=tuple(shared(child) for child in node.children)
+    )
 
 
 def idle(node: Node) -> Node:

@@ -38,11 +38,11 @@ SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 class Layer(Component):
     """What every kind of layer has, so that views and costs can speak of it.
 
-    attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each token by
-    itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement would have and
-    this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it runs its attention and its
-    feed_forward once each and nothing beside them, as the rules of thumb take every layer to do. alone: of the class: it needs nothing of
-    the stack but what it reads (no embedded tokens, no further streams).
+    attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each
+    token by itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement
+    would have and this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it
+    runs its attention and its feed_forward once each and nothing beside them, as the rules of thumb take every layer to
+    do. alone: of the class: it needs nothing of the stack but what it reads (no embedded tokens, no further streams).
     """
 
     plain: ClassVar[bool] = True
@@ -62,14 +62,19 @@ class Layer(Component):
         """Raises `ValueError` where one of its sublayers, or a norm of theirs, is not there."""
         if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
             kind = type(self).model_fields["type"].default
-            raise ValueError(f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has both, with all of its norms")
+            raise ValueError(
+                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
+                "both, with all of its norms"
+            )
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
 
     def first_of(self, node: Node, others: Number) -> Node:
-        """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters: it holds those."""
+        """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters:
+        it holds those.
+        """
         return node
 
     def other_of(self, node: Node) -> Node:
@@ -84,10 +89,11 @@ class Layer(Component):
 class Block(Layer):
     """The usual layer: sublayers one after the other, or side by side, each around the residual stream.
 
-    input_norm: on the residual stream itself, before anything else (RWKV's first layer). residual_scale: what a sublayer gives and the
-    stream it is added to each have a weight and a bias first (ZAYA1), or the stream alone a weight (`stream`, Doge), or what
-    the sublayer gives (`output`, LayerScale: Touvron 2021, arXiv:2103.17239; InternVL). idle_cross_attention: its cross-attention is held and never run,
-    for there is no encoder (the decoders of BART and its kin by themselves).
+    input_norm: on the residual stream itself, before anything else (RWKV's first layer). residual_scale: what a
+    sublayer gives and the stream it is added to each have a weight and a bias first (ZAYA1), or the stream alone a
+    weight (`stream`, Doge), or what the sublayer gives (`output`, LayerScale: Touvron 2021, arXiv:2103.17239;
+    InternVL). idle_cross_attention: its cross-attention is held and never run, for there is no encoder (the decoders of
+    BART and its kin by themselves).
     """
 
     type: Literal["block"] = "block"
@@ -100,7 +106,9 @@ class Block(Layer):
     def _check(self) -> Self:
         if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
             raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
-        if self.parallel is not None and (isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing)):
+        if self.parallel is not None and (
+            isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing)
+        ):
             raise ValueError("parallel: a parallel block has both attention and feed_forward")
         if self.residual_scale and (self.norm_placement != "pre" or self.parallel is not None):
             raise ValueError("residual_scale: stands in a layer with norm_placement = 'pre' that is not parallel")
@@ -116,10 +124,21 @@ class Block(Layer):
 
     def _check_crossing(self, mixer: Attention) -> None:
         """Raises `ValueError` for what has no meaning where keys and values are of another sequence."""
-        if mixer.sliding_window is not None or mixer.attention_chunk_size is not None or mixer.block_indexer is not None or mixer.kv_shared:
-            raise ValueError("cross_attention: each token sees all of the other sequence; expected no window, chunks, block_indexer or kv_shared")
+        if (
+            mixer.sliding_window is not None
+            or mixer.attention_chunk_size is not None
+            or mixer.block_indexer is not None
+            or mixer.kv_shared
+        ):
+            raise ValueError(
+                "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
+                "block_indexer or kv_shared"
+            )
         if mixer.position is not None and not isinstance(mixer.position, Rope):
-            raise ValueError(f"cross_attention.position: '{mixer.position.type}' goes by distances, of which two sequences have none; expected none")
+            raise ValueError(
+                f"cross_attention.position: '{mixer.position.type}' goes by distances, of which two sequences have "
+                "none; expected none"
+            )
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         crossing = self.cross_attention
@@ -135,7 +154,9 @@ class Block(Layer):
         norm = self.norm.anatomy
         entry = () if self.input_norm is None else (self.input_norm.anatomy("input_norm", around),)
         crossing = Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size)
-        sublayers = [part.anatomy(where, crossing if where == "cross_attn" else around) for where, part in self.sublayers()]
+        sublayers = [
+            part.anatomy(where, crossing if where == "cross_attn" else around) for where, part in self.sublayers()
+        ]
         if self.parallel == "shared":
             return Node(name, children=(*entry, norm("pre_norm", around), *sublayers), source="Wang & Komatsuzaki 2021")
         parts: list[Node] = [*entry]
@@ -154,7 +175,11 @@ class Block(Layer):
                 parts.append(norm(post, around))
         if self.idle_cross_attention:
             parts = [idle(part) if part.name.startswith("cross_attn") else part for part in parts]
-        return Node(name, children=tuple(parts), source="Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1")
+        return Node(
+            name,
+            children=tuple(parts),
+            source="Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1",
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)
@@ -178,10 +203,14 @@ class Block(Layer):
             base.model_copy(update={"input_norm": layernorm}),
             base.model_copy(update={"attention": Nothing()}),
             base.model_copy(update={"feed_forward": Nothing()}),
-            base.model_copy(update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}),
+            base.model_copy(
+                update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
+            ),
             with_layernorm.model_copy(update={"parallel": "shared"}),
             with_layernorm.model_copy(update={"parallel": "separate"}),
-            with_layernorm.model_copy(update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}),
+            with_layernorm.model_copy(
+                update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
+            ),
         ]
 
 
@@ -199,7 +228,10 @@ def _reference() -> type[nn.Module]:
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             for part, where in (
                 (spec.attention, around),
-                (spec.cross_attention, Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size)),
+                (
+                    spec.cross_attention,
+                    Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size),
+                ),
                 (spec.feed_forward, around),
             ):
                 if isinstance(part, Component):
@@ -233,11 +265,15 @@ def _reference() -> type[nn.Module]:
             start, shared = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
-                y = self.get_submodule(name)(self._normed(f"{name}_pre_norm", source) if shared is None else shared, run)
+                y = self.get_submodule(name)(
+                    self._normed(f"{name}_pre_norm", source) if shared is None else shared, run
+                )
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:
-                    x = self._normed(f"{name}_residual_scale", x) + self._normed(f"{name}_out_scale", self._normed(f"{name}_post_norm", y))
+                    x = self._normed(f"{name}_residual_scale", x) + self._normed(
+                        f"{name}_out_scale", self._normed(f"{name}_post_norm", y)
+                    )
             return x
 
     return BlockReference

@@ -1,8 +1,8 @@
 """Which blocks of earlier tokens a token attends to: MiniMax-M3's indexer.
 
-Each token scores every earlier one with a few small heads of its own; a block counts as much as the best token in it, and the
-best index_topk_blocks are attended to, the token's own and those right before it always among them. transformers:
-models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
+Each token scores every earlier one with a few small heads of its own; a block counts as much as the best token in it,
+and the best index_topk_blocks are attended to, the token's own and those right before it always among them.
+transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlockCore(ops.AttentionCore):
-    """Attention to `blocks` blocks of `block` tokens, the last of them up to the token itself. A full pass masks the others."""
+    """Attention to `blocks` blocks of `block` tokens, the last of them up to the token itself.
+    A full pass masks the others.
+    """
 
     block: Number = 1
     blocks: Number = 1
 
     def _seen(self, n: Number) -> Number:
-        """Pairs of the first n tokens: all, as long as they fill no more than `blocks` blocks; then all but one block, and the token's own."""
+        """Pairs of the first n tokens: all, as long as they fill no more than `blocks` blocks;
+        then all but one block, and the token's own.
+        """
         first = minimum(n, self.block * self.blocks)
         rest = n - first
         whole = floor_div(rest, self.block)
@@ -94,7 +98,10 @@ def _reference() -> type[nn.Module]:
             self.spec, self.theta = spec, theta
             self.q_proj = nn.Linear(hidden, spec.index_n_heads * spec.index_head_dim, bias=False)
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, spec.index_head_dim), norm_reference(spec.norm, spec.index_head_dim)
+            self.q_norm, self.k_norm = (
+                norm_reference(spec.norm, spec.index_head_dim),
+                norm_reference(spec.norm, spec.index_head_dim),
+            )
             self.cache, self.core = cache_class()(), Core()
 
         def _turn(self, x: Tensor, run: Run) -> Tensor:
@@ -111,13 +118,19 @@ def _reference() -> type[nn.Module]:
             scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
             best = scores.unflatten(-1, (blocks, -1)).amax(-1)
             away = (at // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
-            best = best.masked_fill((away >= 0) & (away < spec.index_local_blocks), float("inf")).masked_fill(away < 0, float("-inf"))
+            best = best.masked_fill((away >= 0) & (away < spec.index_local_blocks), float("inf")).masked_fill(
+                away < 0, float("-inf")
+            )
             rank = best.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            seen: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (keys[None] <= at[:, None])
+            seen: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
+                keys[None] <= at[:, None]
+            )
             return seen
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-            """k, v: [batch, heads, keys, d] → those that are read, and the mask over them [batch, heads, tokens, keys]."""
+            """k, v: [batch, heads, keys, d] → those that are read, and the mask over them [batch, heads,
+            tokens, keys].
+            """
             seen = self(x, run).repeat_interleave(k.shape[1] // self.spec.index_n_heads, 1)
             if not run.past or x.shape[1] > 1:
                 return k, v, seen

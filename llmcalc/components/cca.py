@@ -1,8 +1,9 @@
-"""Compressed convolutional attention: softmax attention among heads narrower than the model, mixed along the tokens first.
+"""Compressed convolutional attention: softmax attention among heads narrower than the model, mixed along the tokens
+first.
 
-Figliolia et al. 2025 (arXiv:2510.04476), as ZAYA1 has it: queries and keys pass two causal convolutions, one of each channel and
-one within each head, and the mean of a head's query and key is added back; both are then of one length, keys with a scale a head.
-Half of each value comes from the token before. transformers: models/zaya.
+Figliolia et al. 2025 (arXiv:2510.04476), as ZAYA1 has it: queries and keys pass two causal convolutions, one of each
+channel and one within each head, and the mean of a head's query and key is added back; both are then of one length,
+keys with a scale a head. Half of each value comes from the token before. transformers: models/zaya.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LinearBefore(ops.Linear):
-    """A linear map whose results are used one token later: a pass from the first token maps zeros once more for each sequence."""
+    """A linear map whose results are used one token later:
+    a pass from the first token maps zeros once more for each sequence.
+    """
 
     def _start(self, w: Workload) -> Number:
         goes_on = w.phase == "decode" or not is_zero(w.context)
@@ -43,7 +46,8 @@ class LinearBefore(ops.Linear):
 class CompressedConvAttention(Component):
     """cca_time0, cca_time1: tokens that the convolution of each channel and the one within each head see.
 
-    attention_bias: on the maps in and out. The value's heads are cut from both halves side by side, so their joint width is even.
+    attention_bias: on the maps in and out. The value's heads are cut from both halves side by side, so their joint
+    width is even.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -63,15 +67,25 @@ class CompressedConvAttention(Component):
         a, k = self.num_attention_heads, self.num_key_value_heads
         check_groups(a, k)
         if k * self.head_dim % 2:
-            raise ValueError(f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product")
+            raise ValueError(
+                f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product"
+            )
         if self.cca_time0 == self.cca_time1 == 1:
-            raise ValueError("cca_time0 and cca_time1: convolutions over one token mix none; expected one of them above 1")
+            raise ValueError(
+                "cca_time0 and cca_time1: convolutions over one token mix none; expected one of them above 1"
+            )
         self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        t0, t1, biased, both, half = self.cca_time0, self.cca_time1, self.attention_bias, (a + k) * d, exact_div(k * d, 2)
+        t0, t1, biased, both, half = (
+            self.cca_time0,
+            self.cca_time1,
+            self.attention_bias,
+            (a + k) * d,
+            exact_div(k * d, 2),
+        )
         window = self.sliding_window
         parts = (
             Node("q_proj", ops.Linear(h, a * d, biased)),
@@ -100,8 +114,23 @@ class CompressedConvAttention(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=6),
-            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, cca_time0=3, attention_bias=True, position=Rope(partial_rotary_factor=0.5)),
-            cls(num_attention_heads=2, num_key_value_heads=2, head_dim=5, cca_time0=1, cca_time1=4, sliding_window=5, position=Rope(rotary_dim=4)),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=8,
+                cca_time0=3,
+                attention_bias=True,
+                position=Rope(partial_rotary_factor=0.5),
+            ),
+            cls(
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                head_dim=5,
+                cca_time0=1,
+                cca_time1=4,
+                sliding_window=5,
+                position=Rope(rotary_dim=4),
+            ),
         ]
 
 
@@ -124,11 +153,17 @@ def _reference() -> type[nn.Module]:
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
             self.conv_state: Any = state_class()()
             self.value_state: Any = state_class()()
-            self.key_scale, self.core, self.cache = vector(torch.ones(k)), softmax_core_class()(), cache_class()(spec.sliding_window)
+            self.key_scale, self.core, self.cache = (
+                vector(torch.ones(k)),
+                softmax_core_class()(),
+                cache_class()(spec.sliding_window),
+            )
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
         def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """q: [batch, tokens, heads, d], k: [batch, tokens, kv_heads, d] → the same, each having seen the tokens before it."""
+            """q: [batch, tokens, heads, d], k:
+            [batch, tokens, kv_heads, d] → the same, each having seen the tokens before it.
+            """
             kv_heads, reach = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
             held = self.conv_state.held(run)
@@ -156,11 +191,27 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
             q, k = self._mixed(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
-            q, k, v = self._placed(q, run), self._placed(k, run) * self.key_scale.weight[:, None, None], self._values(x, run).transpose(1, 2)
+            q, k, v = (
+                self._placed(q, run),
+                self._placed(k, run) * self.key_scale.weight[:, None, None],
+                self._values(x, run).transpose(1, 2),
+            )
             k, v = self.cache(run, k, v)
-            mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=self.causal, window=self.spec.sliding_window)
+            mask = allowed(
+                run,
+                run.past + tokens,
+                tokens,
+                k.shape[-2],
+                x.device,
+                causal=self.causal,
+                window=self.spec.sliding_window,
+            )
             group = q.shape[1] // k.shape[1]
-            out: Tensor = self.o_proj(self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask).transpose(1, 2).flatten(2))
+            out: Tensor = self.o_proj(
+                self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
+                .transpose(1, 2)
+                .flatten(2)
+            )
             return out
 
     return CCAReference

@@ -48,14 +48,18 @@ class PartChoice:
             kind = self._kind_of(value)
             if kind in self.homes and isinstance(value, self.load(kind)):
                 return value
-            raise PydanticCustomError("union_tag_invalid", "not one of these parts", {"tag": str(kind), "expected_tags": self._expected()})
+            raise PydanticCustomError(
+                "union_tag_invalid", "not one of these parts", {"tag": str(kind), "expected_tags": self._expected()}
+            )
         if not isinstance(value, dict):
             raise PydanticCustomError("model_type", "not a table")
         kind = value.get("type", self.default) if len(self.homes) > 1 else self.default  # one kind checks its own type
         if not isinstance(kind, str):
             raise PydanticCustomError("union_tag_not_found", "no type")
         if kind not in self.homes:
-            raise PydanticCustomError("union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected()})
+            raise PydanticCustomError(
+                "union_tag_invalid", "not one of these parts", {"tag": kind, "expected_tags": self._expected()}
+            )
         cls = self.load(kind)
         try:
             return cls.model_validate(value)

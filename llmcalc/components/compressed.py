@@ -1,9 +1,9 @@
 """DeepSeek-V4's attention: a window of single tokens, and before it entries that each stand for several tokens.
 
 DeepSeek-V4 (2026), §2.3: one head of keys that are also the values, a low-rank query, sinks, and an output projected in
-groups. An entry is a weighted mean of compress_rate tokens, channel by channel; those of overlapping windows (CSA) read the
-window before theirs too, and an indexer of the same making chooses which of them a token attends to; heavily compressed
-ones (HCA) are all attended to. transformers: models/deepseek_v4.
+groups. An entry is a weighted mean of compress_rate tokens, channel by channel; those of overlapping windows (CSA) read
+the window before theirs too, and an indexer of the same making chooses which of them a token attends to; heavily
+compressed ones (HCA) are all attended to. transformers: models/deepseek_v4.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class EntryLinear(ops.Linear):
 
 @dataclass(frozen=True, slots=True)
 class EntryCache(ops.Op):
-    """One entry for each `rate` tokens, and of the tokens that are none yet what it will be made of: `rest` elements each."""
+    """One entry for each `rate` tokens, and of the tokens that are none yet what it will be made of:
+    `rest` elements each.
+    """
 
     width: Number
     rate: Number
@@ -83,7 +85,9 @@ class EntryCache(ops.Op):
 
 @dataclass(frozen=True, slots=True)
 class LastWindow(ops.Op):
-    """What the next entry reads of the last window of `rate` tokens, `width` elements and as many weights a token; nothing before there is one."""
+    """What the next entry reads of the last window of `rate` tokens,
+    `width` elements and as many weights a token; nothing before there is one.
+    """
 
     width: Number
     rate: Number
@@ -105,8 +109,8 @@ class EntryIndexer(Part):
 class CompressedAttention(Component):
     """A window of tokens, and entries of compress_rate tokens each, where that is given.
 
-    overlap: an entry reads the window before its own too. o_groups: heads are mapped to o_lora_rank in so many groups, then
-    together to the residual stream. indexer: chooses entries; none attends to all.
+    overlap: an entry reads the window before its own too. o_groups: heads are mapped to o_lora_rank in so many groups,
+    then together to the residual stream. indexer: chooses entries; none attends to all.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -154,7 +158,10 @@ class CompressedAttention(Component):
         ]
         if not plain:
             chosen = None if self.indexer is None else self.indexer.index_topk
-            parts += [self._compressor("compressor", h, d), Node("entry_core", EntryScores(a, d, d, rate=self.compress_rate, chosen=chosen))]
+            parts += [
+                self._compressor("compressor", h, d),
+                Node("entry_core", EntryScores(a, d, d, rate=self.compress_rate, chosen=chosen)),
+            ]
         if self.indexer is not None:
             i, n = self.indexer.index_head_dim, self.indexer.index_n_heads
             own = _undifferentiated(self._compressor("compressor", h, i))
@@ -166,7 +173,9 @@ class CompressedAttention(Component):
             ]
             parts.append(Node("indexer", children=tuple(chooses)))
         parts += [
-            Node("o_a_proj", ops.ExpertLinear(g, g, exact_div(a * d, g), self.o_lora_rank)),  # every token passes through all groups
+            Node(
+                "o_a_proj", ops.ExpertLinear(g, g, exact_div(a * d, g), self.o_lora_rank)
+            ),  # every token passes through all groups
             Node("o_b_proj", ops.Linear(g * self.o_lora_rank, h)),
         ]
         return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V4 2026, §2.3")
@@ -195,7 +204,15 @@ class CompressedAttention(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        base = cls(num_attention_heads=4, head_dim=8, qk_rope_head_dim=4, q_lora_rank=10, o_groups=2, o_lora_rank=6, sliding_window=5)
+        base = cls(
+            num_attention_heads=4,
+            head_dim=8,
+            qk_rope_head_dim=4,
+            q_lora_rank=10,
+            o_groups=2,
+            o_lora_rank=6,
+            sliding_window=5,
+        )
         indexer = EntryIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
         return [
             base,
@@ -221,7 +238,12 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
-            self.rate, self.width, self.rope, self.theta = spec.compress_rate, width, spec.qk_rope_head_dim, spec.position.rope_theta
+            self.rate, self.width, self.rope, self.theta = (
+                spec.compress_rate,
+                width,
+                spec.qk_rope_head_dim,
+                spec.position.rope_theta,
+            )
             series = 2 * width if spec.overlap else width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
             self.position_bias, self.norm = vector(torch.zeros(self.rate, series)), norm_reference(spec.norm, width)
@@ -229,11 +251,17 @@ def _reference() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]: the first series one window late, then the second."""
+            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]:
+            the first series one window late, then the second.
+            """
             assert self.last_window is not None
             (before, now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
             held = self.last_window.held(run)
-            first = (torch.zeros_like(before[:, :1]), torch.full_like(before[:, :1], float("-inf"))) if held is None else tuple(t[:, None] for t in held)
+            first = (
+                (torch.zeros_like(before[:, :1]), torch.full_like(before[:, :1], float("-inf")))
+                if held is None
+                else tuple(t[:, None] for t in held)
+            )
             self.last_window.keep(run, before[:, -1], gate_before[:, -1])
             late = torch.cat([first[0], before[:, :-1]], 1), torch.cat([first[1], gate_before[:, :-1]], 1)
             return torch.cat([late[0], now], 2), torch.cat([late[1], gate_now], 2)
@@ -274,16 +302,22 @@ def _reference() -> type[nn.Module]:
             entries = self.compressor(x, run)
             q = self.q_proj(small).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            scores = (torch.relu(self.core(q, entries)) * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
+            scores = (
+                (torch.relu(self.core(q, entries)) * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
+            )
             best = scores.masked_fill(~seen, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             chosen: Tensor = best[..., : self.topk]
             return chosen
 
     class Core(nn.Module):
-        """Scores of each head's queries against the one head of keys; or, of their shares, the sum of its values (the keys again)."""
+        """Scores of each head's queries against the one head of keys;
+        or, of their shares, the sum of its values (the keys again).
+        """
 
         def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
-            scores: Tensor = q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5 if shares is None else shares @ k[:, None]
+            scores: Tensor = (
+                q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5 if shares is None else shares @ k[:, None]
+            )
             return scores
 
     class CompressedAttentionReference(nn.Module):
@@ -292,11 +326,20 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: CompressedAttention, around: Around) -> None:
             super().__init__()
             self.spec, hidden, width = spec, around.hidden_size, spec.num_attention_heads * spec.head_dim
-            self.q_a_proj, self.q_a_norm = nn.Linear(hidden, spec.q_lora_rank, bias=False), norm_reference(spec.norm, spec.q_lora_rank)
+            self.q_a_proj, self.q_a_norm = (
+                nn.Linear(hidden, spec.q_lora_rank, bias=False),
+                norm_reference(spec.norm, spec.q_lora_rank),
+            )
             self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
-            self.kv_proj, self.kv_norm = nn.Linear(hidden, spec.head_dim, bias=False), norm_reference(spec.norm, spec.head_dim)
+            self.kv_proj, self.kv_norm = (
+                nn.Linear(hidden, spec.head_dim, bias=False),
+                norm_reference(spec.norm, spec.head_dim),
+            )
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
-            self.sinks, self.o_a_proj = vector(torch.zeros(spec.num_attention_heads)), GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.sinks, self.o_a_proj = (
+                vector(torch.zeros(spec.num_attention_heads)),
+                GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank),
+            )
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
                 self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), Core()
@@ -324,7 +367,9 @@ def _reference() -> type[nn.Module]:
                 return entries, seen
             chosen = self.indexer(x, small, seen, run)
             if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
-                return entries.gather(1, chosen[:, 0, :, None].expand(-1, -1, entries.shape[-1])), seen[:, : chosen.shape[-1]]
+                return entries.gather(1, chosen[:, 0, :, None].expand(-1, -1, entries.shape[-1])), seen[
+                    :, : chosen.shape[-1]
+                ]
             picked = torch.zeros_like(seen).expand(x.shape[0], -1, -1).scatter(-1, chosen, True)
             return entries, (seen & picked)[:, None]
 

@@ -1,8 +1,9 @@
 """The delta rule as PyTorch runs it: what Gated DeltaNet and Kimi Delta Attention share of their references.
 
-S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] a head (Schlag 2021, arXiv:2102.11174; gated:
-Yang 2024, arXiv:2412.06464). Many tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), as `chunk_gated_delta_rule`
-and `chunk_kda` of flash-linear-attention and the PyTorch forms of them in transformers do; one token runs the recurrence itself.
+S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] a head (Schlag 2021, arXiv:2102.11174;
+gated: Yang 2024, arXiv:2412.06464). Many tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), as
+`chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and the PyTorch forms of them in transformers do; one
+token runs the recurrence itself.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def delta_rule_class() -> type[nn.Module]:
         return torch.stack(rows, -2)
 
     class DeltaRule(nn.Module):
-        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], g: log decay, [batch, heads, tokens, 1] or one
-        for each key channel, β: [batch, heads, tokens] → o like v. All in fp32.
+        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], g: log decay, [batch, heads,
+        tokens, 1] or one for each key channel, β: [batch, heads, tokens] → o like v. All in fp32.
 
         state: its slot under the same parent, which holds S, [batch, heads, key_dim, value_dim].
         """
@@ -57,17 +58,23 @@ def delta_rule_class() -> type[nn.Module]:
             state.keep(run, after)
             return out
 
-        def _step(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        def _step(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+        ) -> tuple[Tensor, Tensor]:
             state = state * g[:, :, 0, :, None].exp()
             predicted = (state * k[:, :, 0, :, None]).sum(-2)
             correction = (v[:, :, 0] - predicted) * beta
             state = state + k[:, :, 0, :, None] * correction[..., None, :]
             return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
 
-        def _chunks(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        def _chunks(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+        ) -> tuple[Tensor, Tensor]:
             tokens, size = q.shape[2], self.chunk
             pad = -tokens % size
-            q, k, v, g, beta = (F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, size)) for x in (q, k, v, g, beta[..., None]))
+            q, k, v, g, beta = (
+                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, size)) for x in (q, k, v, g, beta[..., None])
+            )
             g = g.cumsum(-2)
             mask = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
             decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()

@@ -1,7 +1,9 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): two softmaxes over halves of the heads, one subtracted from the other.
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): two softmaxes over halves of the heads, one subtracted
+from the other.
 
-(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V with values twice as wide as keys, then a norm of each head that has no weights. It runs as two usual
-attentions over the two halves of V, as fused kernels need it and transformers does it (models/diffllama): the scores twice.
+(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V with values twice as wide as keys, then a norm of each head that has no weights.
+It runs as two usual attentions over the two halves of V, as fused kernels need it and transformers does it
+(models/diffllama): the scores twice.
 """
 
 from __future__ import annotations
@@ -45,7 +47,13 @@ class DifferentialAttention(Component):
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
-        h, a, k, d, biased = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.attention_bias
+        h, a, k, d, biased = (
+            around.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.attention_bias,
+        )
         core = ops.AttentionCore(heads=a, qk_dim=d, v_dim=d)
 
         def vector(letter: str) -> Node:

@@ -1,7 +1,8 @@
 """Disentangled attention: a query also meets the position of each key, and a key that of each query.
 
-DeBERTa (He 2020, arXiv:2006.03654, §3.1); in its version 2 and 3 distances are binned and the content's own maps also map positions
-(He 2021, arXiv:2111.09543). One table of relative positions stands beside the layers; its rows are mapped in every layer.
+DeBERTa (He 2020, arXiv:2006.03654, §3.1); in its version 2 and 3 distances are binned and the content's own maps also
+map positions (He 2021, arXiv:2111.09543). One table of relative positions stands beside the layers; its rows are mapped
+in every layer.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 class Disentangled(Part):
     """Scores are (q·k + q·p + k·r) / √(3d) with p and r maps of the row for the distance between query and key.
 
-    c2p, p2c: whether there is q·p, and k·r. max_relative_positions: the longest distance told apart. position_buckets: how many
-    bins for it, each way; none where every distance has a row. share_att_key: p and r are made by the maps that make k and q.
-    key_bias: of the map that makes p. within_sequence: only distances that occur in the sequence are mapped (version 1).
+    c2p, p2c: whether there is q·p, and k·r. max_relative_positions: the longest distance told apart. position_buckets:
+    how many bins for it, each way; none where every distance has a row. share_att_key: p and r are made by the maps
+    that make k and q.
+    key_bias: of the map that makes p. within_sequence: only distances that occur in the sequence are mapped (version
+    1).
     """
 
     type: Literal["disentangled"] = "disentangled"
@@ -47,7 +50,10 @@ class Disentangled(Part):
             raise ValueError("share_att_key: expected c2p and p2c")
         buckets, furthest = self.position_buckets, self.max_relative_positions
         if buckets is not None and (buckets < 2 or furthest - 1 <= buckets // 2):
-            raise ValueError(f"position_buckets: {buckets} with max_relative_positions {furthest}; expected 2 or more, half of them fewer than {furthest - 1}")
+            raise ValueError(
+                f"position_buckets: {buckets} with max_relative_positions {furthest}; expected 2 or more, half of "
+                f"them fewer than {furthest - 1}"
+            )
         return self
 
     @property
@@ -59,7 +65,10 @@ class Disentangled(Part):
         """biases: of the maps that make q and k, where those are shared."""
         h, width = around.hidden_size, heads * head_dim
         parts: list[Node] = []
-        for on, where, own_bias, shared_bias in (("c2p", "pos_key", self.key_bias, biases[1]), ("p2c", "pos_query", True, biases[0])):
+        for on, where, own_bias, shared_bias in (
+            ("c2p", "pos_key", self.key_bias, biases[1]),
+            ("p2c", "pos_query", True, biases[0]),
+        ):
             if not getattr(self, on):
                 continue
             bias = shared_bias if self.share_att_key else own_bias
@@ -73,7 +82,9 @@ class Disentangled(Part):
 
 
 class RelativeEmbedding(Component):
-    """A row for each relative position, `span` of them each way, that all layers map. norm: on the rows, before any map."""
+    """A row for each relative position, `span` of them each way, that all layers map.
+    norm: on the rows, before any map.
+    """
 
     span: Positions
     norm: Norm | None = None
@@ -112,7 +123,12 @@ class SideConvolution(Component):
     def anatomy(self, name: str, around: Around) -> Node:
         h = around.hidden_size
         conv = ops.Conv1d(h, h, self.conv_kernel_size, self.conv_groups, bias=True)
-        return Node(name, children=(Node("conv", conv), self.norm.anatomy("norm", around)), kind="convolution", source="He et al. 2020, §A.5")
+        return Node(
+            name,
+            children=(Node("conv", conv), self.norm.anatomy("norm", around)),
+            kind="convolution",
+            source="He et al. 2020, §A.5",
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["convolution"](self, around)
@@ -146,7 +162,9 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: SideConvolution, around: Around) -> None:
             super().__init__()
             self.act, width = spec.conv_act, around.hidden_size
-            self.conv = nn.Conv1d(width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups)
+            self.conv = nn.Conv1d(
+                width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
+            )
             self.norm = spec.norm.reference(around)
 
         def forward(self, before: Tensor, after: Tensor) -> Tensor:
@@ -168,7 +186,9 @@ def _references() -> dict[str, type[nn.Module]]:
             return scores
 
     class DisentangledReference(nn.Module):
-        """Queries and keys [batch, heads, tokens, d] → (queries scaled for one share of the scores, what is added to them)."""
+        """Queries and keys [batch, heads, tokens, d] → (queries scaled for one share of the scores,
+        what is added to them).
+        """
 
         def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
             super().__init__()
@@ -193,7 +213,9 @@ def _references() -> dict[str, type[nn.Module]]:
             binned = ((far / middle).log() * scale).ceil().long() + middle
             return torch.where(distance.abs() <= middle, distance, binned * distance.sign())
 
-        def forward(self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
+        ) -> tuple[Tensor, Tensor]:
             tokens, half = q.shape[-2], self.reach
             if self.spec.within_sequence:
                 near = min(tokens, half)
@@ -208,7 +230,9 @@ def _references() -> dict[str, type[nn.Module]]:
             if self.spec.p2c:
                 lent = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
                 index = (half - distance).clamp(0, 2 * half - 1).expand(*k.shape[:-1], tokens)
-                bias = bias + self.p2c(k, self.pos_query(rows, *lent)).gather(-1, index.transpose(-1, -2)).transpose(-1, -2)
+                bias = bias + self.p2c(k, self.pos_query(rows, *lent)).gather(-1, index.transpose(-1, -2)).transpose(
+                    -1, -2
+                )
             return q * terms**-0.5, bias * (q.shape[-1] * terms) ** -0.5
 
     return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}

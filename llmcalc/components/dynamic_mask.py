@@ -1,9 +1,10 @@
-"""Attention under a mask that is learned from the values: Doge (Shi et al. 2024, arXiv:2412.11834, dynamic mask attention).
+"""Attention under a mask that is learned from the values: Doge (Shi et al. 2024, arXiv:2412.11834, dynamic mask
+attention).
 
-A small map of every value that is held, softplus and one weight a head give each key a strength, which is added to its scores; of the
-keys that a token may see it attends to the keep_window_size strongest. The strengths are no part of the cache: every pass maps all
-values again, those of earlier tokens too. The mask is dense: scores of all keys are computed and those of the others covered, while
-decoding too. transformers: models/doge.
+A small map of every value that is held, softplus and one weight a head give each key a strength, which is added to its
+scores; of the keys that a token may see it attends to the keep_window_size strongest. The strengths are no part of the
+cache: every pass maps all values again, those of earlier tokens too. The mask is dense: scores of all keys are computed
+and those of the others covered, while decoding too. transformers: models/doge.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class KeepingCore(ops.AttentionCore):
 
 @dataclass(frozen=True, slots=True)
 class HeldLinear(ops.Linear):
-    """A map of the new tokens' values and of all that are held from earlier passes: of a window of W, those W − 1 that can be seen."""
+    """A map of the new tokens' values and of all that are held from earlier passes:
+    of a window of W, those W − 1 that can be seen.
+    """
 
     window: Number = None
 
@@ -77,7 +80,11 @@ class DynamicMaskAttention(Component):
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        biased, window, kind = self.attention_bias, self.sliding_window, "full_attention" if self.sliding_window is None else "sliding_attention"
+        biased, window, kind = (
+            self.attention_bias,
+            self.sliding_window,
+            "full_attention" if self.sliding_window is None else "sliding_attention",
+        )
         norm = self.norm.op(d)
         parts = (
             Node("q_proj", ops.Linear(h, a * d, biased)),
@@ -96,7 +103,10 @@ class DynamicMaskAttention(Component):
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {self.keep_window_size} keys kept{window}"
+        return (
+            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, "
+            f"{self.keep_window_size} keys kept{window}"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)
@@ -127,7 +137,13 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, heads, kv_heads, d, biased = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.attention_bias
+            self.spec, heads, kv_heads, d, biased = (
+                spec,
+                spec.num_attention_heads,
+                spec.num_key_value_heads,
+                spec.head_dim,
+                spec.attention_bias,
+            )
             for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
                 self.add_module(name, nn.Linear(hidden, width, bias=biased))
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
@@ -140,13 +156,17 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
-            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each key that is kept, −∞ for the others."""
+            """v: [batch, heads, keys, d], seen:
+            [queries, keys] → the strength of each key that is kept, −∞ for the others.
+            """
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
-            ranked = mask.round(decimals=4)  # the same token has the same value but for rounding: of equals, the first are kept
+            ranked = mask.round(
+                decimals=4
+            )  # the same token has the same value but for rounding: of equals, the first are kept
             best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
             return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
 
@@ -155,7 +175,9 @@ def _reference() -> type[nn.Module]:
             q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
             k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            seen = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            seen = allowed(
+                run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+            )
             out = self.core(q, *(t.repeat_interleave(group, 1) for t in (k, v, self._mask(v, seen))))
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -1,7 +1,7 @@
 """The position-wise feed-forward network: plain (Vaswani 2017, §3.3) or gated (Shazeer 2020, arXiv:2002.05202).
 
-SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReLU (So 2021) is `relu2`. xIELU (Huang 2024,
-arXiv:2411.13010) has two weights of its own.
+SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReLU (So 2021) is `relu2`. xIELU (Huang
+2024, arXiv:2411.13010) has two weights of its own.
 """
 
 from __future__ import annotations
@@ -22,17 +22,32 @@ if TYPE_CHECKING:
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]
 
-GLU_NAMES = {"silu": "SwiGLU", "gelu": "GeGLU", "gelu_tanh": "GeGLU", "relu": "ReGLU", "sigmoid": "GLU", "tanh": "GTU", "identity": "bilinear"}
+GLU_NAMES = {
+    "silu": "SwiGLU",
+    "gelu": "GeGLU",
+    "gelu_tanh": "GeGLU",
+    "relu": "ReGLU",
+    "sigmoid": "GLU",
+    "tanh": "GTU",
+    "identity": "bilinear",
+}
 PLAIN_NAMES = {
-    "relu": "ReLU", "relu2": "ReLU²", "gelu": "GELU", "gelu_tanh": "GELU", "silu": "SiLU", "sigmoid": "sigmoid", "tanh": "tanh", "identity": "linear",
-}  # fmt: skip
+    "relu": "ReLU",
+    "relu2": "ReLU²",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU",
+    "silu": "SiLU",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "identity": "linear",
+}
 
 
 class FeedForward(Component):
     """hidden → intermediate → hidden; a gated one has two maps up, of which one is activated and multiplies the other.
 
-    gate_bias, up_bias, down_bias: which of the maps has a bias. sub_norm: on the intermediate values, before the map down
-    (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
+    gate_bias, up_bias, down_bias: which of the maps has a bias. sub_norm: on the intermediate values, before the map
+    down (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
     """
 
     node_name: ClassVar[str] = "mlp"
@@ -116,7 +131,9 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("values", torch.tensor([0.5, -1e-6]))
 
     class XIELU(nn.Module):
-        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below; the weights are what softplus makes α₊ and α₋ − β of."""
+        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below;
+        the weights are what softplus makes α₊ and α₋ − β of.
+        """
 
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +142,9 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
             above, below = nn.functional.softplus(self.alpha.weight)
-            out: Tensor = torch.where(x > 0, above * x * x, (beta + below) * (torch.minimum(x, eps).expm1() - x)) + beta * x
+            out: Tensor = (
+                torch.where(x > 0, above * x * x, (beta + below) * (torch.minimum(x, eps).expm1() - x)) + beta * x
+            )
             return out
 
     class FeedForwardReference(nn.Module):

@@ -1,7 +1,8 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention whose state forgets and corrects itself.
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention whose state forgets and corrects
+itself.
 
-Queries, keys and values pass a short convolution; each value head keeps a matrix of key by value dimensions, which the delta
-rule updates (`delta_rule.py`); the output is normed and gated. transformers: models/qwen3_next, models/qwen3_5,
+Queries, keys and values pass a short convolution; each value head keeps a matrix of key by value dimensions, which the
+delta rule updates (`delta_rule.py`); the output is normed and gated. transformers: models/qwen3_next, models/qwen3_5,
 models/olmo_hybrid (the same maps, fused in other ways).
 """
 
@@ -39,8 +40,8 @@ CHUNK = 64
 class GatedDeltaNet(Component):
     """Fields as in Qwen3-Next. linear_num_value_heads: each key head serves so many of them as divide evenly.
 
-    linear_allow_neg_eigval: β in [0, 2] instead of [0, 1]. chunk_size: tokens that are computed at once; the state is the same
-    whatever it is, the FLOPs are not.
+    linear_allow_neg_eigval: β in [0, 2] instead of [0, 1]. chunk_size: tokens that are computed at once; the state is
+    the same whatever it is, the FLOPs are not.
     """
 
     node_name: ClassVar[str] = "linear_attn"
@@ -59,7 +60,10 @@ class GatedDeltaNet(Component):
     def _check(self) -> Self:
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         if values % keys:
-            raise ValueError(f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {values}; expected a divisor of {values}")
+            raise ValueError(
+                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {values}; expected a divisor "
+                f"of {values}"
+            )
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -96,7 +100,14 @@ class GatedDeltaNet(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5),
-            cls(linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=4, linear_value_head_dim=8, chunk_size=4, linear_allow_neg_eigval=True),
+            cls(
+                linear_num_key_heads=3,
+                linear_num_value_heads=3,
+                linear_key_head_dim=4,
+                linear_value_head_dim=8,
+                chunk_size=4,
+                linear_allow_neg_eigval=True,
+            ),
         ]
 
 
@@ -115,7 +126,10 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: GatedDeltaNet, hidden: int) -> None:
             super().__init__()
             heads, self.head_dims = spec.linear_num_value_heads, (spec.linear_key_head_dim, spec.linear_value_head_dim)
-            self.key_width, self.value_width = spec.linear_num_key_heads * spec.linear_key_head_dim, heads * spec.linear_value_head_dim
+            self.key_width, self.value_width = (
+                spec.linear_num_key_heads * spec.linear_key_head_dim,
+                heads * spec.linear_value_head_dim,
+            )
             self.group, self.strength = heads // spec.linear_num_key_heads, 2.0 if spec.linear_allow_neg_eigval else 1.0
             self.q_proj = nn.Linear(hidden, self.key_width, bias=False)
             self.k_proj = nn.Linear(hidden, self.key_width, bias=False)
@@ -138,7 +152,11 @@ def _reference() -> type[nn.Module]:
             q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            v, decay, beta = v.unflatten(-1, (-1, dv)).transpose(1, 2), decay.transpose(1, 2)[..., None], beta.transpose(1, 2)
+            v, decay, beta = (
+                v.unflatten(-1, (-1, dv)).transpose(1, 2),
+                decay.transpose(1, 2)[..., None],
+                beta.transpose(1, 2),
+            )
             out = self.core(q, k, v, decay, beta, run, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate

@@ -30,7 +30,8 @@ GATE = "_pre_norm_gate"
 class GatedNormLayer(Layer):
     """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), n the norm of x.
 
-    gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has one as well.
+    gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has
+    one as well.
     """
 
     plain: ClassVar[bool] = False

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 
 class Gemma4Layer(Layer):
-    """Attention, then a feed-forward network, each with a norm before it and on its output; the sum is scaled by a kept value.
+    """Attention, then a feed-forward network, each with a norm before it and on its output; the sum is scaled by a kept
+    value.
 
-    dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual stream.
+    dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual
+    stream.
     per_layer_input: what the layer does with its per-layer embedding.
     """
 
@@ -52,9 +54,17 @@ class Gemma4Layer(Layer):
         mixing, working = self.attention, self.feed_forward
         assert not isinstance(mixing, Nothing)
         assert not isinstance(working, Nothing)
-        parts = [norm("self_attn_pre_norm", around), mixing.anatomy("self_attn", around), norm("self_attn_post_norm", around)]
+        parts = [
+            norm("self_attn_pre_norm", around),
+            mixing.anatomy("self_attn", around),
+            norm("self_attn_post_norm", around),
+        ]
         if self.dense is not None:
-            parts += [norm("dense_pre_norm", around), self.dense.anatomy("dense", around), norm("dense_post_norm", around)]
+            parts += [
+                norm("dense_pre_norm", around),
+                self.dense.anatomy("dense", around),
+                norm("dense_post_norm", around),
+            ]
         parts += [norm("mlp_pre_norm", around), working.anatomy("mlp", around), norm("mlp_post_norm", around)]
         if self.dense is not None:
             parts.append(norm("sum_post_norm", around))

@@ -41,7 +41,9 @@ class LMHead(Component):
     bias: Flag = False
     transform: Transform | None = None
 
-    def anatomy(self, name: str, around: Around, vocab_size: Number = 1, width: Number = None, tied: bool = False) -> Node:
+    def anatomy(
+        self, name: str, around: Around, vocab_size: Number = 1, width: Number = None, tied: bool = False
+    ) -> Node:
         """width: of the embedding where it is not the hidden size (a factorised embedding)."""
         h = around.hidden_size
         e = h if width is None else width
@@ -61,14 +63,21 @@ class LMHead(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(), cls(bias=True), cls(bias=True, transform=Transform()), cls(transform=Transform(norm=None, bias=False)), cls(transform=Transform(size=7))]
+        return [
+            cls(),
+            cls(bias=True),
+            cls(bias=True, transform=Transform()),
+            cls(transform=Transform(norm=None, bias=False)),
+            cls(transform=Transform(size=7)),
+        ]
 
 
 class Classifier(Component):
     """A score for each of `num_labels` labels.
 
-    over: `sequence`, one vector a sequence (the pooler's where the model has one, else the first token's); `token`, every
-    token (a decoder's score, of which the last is used; ELECTRA's discriminator). transform: a map and an activation before.
+    over: `sequence`, one vector a sequence (the pooler's where the model has one, else the first token's); `token`,
+    every token (a decoder's score, of which the last is used; ELECTRA's discriminator). transform: a map and an
+    activation before.
     """
 
     type: Literal["classification"] = "classification"
@@ -131,7 +140,11 @@ def _reference() -> Callable[..., nn.Module]:
             return logits
 
     def build(spec: LMHead, around: Around, vocab_size: int, width: int) -> nn.Module:
-        return nn.Linear(width, vocab_size, bias=spec.bias) if spec.transform is None else LMHeadReference(spec, around, vocab_size, width)
+        return (
+            nn.Linear(width, vocab_size, bias=spec.bias)
+            if spec.transform is None
+            else LMHeadReference(spec, around, vocab_size, width)
+        )
 
     return build
 
@@ -141,7 +154,9 @@ def _classifier() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):
-        """x: [batch, positions, hidden] → [batch, positions, num_labels]; of the first position alone where `over` is `sequence`."""
+        """x: [batch, positions, hidden] → [batch, positions, num_labels];
+        of the first position alone where `over` is `sequence`.
+        """
 
         def __init__(self, spec: Classifier, around: Around) -> None:
             super().__init__()

@@ -1,4 +1,6 @@
-"""A layer whose attention and state-space mixer read the same input side by side, and whose outputs are added (Falcon-H1, arXiv:2507.22448)."""
+"""A layer whose attention and state-space mixer read the same input side by side, and whose outputs are added
+(Falcon-H1, arXiv:2507.22448).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class HybridBlock(Layer):
-    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network around the residual stream, all pre-norm."""
+    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network around the residual stream,
+    all pre-norm.
+    """
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer
@@ -36,7 +40,9 @@ class HybridBlock(Layer):
     def _check(self) -> Self:
         for field in ("attention", "state_space", "feed_forward"):
             if isinstance(getattr(self, field), Nothing):
-                raise ValueError(f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'")
+                raise ValueError(
+                    f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'"
+                )
         if self.without_norms:
             raise ValueError("without_norms: a hybrid layer has both its norms; expected none of them named")
         return self
@@ -51,7 +57,9 @@ class HybridBlock(Layer):
     def anatomy(self, name: str, around: Around) -> Node:
         state_space, attention, feed_forward = (part.anatomy(where, around) for where, part in self._parts())
         before, between = (self.norm.anatomy(f"{where}_pre_norm", around) for where in ("mixers", "mlp"))
-        return Node(name, children=(before, state_space, attention, between, feed_forward), source="Falcon-H1 2025, §2.1")
+        return Node(
+            name, children=(before, state_space, attention, between, feed_forward), source="Falcon-H1 2025, §2.1"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

@@ -1,7 +1,9 @@
-"""Hyper-connections: the residual stream is several streams, which each sublayer reads, writes and mixes by weights of its own.
+"""Hyper-connections: the residual stream is several streams, which each sublayer reads, writes and mixes by weights of
+its own.
 
-Zhu 2024 (arXiv:2409.19606); constrained to doubly stochastic mixing by Xie 2025 (arXiv:2512.24880, §4), as DeepSeek-V4 has
-them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`, `DeepseekV4HyperHead`), models/hy_v4.
+Zhu 2024 (arXiv:2409.19606); constrained to doubly stochastic mixing by Xie 2025 (arXiv:2512.24880, §4), as DeepSeek-V4
+has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
+`DeepseekV4HyperHead`), models/hy_v4.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamMix(ops.Op):
-    """For each token the product of a [streams, streams] matrix and its streams, [streams, width]; neither is a parameter."""
+    """For each token the product of a [streams, streams] matrix and its streams, [streams, width];
+    neither is a parameter.
+    """
 
     streams: Number
     width: Number
@@ -41,7 +45,9 @@ class StreamMix(ops.Op):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets(ops.Op):
-    """What is added to each of `weights` weights, and a scale for each of their `kinds`: two vectors of parameters, no product."""
+    """What is added to each of `weights` weights, and a scale for each of their `kinds`:
+    two vectors of parameters, no product.
+    """
 
     weights: Number
     kinds: Number
@@ -54,10 +60,12 @@ class StreamOffsets(ops.Op):
 
 
 class HyperLayer(Layer):
-    """Each sublayer reads a weighted sum of hc_mult streams through a norm, and is added to all of them, mixed among each other.
+    """Each sublayer reads a weighted sum of hc_mult streams through a norm, and is added to all of them, mixed among
+    each other.
 
-    The weights come from all streams of the token by one map, and are made doubly stochastic in hc_sinkhorn_iters steps; where these
-    are none, the streams are not mixed. hc_magnitude: the most by which a sublayer's output is multiplied.
+    The weights come from all streams of the token by one map, and are made doubly stochastic in hc_sinkhorn_iters
+    steps; where these are none, the streams are not mixed. hc_magnitude: the most by which a sublayer's output is
+    multiplied.
     """
 
     alone: ClassVar[bool] = False
@@ -81,7 +89,11 @@ class HyperLayer(Layer):
         for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert not isinstance(part, Nothing)
             sublayer = replace(part.anatomy(where, around), gated=True)  # by the weights that it is written with
-            parts += [self._connection(f"{where}_connection", around), self.norm.anatomy(f"{where}_pre_norm", around), sublayer]
+            parts += [
+                self._connection(f"{where}_connection", around),
+                self.norm.anatomy(f"{where}_pre_norm", around),
+                sublayer,
+            ]
         return Node(name, children=tuple(parts), source="Xie et al. 2025, §4")
 
     def _connection(self, name: str, around: Around) -> Node:
@@ -101,13 +113,17 @@ class HyperLayer(Layer):
 
 
 class HyperStreams(Part):
-    """Before the first layer the embedding is copied into hc_mult streams, after the last they are summed by learned weights."""
+    """Before the first layer the embedding is copied into hc_mult streams,
+    after the last they are summed by learned weights.
+    """
 
     hc_mult: Streams
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, n = around.hidden_size, self.hc_mult
-        return Node(name, children=(Node("map", ops.Linear(n * h, n)), Node("offsets", StreamOffsets(n, 1))), kind="residual")
+        return Node(
+            name, children=(Node("map", ops.Linear(n * h, n)), Node("offsets", StreamOffsets(n, 1))), kind="residual"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         """forward(streams [batch, tokens, hc_mult, hidden]) → [batch, tokens, hidden]."""
@@ -118,7 +134,9 @@ def hyper_example(**fields: Any) -> HyperLayer:
     """A small layer. fields: in place of its own."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
     network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    return HyperLayer(**{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields})
+    return HyperLayer(
+        **{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields}
+    )
 
 
 @cache
@@ -151,16 +169,25 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
             self.parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.map, self.offsets = nn.Linear(n * hidden, sum(self.parts), bias=False), Offsets(sum(self.parts), len(self.parts))
+            self.map, self.offsets = (
+                nn.Linear(n * hidden, sum(self.parts), bias=False),
+                Offsets(sum(self.parts), len(self.parts)),
+            )
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             scale, parts = self.offsets.scale, self.parts
             read, write, *comb = (
-                w * scale[i] + b for i, (w, b) in enumerate(zip(self.map(normed(streams)).split(parts, -1), self.offsets.base.split(parts), strict=True))
+                w * scale[i] + b
+                for i, (w, b) in enumerate(
+                    zip(self.map(normed(streams)).split(parts, -1), self.offsets.base.split(parts), strict=True)
+                )
             )
-            summed, strength = ((read.sigmoid() + eps)[..., None] * streams).sum(2), self.spec.hc_magnitude * write.sigmoid()
+            summed, strength = (
+                ((read.sigmoid() + eps)[..., None] * streams).sum(2),
+                self.spec.hc_magnitude * write.sigmoid(),
+            )
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return summed, strength + eps, streams
             matrix = comb[0].unflatten(-1, (n, n)).softmax(-1) + eps

@@ -1,8 +1,9 @@
 """Which earlier tokens a token attends to: DeepSeek sparse attention's indexer.
 
-DeepSeek-V3.2 (arXiv:2512.02556), §2.1: each token scores those before it with a few small heads of its own, and the best
-index_topk are attended to. Its keys are cached beside the latent. Nothing of it has a gradient from the model's loss (the
-choice has none; the paper trains it by a loss of its own). GLM-5.2 lets most layers share the choice of one below.
+DeepSeek-V3.2 (arXiv:2512.02556), §2.1: each token scores those before it with a few small heads of its own, and the
+best index_topk are attended to. Its keys are cached beside the latent. Nothing of it has a gradient from the model's
+loss (the choice has none; the paper trains it by a loss of its own). GLM-5.2 lets most layers share the choice of one
+below.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Indexer(Part):
             Node("k_norm", ops.Norm(d, bias=True)),
             Node("weights_proj", ops.Undifferentiated(ops.Linear(h, a))),
             Node("cache", ops.KVCache(d, "indexer")),
-            Node("core", ops.Undifferentiated(ops.AttentionCore(a, qk_dim=d, v_dim=1))),  # the heads' scores, then their weighted sum
+            Node(
+                "core", ops.Undifferentiated(ops.AttentionCore(a, qk_dim=d, v_dim=1))
+            ),  # the heads' scores, then their weighted sum
         )
         return Node(name, children=parts, source="DeepSeek-V3.2 2025, §2.1")
 
@@ -56,7 +59,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, queries, heads, d], k: [batch, keys, d], weights: [batch, queries, heads] → [batch, queries, keys]."""
+        """q: [batch, queries, heads, d], k: [batch, keys, d], weights:
+        [batch, queries, heads] → [batch, queries, keys].
+        """
 
         def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
@@ -77,7 +82,9 @@ def _reference() -> type[nn.Module]:
 
         def _turned(self, x: Tensor, run: Run) -> Tensor:
             """x: [batch, …, tokens, d]; its first dimensions turned."""
-            return torch.cat([rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1)
+            return torch.cat(
+                [rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1
+            )
 
         @torch.no_grad()
         def forward(self, x: Tensor, small: Tensor, mask: Tensor, run: Run) -> Tensor:

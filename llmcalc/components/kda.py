@@ -1,7 +1,9 @@
-"""Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule in which each key channel forgets at its own rate.
+"""Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule in which each key channel forgets at its
+own rate.
 
-Otherwise as Gated DeltaNet, with as many key heads as value heads, low-rank maps for the forgetting and for the output's
-gate, which is a sigmoid. Ling 3 has whole maps in their place. transformers: models/kimi_linear, models/bailing_hybrid.
+Otherwise as Gated DeltaNet, with as many key heads as value heads, low-rank maps for the forgetting and for the
+output's gate, which is a sigmoid. Ling 3 has whole maps in their place. transformers: models/kimi_linear,
+models/bailing_hybrid.
 """
 
 from __future__ import annotations
@@ -139,15 +141,28 @@ def _reference() -> type[nn.Module]:
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """[batch, heads, tokens, d], below 0."""
-            speed, by = self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()), self.A_log.weight.float().exp()[:, None, None]
-            decay: Tensor = -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+            speed, by = (
+                self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
+                self.A_log.weight.float().exp()[:, None, None],
+            )
+            decay: Tensor = (
+                -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+            )
             return decay
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
             q, k, v = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
-            out = self.core(self._heads_of(q), self._heads_of(k), self._heads_of(v), self._log_decay(x), beta, run, self.recurrent_state)
+            out = self.core(
+                self._heads_of(q),
+                self._heads_of(k),
+                self._heads_of(v),
+                self._log_decay(x),
+                beta,
+                run,
+                self.recurrent_state,
+            )
             normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate("g", x).sigmoid()
             result: Tensor = self.o_proj(normed)
             return result

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from .shortcut import ShortcutLayer
     from .zamba import ZambaLayer
 
-    AnyLayer: TypeAlias = Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer | ShortcutLayer | GatedNormLayer
+    AnyLayer: TypeAlias = (
+        Block | HyperLayer | HybridBlock | ZambaLayer | Gemma4Layer | AltUpLayer | ShortcutLayer | GatedNormLayer
+    )
 else:
     AnyLayer = Annotated[Part, LAYERS]
 

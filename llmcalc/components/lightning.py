@@ -1,7 +1,8 @@
-"""Lightning attention (Qin et al. 2024, arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, §2.2): linear attention with a fixed decay.
+"""Lightning attention (Qin et al. 2024, arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, §2.2): linear attention with a
+fixed decay.
 
-S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay λ = exp(−slope) is ALiBi's slope of
-the head. transformers: models/minimax.
+S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay λ = exp(−slope) is
+ALiBi's slope of the head. transformers: models/minimax.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class LightningAttention(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(num_attention_heads=3, head_dim=6), cls(num_attention_heads=4, head_dim=5, block_size=4, hidden_act="relu")]
+        return [
+            cls(num_attention_heads=3, head_dim=6),
+            cls(num_attention_heads=4, head_dim=5, block_size=4, hidden_act="relu"),
+        ]
 
 
 @cache
@@ -63,7 +67,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d] → (the same, S [batch, heads, d, d]). held: the S of the tokens before, or None."""
+        """q, k, v: [batch, heads, tokens, d] → (the same, S [batch, heads, d, d]).
+        held: the S of the tokens before, or None.
+        """
 
         def __init__(self, heads: int, block: int) -> None:
             super().__init__()
@@ -95,7 +101,11 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: LightningAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, width, self.act = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim, spec.hidden_act
+            self.heads, width, self.act = (
+                spec.num_attention_heads,
+                spec.num_attention_heads * spec.head_dim,
+                spec.hidden_act,
+            )
             self.q_proj, self.k_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
             self.v_proj, self.g_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
             self.core, self.recurrent_state = Core(self.heads, spec.block_size), state_class()()

@@ -1,8 +1,10 @@
-"""Attention to near tokens in both directions, computed in blocks, and perhaps to sums over blocks of the whole sequence.
+"""Attention to near tokens in both directions, computed in blocks, and perhaps to sums over blocks of the whole
+sequence.
 
-LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1): a token sees those at most local_radius away, `local`. A block of local_radius + 1 tokens
-meets itself and its two neighbours, and the last block is filled up. `transient-global` adds, in every layer anew, the normed sum of
-each global_block_size tokens, which the same maps make a key and a value of and which every token sees. transformers: models/longt5.
+LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1): a token sees those at most local_radius away, `local`. A block of
+local_radius + 1 tokens meets itself and its two neighbours, and the last block is filled up. `transient-global` adds,
+in every layer anew, the normed sum of each global_block_size tokens, which the same maps make a key and a value of and
+which every token sees. transformers: models/longt5.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalCore(ops.AttentionCore):
-    """Each block of radius + 1 queries by three blocks of keys, those beyond the ends included, and by every sum of `global_block` tokens.
+    """Each block of radius + 1 queries by three blocks of keys, those beyond the ends included, and by every sum of
+    `global_block` tokens.
 
     The mask lets through keys at most `radius` away, and all sums.
     """
@@ -71,7 +74,8 @@ class SummedLinear(ops.Linear):
 class LocalAttention(Component):
     """local_radius: how far a token sees each way. global_block_size: tokens of one sum; without it there are none.
 
-    global_norm: on the sums. Those of a sequence that is no whole number of blocks have what is left over in the last one.
+    global_norm: on the sums. Those of a sequence that is no whole number of blocks have what is left over in the last
+    one.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -91,7 +95,13 @@ class LocalAttention(Component):
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, r, g = around.hidden_size, self.num_attention_heads, self.head_dim, self.local_radius, self.global_block_size
+        h, a, d, r, g = (
+            around.hidden_size,
+            self.num_attention_heads,
+            self.head_dim,
+            self.local_radius,
+            self.global_block_size,
+        )
         mapped = ops.Linear(h, a * d) if g is None else SummedLinear(h, a * d, block=g)
         parts = [Node("q_proj", ops.Linear(h, a * d)), Node("k_proj", mapped), Node("v_proj", mapped)]
         if g is not None:
@@ -115,8 +125,12 @@ class LocalAttention(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(num_attention_heads=4, head_dim=6, local_radius=3),
-            cls(num_attention_heads=4, head_dim=5, local_radius=3, global_block_size=3, global_norm=Norm(type="rmsnorm")),
-            cls(num_attention_heads=4, head_dim=5, local_radius=20, global_block_size=20),  # one block, and no whole one to sum
+            cls(
+                num_attention_heads=4, head_dim=5, local_radius=3, global_block_size=3, global_norm=Norm(type="rmsnorm")
+            ),
+            cls(
+                num_attention_heads=4, head_dim=5, local_radius=20, global_block_size=20
+            ),  # one block, and no whole one to sum
         ]
 
 
@@ -126,7 +140,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → as q. Scores are not scaled, as T5's."""
+        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → as q.
+        Scores are not scaled, as T5's.
+        """
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
             scores = q @ k.transpose(-1, -2)
@@ -171,7 +187,9 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def _seen(self, run: Run, tokens: int, of_token: Tensor | None, sums: Tensor | None, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _seen(
+            self, run: Run, tokens: int, of_token: Tensor | None, sums: Tensor | None, device: Any
+        ) -> tuple[Tensor, Tensor | None]:
             """Which keys each query of a block may see [blocks, 1, block, keys], and what is added to their scores."""
             radius = self.spec.local_radius
             at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 is what blocks are filled up with
@@ -202,7 +220,10 @@ def _reference() -> type[nn.Module]:
                 near = self._heads_of(self._with_neighbours(self._blocks(mapped[:, :tokens])))
                 far = self._heads_of(mapped[:, tokens:])[:, None].expand(-1, near.shape[1], -1, -1, -1)
                 pair.append(torch.cat([near, far], -2))
-            mask, bias = run.once(("blocks", tokens, self.spec.local_radius, size), lambda: self._seen(run, tokens, of_token, sums, device))
+            mask, bias = run.once(
+                ("blocks", tokens, self.spec.local_radius, size),
+                lambda: self._seen(run, tokens, of_token, sums, device),
+            )
             out = self.core(q, *pair, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))
             return result

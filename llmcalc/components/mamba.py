@@ -1,8 +1,8 @@
 """Mamba: a gated linear recurrence whose steps depend on the input (Gu & Dao 2023, arXiv:2312.00752).
 
-Norms on Δ, B and C from Jamba (Lieber 2024, arXiv:2403.19887) and Falcon Mamba, several heads from Zamba (Glorioso 2024,
-arXiv:2405.16712). The recurrence itself is elementwise; its state, like that of the convolution before it, is of one size
-however many tokens there were.
+Norms on Δ, B and C from Jamba (Lieber 2024, arXiv:2403.19887) and Falcon Mamba, several heads from Zamba (Glorioso
+2024, arXiv:2405.16712). The recurrence itself is elementwise; its state, like that of the convolution before it, is of
+one size however many tokens there were.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Mamba(Component):
             parts += [Node("x_proj", ops.Linear(m, r + 2 * n)), Node("dt_proj", ops.Linear(r, m, bias=True))]
         else:
             each = exact_div(m, a)  # every token passes through all heads, each of which has channels of its own
-            parts += [Node("x_proj", ops.ExpertLinear(a, a, each, r + 2 * n)), Node("dt_proj", ops.ExpertLinear(a, a, r, each, bias=True))]
+            parts += [
+                Node("x_proj", ops.ExpertLinear(a, a, each, r + 2 * n)),
+                Node("dt_proj", ops.ExpertLinear(a, a, r, each, bias=True)),
+            ]
         if self.norm is not None:
             widths = {"dt_norm": r, "b_norm": n, "c_norm": n}
             parts += [Node(where, self.norm.op(width)) for where, width in widths.items()]
@@ -119,14 +122,22 @@ def _reference() -> type[nn.Module]:
             return together
 
     class Scan(nn.Module):
-        """x, Δ: [batch, tokens, inner], B, C: [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last state."""
+        """x, Δ: [batch, tokens, inner], B, C:
+        [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last state.
+        """
 
         def __init__(self, inner: int, state: int) -> None:
             super().__init__()
-            self.A_log = nn.Parameter(torch.log(torch.arange(1, state + 1, dtype=torch.float32)).repeat(inner, 1).to(torch.get_default_dtype()))
+            self.A_log = nn.Parameter(
+                torch.log(torch.arange(1, state + 1, dtype=torch.float32))
+                .repeat(inner, 1)
+                .to(torch.get_default_dtype())
+            )
             self.D = nn.Parameter(torch.ones(inner))
 
-        def forward(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             decay = torch.exp(step.float()[..., None] * -torch.exp(self.A_log.float()))
             state = (step * x).float()[..., None] * b.float()
             if before is not None:
@@ -151,7 +162,12 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: Mamba, around: Around) -> None:
             super().__init__()
             self.spec = spec
-            hidden, inner, rank, heads = around.hidden_size, spec.intermediate_size, spec.time_step_rank, spec.num_heads or 1
+            hidden, inner, rank, heads = (
+                around.hidden_size,
+                spec.intermediate_size,
+                spec.time_step_rank,
+                spec.num_heads or 1,
+            )
             self.in_proj = nn.Linear(hidden, 2 * inner, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner, spec.conv_kernel, spec.use_conv_bias)
@@ -162,10 +178,16 @@ def _reference() -> type[nn.Module]:
                 self.x_proj: Any = nn.Linear(inner, wide, bias=False)
                 self.dt_proj: Any = nn.Linear(rank, inner)
             else:
-                self.x_proj, self.dt_proj = HeadMap(heads, inner // heads, wide, False), HeadMap(heads, rank, inner // heads, True)
+                self.x_proj, self.dt_proj = (
+                    HeadMap(heads, inner // heads, wide, False),
+                    HeadMap(heads, rank, inner // heads, True),
+                )
             if spec.norm is not None:
                 self.dt_norm = norm_reference(spec.norm, rank)
-                self.b_norm, self.c_norm = norm_reference(spec.norm, spec.state_size), norm_reference(spec.norm, spec.state_size)
+                self.b_norm, self.c_norm = (
+                    norm_reference(spec.norm, spec.state_size),
+                    norm_reference(spec.norm, spec.state_size),
+                )
             self.scan = Scan(inner, spec.state_size)
             self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
 
@@ -179,7 +201,9 @@ def _reference() -> type[nn.Module]:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
             held = self.ssm_state.held(run)
-            y, last = self.scan(inner, step, b.repeat_interleave(inner.shape[-1] // heads, 2), c, None if held is None else held[0])
+            y, last = self.scan(
+                inner, step, b.repeat_interleave(inner.shape[-1] // heads, 2), c, None if held is None else held[0]
+            )
             self.ssm_state.keep(run, last)
             result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
             return result

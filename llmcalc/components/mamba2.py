@@ -1,4 +1,6 @@
-"""Mamba-2: a recurrence with one decay a head, computed in chunks as attention without a softmax (Dao & Gu 2024, arXiv:2405.21060)."""
+"""Mamba-2: a recurrence with one decay a head,
+computed in chunks as attention without a softmax (Dao & Gu 2024, arXiv:2405.21060).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 
 class Mamba2(Component):
-    """A state-space mixer of num_heads heads, each a state of [head_dim, state_size]; B and C are shared by the heads of a group.
+    """A state-space mixer of num_heads heads, each a state of [head_dim, state_size]; B and C are shared by the heads
+    of a group.
 
-    chunk_size: tokens that a full pass takes at once. norm: on the gated output, each group by itself; none leaves it away.
+    chunk_size: tokens that a full pass takes at once. norm: on the gated output, each group by itself; none leaves it
+    away.
     norm_before_gate: the gate comes after the norm. use_bias, out_bias: on the projections in and out.
     """
 
@@ -46,7 +50,10 @@ class Mamba2(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_heads % self.n_groups:
-            raise ValueError(f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of {self.num_heads}")
+            raise ValueError(
+                f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of "
+                f"{self.num_heads}"
+            )
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -73,7 +80,12 @@ class Mamba2(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        plain: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "chunk_size": 4}  # 11 and 13 tokens fill no chunk
+        plain: dict[str, Any] = {
+            "num_heads": 4,
+            "head_dim": 6,
+            "state_size": 5,
+            "chunk_size": 4,
+        }  # 11 and 13 tokens fill no chunk
         return [
             cls(**plain),
             cls(**plain, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
@@ -95,15 +107,21 @@ def _reference() -> type[nn.Module]:
         return torch.exp(between.masked_fill(~past, float("-inf")))
 
     class ChunkedScan(nn.Module):
-        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n] → x's shape and the last state."""
+        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C:
+        [batch, tokens, heads, n] → x's shape and the last state.
+        """
 
         def __init__(self, heads: int, chunk: int) -> None:
             super().__init__()
             self.chunk = chunk
-            self.A_log = nn.Parameter(torch.log(torch.arange(1, heads + 1, dtype=torch.float32)).to(torch.get_default_dtype()))
+            self.A_log = nn.Parameter(
+                torch.log(torch.arange(1, heads + 1, dtype=torch.float32)).to(torch.get_default_dtype())
+            )
             self.D, self.dt_bias = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
 
-        def forward(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             step = nn.functional.softplus(step + self.dt_bias).float()
             log, entering = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
             if before is not None and x.shape[1] == 1:
@@ -121,7 +139,9 @@ def _reference() -> type[nn.Module]:
             tokens, missing = x.shape[1], -x.shape[1] % self.chunk
 
             def cut(t: Tensor) -> Tensor:
-                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...]; what is filled up adds nothing and decays nothing."""
+                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...];
+                what is filled up adds nothing and decays nothing.
+                """
                 filled = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
                 chunks: Tensor = filled.unflatten(1, (-1, self.chunk)).movedim(3, 1)
                 return chunks

@@ -1,6 +1,8 @@
-"""Self-attention and cross-attention in one: the same maps make keys and values of a decoder's own tokens and of the encoder's output.
+"""Self-attention and cross-attention in one: the same maps make keys and values of a decoder's own tokens and of the
+encoder's output.
 
-T5Gemma 2 (Zhang et al. 2025): one softmax over both, whose own tokens alone have positions and a window. transformers: models/t5gemma2.
+T5Gemma 2 (Zhang et al. 2025): one softmax over both, whose own tokens alone have positions and a window. transformers:
+models/t5gemma2.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class JoinedLinear(ops.Linear):
 
 
 class MergedAttention(Component):
-    """Of a decoder beside an encoder of its width. sliding_window: of its own tokens a token sees only so many, itself included.
+    """Of a decoder beside an encoder of its width. sliding_window: of its own tokens a token sees only so many, itself
+    included.
 
     attention_bias: of all maps. norm: on each head's query and key, before their positions.
     """
@@ -77,7 +80,10 @@ class MergedAttention(Component):
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, with the encoder's keys{window}"
+        return (
+            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, with the encoder's "
+            f"keys{window}"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)
@@ -86,7 +92,13 @@ class MergedAttention(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, norm=None),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, attention_bias=True, attn_logit_softcapping=30.0),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                attention_bias=True,
+                attn_logit_softcapping=30.0,
+            ),
             cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5),
         ]
 
@@ -117,7 +129,9 @@ def _reference() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
         def _heads_of(self, which: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            heads: Tensor = (
+                self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            )
             return getattr(self, f"{which}_norm")(heads) if hasattr(self, f"{which}_norm") else heads
 
         def _of_the_source(self, run: Run) -> tuple[Tensor, ...]:
@@ -125,7 +139,9 @@ def _reference() -> type[nn.Module]:
             if held is not None:
                 return held
             assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
-            made: tuple[Tensor, ...] = self.cross_cache(run, self._heads_of("k", run.memory), self._heads_of("v", run.memory))
+            made: tuple[Tensor, ...] = self.cross_cache(
+                run, self._heads_of("k", run.memory), self._heads_of("v", run.memory)
+            )
             return made
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

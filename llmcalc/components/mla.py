@@ -1,8 +1,10 @@
-"""Multi-head latent attention: keys and values are expanded from one small latent vector a token, and only that is cached.
+"""Multi-head latent attention: keys and values are expanded from one small latent vector a token, and only that is
+cached.
 
-DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). In a full pass keys and values
-are expanded and attention runs per head; while decoding, the expansion is absorbed into query and output (§2.1.2), so
-that each head attends to the latent itself. With an indexer (DeepSeek-V3.2) a token attends to few of those before it.
+DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). In a full pass keys and
+values are expanded and attention runs per head; while decoding, the expansion is absorbed into query and output
+(§2.1.2), so that each head attends to the latent itself. With an indexer (DeepSeek-V3.2) a token attends to few of
+those before it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ class MLA(Component):
     """Multi-head latent attention, under DeepSeek's field names.
 
     q_lora_rank: width of the compressed query; none projects queries directly. kv_lora_rank: width of the latent.
-    indexer: chooses the tokens that are attended to.
-    Each head's query and key are qk_nope_head_dim from the latent and qk_rope_head_dim with positions, the latter's key
-    shared by all heads. attention_bias: on the projections that read or write the residual stream (not on a direct q_proj).
+    indexer: chooses the tokens that are attended to. Each head's query and key are qk_nope_head_dim from the latent and
+    qk_rope_head_dim with positions, the latter's key shared by all heads. attention_bias: on the projections that read
+    or write the residual stream (not on a direct q_proj).
     mla_use_nope: no positions at all; the shared key has the same size, and is not turned (Kimi Linear).
-    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3), one value a head, or one for each
-    `element` of it (Hy 4). query_gate: that gate, for each element, and the queries are one map of the compressed query, after its norm and
-    before it side by side (A.X-K2). sinks: one more key for each head, with a learned score and no value (Hy 4).
+    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3), one value a
+    head, or one for each `element` of it (Hy 4). query_gate: that gate, for each element, and the queries are one map
+    of the compressed query, after its norm and before it side by side (A.X-K2). sinks: one more key for each head, with
+    a learned score and no value (Hy 4).
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -57,10 +60,17 @@ class MLA(Component):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.indexer is not None and (self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim):
-            raise ValueError("indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a q_lora_rank and a wider index_head_dim")
+        if self.indexer is not None and (
+            self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
+        ):
+            raise ValueError(
+                "indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a "
+                "q_lora_rank and a wider index_head_dim"
+            )
         if self.query_gate and (self.q_lora_rank is None or self.output_gate):
-            raise ValueError("query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it")
+            raise ValueError(
+                "query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it"
+            )
         if self.qk_rope_head_dim % 2 and not self.mla_use_nope:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; RoPE turns pairs")
         self.position.check_whole("qk_rope_head_dim")
@@ -81,8 +91,14 @@ class MLA(Component):
         if self.query_gate and self.q_lora_rank is not None:
             query[-1] = Node("q_gate_proj", ops.Linear(2 * self.q_lora_rank, a * (nope + rope + v)))
         chosen = None if self.indexer is None else self.indexer.index_topk
-        core = ops.AttentionCore(a, qk_dim=nope + rope, v_dim=v, causal=around.causal, absorbed=(latent + rope, latent), selected=chosen)
-        indexer = [] if self.indexer is None or self.indexer.shared else [self.indexer.anatomy("indexer", around, self.q_lora_rank)]
+        core = ops.AttentionCore(
+            a, qk_dim=nope + rope, v_dim=v, causal=around.causal, absorbed=(latent + rope, latent), selected=chosen
+        )
+        indexer = (
+            []
+            if self.indexer is None or self.indexer.shared
+            else [self.indexer.anatomy("indexer", around, self.q_lora_rank)]
+        )
         parts = [
             *query,
             Node("kv_a_proj", ops.Linear(h, latent + rope, biased)),
@@ -92,7 +108,11 @@ class MLA(Component):
             Node("core", core),
             Node("cache", ops.KVCache(latent + rope, "latent_attention")),
             *([Node("sinks", ops.Weight(a))] if self.sinks else []),
-            *([Node("gate_proj", ops.Linear(h, a * v if self.output_gate == "element" else a))] if self.output_gate else []),
+            *(
+                [Node("gate_proj", ops.Linear(h, a * v if self.output_gate == "element" else a))]
+                if self.output_gate
+                else []
+            ),
             Node("o_proj", ops.Linear(a * v, h, biased)),
         ]
         return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V2 2024, §2.1")
@@ -109,15 +129,52 @@ class MLA(Component):
     def examples(cls) -> list[Self]:
         return [
             cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6),
-            cls(num_attention_heads=4, q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, attention_bias=True),
-            cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, mla_use_nope=True, output_gate=True),
             cls(
-                num_attention_heads=4, q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8,
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                attention_bias=True,
+            ),
+            cls(
+                num_attention_heads=4,
+                kv_lora_rank=12,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=4,
+                v_head_dim=6,
+                mla_use_nope=True,
+                output_gate=True,
+            ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
                 indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5),
             ),
-            cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, sinks=True, output_gate="element"),
-            cls(num_attention_heads=4, q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, query_gate=True),
-        ]  # fmt: skip
+            cls(
+                num_attention_heads=4,
+                kv_lora_rank=12,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=4,
+                v_head_dim=6,
+                sinks=True,
+                output_gate="element",
+            ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                query_gate=True,
+            ),
+        ]
 
 
 @cache
@@ -160,16 +217,24 @@ def _reference() -> type[nn.Module]:
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate:
-                self.gate_proj = nn.Linear(hidden, heads * spec.v_head_dim if spec.output_gate == "element" else heads, bias=False)
+                self.gate_proj = nn.Linear(
+                    hidden, heads * spec.v_head_dim if spec.output_gate == "element" else heads, bias=False
+                )
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
             if spec.indexer is not None and not spec.indexer.shared:
                 assert spec.q_lora_rank is not None
-                self.indexer = spec.indexer.reference(around, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta)
+                self.indexer = spec.indexer.reference(
+                    around, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta
+                )
 
         def _turn(self, x: Tensor, run: Run) -> Tensor:
-            return x if self.spec.mla_use_nope else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            return (
+                x
+                if self.spec.mla_use_nope
+                else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            )
 
         def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             """[batch, tokens, heads, …]: queries and the gate, where there is one; and what an indexer reads."""
@@ -197,9 +262,13 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 run.selected = self.indexer(x, small, mask, run)
             if spec.indexer is not None:
-                assert run.selected is not None, "a layer that shares the choice of another stands above one that chooses"
+                assert run.selected is not None, (
+                    "a layer that shares the choice of another stands above one that chooses"
+                )
                 if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
-                    latent, k_rope = (t.gather(1, run.selected[:, 0, :, None].expand(-1, -1, t.shape[-1])) for t in (latent, k_rope))
+                    latent, k_rope = (
+                        t.gather(1, run.selected[:, 0, :, None].expand(-1, -1, t.shape[-1])) for t in (latent, k_rope)
+                    )
                     mask = mask[:, -latent.shape[1] :]
                 else:
                     mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, run.selected, True)

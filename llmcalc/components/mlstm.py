@@ -1,7 +1,7 @@
 """mLSTM, the matrix memory of xLSTM (Beck et al. 2024, arXiv:2405.04517, §2.3), as in xLSTM-7B (arXiv:2503.13427, §3).
 
-C ← f·C + i·k ⊗ v, n ← f·n + i·k, h = Cᵀq / max(|n·q|, 1), with exponential gates whose largest exponent m is kept apart; a norm of each
-head and a gate of the output. transformers: models/xlstm.
+C ← f·C + i·k ⊗ v, n ← f·n + i·k, h = Cᵀq / max(|n·q|, 1), with exponential gates whose largest exponent m is kept
+apart; a norm of each head and a gate of the output. transformers: models/xlstm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ else:
 
 
 class MLSTM(Component):
-    """qk_head_dim, v_head_dim: of each head's memory. use_bias: on the maps (those of the gates always have one) and the norm.
+    """qk_head_dim, v_head_dim: of each head's memory. use_bias: on the maps (those of the gates always have one) and
+    the norm.
 
     gate_soft_cap: bound of the gates' exponents.
     """
@@ -80,13 +81,17 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class Core(nn.Module):
-        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f: [batch, heads, tokens] → (h like v, (C, n, m))."""
+        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f:
+        [batch, heads, tokens] → (h like v, (C, n, m)).
+        """
 
         def __init__(self, chunk: int) -> None:
             super().__init__()
             self.chunk = chunk
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
             out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
@@ -97,7 +102,9 @@ def _reference() -> type[nn.Module]:
                 start += size
             return torch.cat(out, 2), state
 
-        def _chunk(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def _chunk(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest = state
             fade = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
@@ -114,7 +121,9 @@ def _reference() -> type[nn.Module]:
             writing, kept = k * (entering - new).exp()[..., None], (all_fade + largest - new).exp()
             return h, (kept[..., None] * memory + writing.transpose(-1, -2) @ v, kept * norm + writing.sum(-2), new)
 
-        def _token(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def _token(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest = state
             new = torch.maximum(log_f + largest, i)
             kept, write = (log_f + largest - new).exp(), (i - new).exp()
@@ -152,8 +161,14 @@ def _reference() -> type[nn.Module]:
             q, k, v = (self._heads_of(name, x) for name in "qkv")
             held = self.recurrent_state.held(run)
             if held is None:
-                held = (q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), q.new_zeros(*q.shape[:2], q.shape[-1]), q.new_zeros(*q.shape[:2], 1))
-            h, state = self.core(q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in held))
+                held = (
+                    q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
+                    q.new_zeros(*q.shape[:2], q.shape[-1]),
+                    q.new_zeros(*q.shape[:2], 1),
+                )
+            h, state = self.core(
+                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in held)
+            )
             self.recurrent_state.keep(run, *(t.to(x.dtype) for t in state))
             normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))
             out: Tensor = self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)

@@ -1,6 +1,8 @@
-"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as JetMoE has it (Shen et al. 2024, arXiv:2404.07413, §2.2).
+"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as JetMoE has it (Shen et al. 2024,
+arXiv:2404.07413, §2.2).
 
-A router chooses for each token among experts that map to queries and from their attention's output; keys and values are shared.
+A router chooses for each token among experts that map to queries and from their attention's output; keys and values are
+shared.
 transformers: models/jetmoe.
 """
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class MixtureOfAttention(Component):
-    """num_key_value_heads: heads of each expert, and of the keys and values. A token has num_experts_per_tok times as many queries."""
+    """num_key_value_heads: heads of each expert, and of the keys and values.
+    A token has num_experts_per_tok times as many queries.
+    """
 
     node_name: ClassVar[str] = "self_attn"
 
@@ -37,12 +41,20 @@ class MixtureOfAttention(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}")
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
         self.position.check(self.head_dim)
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
-        h, e, top, k, d = around.hidden_size, self.num_experts, self.num_experts_per_tok, self.num_key_value_heads, self.head_dim
+        h, e, top, k, d = (
+            around.hidden_size,
+            self.num_experts,
+            self.num_experts_per_tok,
+            self.num_key_value_heads,
+            self.head_dim,
+        )
         parts = (
             Node("router", ops.Linear(h, e), kind="router"),
             Node("q_proj", ops.ExpertLinear(e, top, h, k * d)),
@@ -84,7 +96,10 @@ def _reference() -> type[nn.Module]:
             self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
             self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj, self.o_bias = expert_map_class()(spec.num_experts, width, hidden, False), vector(torch.zeros(hidden))
+            self.o_proj, self.o_bias = (
+                expert_map_class()(spec.num_experts, width, hidden, False),
+                vector(torch.zeros(hidden)),
+            )
 
         def _heads_of(self, x: Tensor) -> Tensor:
             """[batch, tokens, n · d] → [batch, n, tokens, d]."""

@@ -32,14 +32,18 @@ class MoE(Component):
     expert: one routed expert. shared_expert: all shared experts as one feed-forward network of their total width.
     router_bias: on the router's logits. score_correction_bias: a buffer that shifts which experts are chosen, not their
     weights; it is in the checkpoint and is not a parameter, but where a model holds it as one (`parameter`).
-    scoring_func: softmax or sigmoid over the logits, or the root of their softplus. token_table: experts are looked up by the
-    token in a table of so many tokens, which no gradient reaches (DeepSeek-V4).
-    router_norm: on what the router reads. router_mlp: the router is no single map (ZAYA1). expert_scale: a weight for each expert on what it gives (Gemma 4).
-    moe_latent_size, latent_bias: width that the routed experts read and write, with a map into it and one out of it (Nemotron 3).
+    scoring_func: softmax or sigmoid over the logits, or the root of their softplus. token_table: experts are looked up
+    by the token in a table of so many tokens, which no gradient reaches (DeepSeek-V4).
+    router_norm: on what the router reads. router_mlp: the router is no single map (ZAYA1). expert_scale: a weight for
+    each expert on what it gives (Gemma 4).
+    moe_latent_size, latent_bias: width that the routed experts read and write, with a map into it and one out of it
+    (Nemotron 3).
     output_bias: on what all experts give together (JetMoE).
-    zero_expert_num: experts beside the others that hand on what they read (LongCat-Flash). How many of a token's experts are such depends on the data:
-    every token is counted as if all its num_experts_per_tok were real ones, which is the most it can cost.
-    vision_expert: one of as many experts again, with a router of their own, that tokens of images pass in place of those of text (ERNIE 4.5 VL).
+    zero_expert_num: experts beside the others that hand on what they read (LongCat-Flash). How many of a token's
+    experts are such depends on the data: every token is counted as if all its num_experts_per_tok were real ones, which
+    is the most it can cost.
+    vision_expert: one of as many experts again, with a router of their own, that tokens of images pass in place of
+    those of text (ERNIE 4.5 VL).
     router_aux_loss_coef, router_z_loss_coef: training settings, recorded; they cost no parameter.
     """
 
@@ -69,16 +73,22 @@ class MoE(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}")
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
         for name, expert in (("expert", self.expert), ("vision_expert", self.vision_expert)):
             if expert is not None and expert.hidden_act == "xielu":
-                raise ValueError(f"{name}.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own")
+                raise ValueError(
+                    f"{name}.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own"
+                )
             if expert is not None and expert.sub_norm is not None:
                 raise ValueError(f"{name}.sub_norm: the experts' maps stand one after the other; expected none")
         if self.router_mlp is not None and self.router_bias:
             raise ValueError("router_bias: a router_mlp has biases of its own; expected false")
         if self.zero_expert_num is not None and (self.router_mlp is not None or self.token_table is not None):
-            raise ValueError("zero_expert_num: neither a router_mlp nor a token_table sends tokens to such experts; expected none")
+            raise ValueError(
+                "zero_expert_num: neither a router_mlp nor a token_table sends tokens to such experts; expected none"
+            )
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         return self
@@ -98,9 +108,15 @@ class MoE(Component):
         if self.zero_expert_num is not None:
             identity = ops.IdentityExperts(self.zero_expert_num, tuple(one.op for one in experts))
             experts.append(Node("zero_experts", identity, source="LongCat-Flash 2025, §2.1"))
-        parts = [] if self.router_norm is None else [replace(self.router_norm.anatomy("router_norm", around), kind="router")]
+        parts = (
+            []
+            if self.router_norm is None
+            else [replace(self.router_norm.anatomy("router_norm", around), kind="router")]
+        )
         identities = 0 if self.zero_expert_num is None else self.zero_expert_num
-        classes = add(self.num_experts, identities) if self.router_mlp is None else self.router_mlp.classes(self.num_experts)
+        classes = (
+            add(self.num_experts, identities) if self.router_mlp is None else self.router_mlp.classes(self.num_experts)
+        )
         if self.router_mlp is None:
             parts.append(Node("router", ops.Linear(h, classes, self.router_bias), kind="router"))
         else:
@@ -122,7 +138,9 @@ class MoE(Component):
             parts += [Node("latent_in", down), routed_experts, Node("latent_out", up)]
         if self.shared_expert is not None:
             shared = self.shared_expert.anatomy("shared_expert", around)
-            parts.append(Node(shared.name, children=shared.children, kind="shared_expert", source="Dai et al. 2024, §3.2"))
+            parts.append(
+                Node(shared.name, children=shared.children, kind="shared_expert", source="Dai et al. 2024, §3.2")
+            )
         if self.shared_expert_gate:
             parts.append(Node("shared_expert_gate", ops.Linear(h, 1), kind="shared_expert", gated=True))
         if self.output_bias:
@@ -131,13 +149,18 @@ class MoE(Component):
 
     def _of_images(self, around: Around, expert: FeedForward) -> Node:
         """All that text does not pass."""
-        theirs = self.model_copy(update={"expert": expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False})
+        theirs = self.model_copy(
+            update={"expert": expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False}
+        )
         return idle(theirs.anatomy("vision_experts", around))
 
     def describe(self, hidden_size: int) -> str:
         shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
         identities = f" + {self.zero_expert_num} identities" if self.zero_expert_num is not None else ""
-        return f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × {self.expert.describe(hidden_size)}{shared}"
+        return (
+            f"MoE {self.num_experts_per_tok} of {self.num_experts}{identities} × "
+            f"{self.expert.describe(hidden_size)}{shared}"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)
@@ -153,16 +176,71 @@ class MoE(Component):
             cls(num_experts=4, num_experts_per_tok=1, expert=plain, router_bias=True),
             cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, output_bias=True),
             cls(num_experts=5, num_experts_per_tok=3, expert=swiglu, shared_expert=wide, shared_expert_gate=True),
-            cls(num_experts=8, num_experts_per_tok=2, expert=swiglu, shared_expert=wide, score_correction_bias=True, scoring_func="sigmoid"),
-            cls(num_experts=4, num_experts_per_tok=2, expert=plain, shared_expert=wide, moe_latent_size=10, latent_bias=True),
-            cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, score_correction_bias="parameter", scoring_func="sigmoid"),
-            cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, shared_expert=wide, token_table=50, scoring_func="sqrtsoftplus"),
-            cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, router_norm=Norm(type="rmsnorm"), expert_scale=True),
+            cls(
+                num_experts=8,
+                num_experts_per_tok=2,
+                expert=swiglu,
+                shared_expert=wide,
+                score_correction_bias=True,
+                scoring_func="sigmoid",
+            ),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=2,
+                expert=plain,
+                shared_expert=wide,
+                moe_latent_size=10,
+                latent_bias=True,
+            ),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=2,
+                expert=swiglu,
+                score_correction_bias="parameter",
+                scoring_func="sigmoid",
+            ),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=2,
+                expert=swiglu,
+                shared_expert=wide,
+                token_table=50,
+                scoring_func="sqrtsoftplus",
+            ),
+            cls(
+                num_experts=4, num_experts_per_tok=2, expert=swiglu, router_norm=Norm(type="rmsnorm"), expert_scale=True
+            ),
             cls(num_experts=4, num_experts_per_tok=1, expert=swiglu, router_mlp=skipping, score_correction_bias=True),
-            cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, router_mlp=RouterMLP(router_hidden_size=6, hidden_act="silu")),
-            cls(num_experts=4, num_experts_per_tok=2, expert=swiglu, shared_expert=wide, vision_expert=plain, score_correction_bias="parameter"),
-            cls(num_experts=3, num_experts_per_tok=2, zero_expert_num=5, expert=swiglu, score_correction_bias=True, router_bias=True),
-            cls(num_experts=4, num_experts_per_tok=3, zero_expert_num=1, expert=plain, moe_latent_size=10, shared_expert=wide),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=2,
+                expert=swiglu,
+                router_mlp=RouterMLP(router_hidden_size=6, hidden_act="silu"),
+            ),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=2,
+                expert=swiglu,
+                shared_expert=wide,
+                vision_expert=plain,
+                score_correction_bias="parameter",
+            ),
+            cls(
+                num_experts=3,
+                num_experts_per_tok=2,
+                zero_expert_num=5,
+                expert=swiglu,
+                score_correction_bias=True,
+                router_bias=True,
+            ),
+            cls(
+                num_experts=4,
+                num_experts_per_tok=3,
+                zero_expert_num=1,
+                expert=plain,
+                moe_latent_size=10,
+                shared_expert=wide,
+            ),
         ]
 
 
@@ -187,7 +265,9 @@ def expert_map_class() -> type[nn.Module]:
             out = x.new_zeros(x.shape[0], self.weight.shape[1])
             for expert in chosen.unique().tolist():
                 rows = (chosen == expert).nonzero()[:, 0]
-                mapped = nn.functional.linear(x[rows], self.weight[expert], None if self.bias is None else self.bias[expert])
+                mapped = nn.functional.linear(
+                    x[rows], self.weight[expert], None if self.bias is None else self.bias[expert]
+                )
                 out = out.index_copy(0, rows, mapped)
             return out
 
@@ -233,7 +313,12 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, tokens: int, experts: int, top_k: int) -> None:
             super().__init__()
-            self.register_buffer("chosen", torch.stack([torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]).to(torch.empty(0).device))
+            self.register_buffer(
+                "chosen",
+                torch.stack([torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]).to(
+                    torch.empty(0).device
+                ),
+            )
 
     class MoEReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
@@ -242,7 +327,12 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             hidden = around.hidden_size
             if spec.vision_expert is not None:
-                changes = {"expert": spec.vision_expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False}
+                changes = {
+                    "expert": spec.vision_expert,
+                    "vision_expert": None,
+                    "shared_expert": None,
+                    "shared_expert_gate": False,
+                }
                 self.vision_experts = MoEReference(spec.model_copy(update=changes), around)
             self.top_k, self.scoring = spec.num_experts_per_tok, spec.scoring_func
             skips = spec.router_mlp is not None and spec.router_mlp.skip
@@ -254,7 +344,9 @@ def _reference() -> type[nn.Module]:
             else:
                 self.router = spec.router_mlp.reference(around, spec.num_experts)
             self.several = spec.router_mlp is not None
-            self.score_correction = Correction(classes, spec.score_correction_bias == "parameter") if spec.score_correction_bias else None
+            self.score_correction = (
+                Correction(classes, spec.score_correction_bias == "parameter") if spec.score_correction_bias else None
+            )
             if spec.token_table is not None:
                 self.token_table = TokenTable(spec.token_table, spec.num_experts, spec.num_experts_per_tok)
             if spec.router_norm is not None:
@@ -278,7 +370,9 @@ def _reference() -> type[nn.Module]:
             read = flat if seen is None else seen.flatten(0, 1)
             read = self.router_norm(read) if hasattr(self, "router_norm") else read
             logits = (self.router(read, run) if self.several else self.router(read)).float()
-            scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(self.scoring, lambda: nn.functional.softplus(logits).sqrt())()
+            scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(
+                self.scoring, lambda: nn.functional.softplus(logits).sqrt()
+            )()
             ranked = scores if self.score_correction is None else scores + self.score_correction.bias
             if hasattr(self, "token_table"):
                 assert run is not None
@@ -296,17 +390,23 @@ def _reference() -> type[nn.Module]:
                 weights, chosen = weights.masked_fill(skips, 0.0), chosen.masked_fill(skips, 0)
             weights = weights.to(x.dtype)
             rows = (self.latent_in(flat) if hasattr(self, "latent_in") else flat).repeat_interleave(self.top_k, 0)
-            if hasattr(self.experts, "zero_experts"):  # such a token passes a real expert too, so that what runs does not depend on the data
+            if hasattr(
+                self.experts, "zero_experts"
+            ):  # such a token passes a real expert too, so that what runs does not depend on the data
                 identity = (chosen >= self.real).flatten()
                 computed = self.experts(rows, chosen.flatten().masked_fill(identity, 0))
-                out = torch.where(identity[:, None], self.experts.zero_experts(rows), computed).unflatten(0, (-1, self.top_k))
+                out = torch.where(identity[:, None], self.experts.zero_experts(rows), computed).unflatten(
+                    0, (-1, self.top_k)
+                )
             else:
                 out = self.experts(rows, chosen.flatten()).unflatten(0, (-1, self.top_k))
             mixed = (out * weights[..., None]).sum(1)
             mixed = self.latent_out(mixed) if hasattr(self, "latent_out") else mixed
             if hasattr(self, "shared_expert"):
                 shared = self.shared_expert(flat)
-                mixed = mixed + (self.shared_expert_gate(flat).sigmoid() * shared if hasattr(self, "shared_expert_gate") else shared)
+                mixed = mixed + (
+                    self.shared_expert_gate(flat).sigmoid() * shared if hasattr(self, "shared_expert_gate") else shared
+                )
             mixed = mixed + self.output_bias.weight if hasattr(self, "output_bias") else mixed
             result: Tensor = mixed.unflatten(0, x.shape[:2])
             return result

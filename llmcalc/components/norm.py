@@ -1,4 +1,6 @@
-"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467), and their weights alone."""
+"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467),
+and their weights alone.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class NormReference(nn.Module):
-        """x: [..., width] → the same. `shape` may have leading axes (one set of weights a head). groups: parts of x normed each by itself."""
+        """x: [..., width] → the same. `shape` may have leading axes (one set of weights a head).
+        groups: parts of x normed each by itself.
+        """
 
         def __init__(self, spec: Norm, *shape: int, groups: int = 1) -> None:
             super().__init__()
@@ -75,7 +79,9 @@ def _reference() -> type[nn.Module]:
             y = x.float().unflatten(-1, (self.groups, -1))
             if self.kind == "layernorm":
                 y = y - y.mean(-1, keepdim=True)
-            normed: torch.Tensor = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(x.dtype)
+            normed: torch.Tensor = (
+                (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(x.dtype)
+            )
             return normed
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

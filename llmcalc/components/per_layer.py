@@ -1,4 +1,5 @@
-"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector of each token, looked up and mapped once at the bottom.
+"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector of each token, looked up and mapped once at
+the bottom.
 
 transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_model_projection`).
 """
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class PerLayerEmbedding(Component):
     """The table of all layers' vectors, and a map of the token's embedding that is added to them.
 
-    vocab_size_per_layer_input: rows of the table; a token beyond them has the first. hidden_size_per_layer_input: what one
-    layer gets. norm: on each layer's part of the map.
+    vocab_size_per_layer_input: rows of the table; a token beyond them has the first. hidden_size_per_layer_input: what
+    one layer gets. norm: on each layer's part of the map.
     """
 
     vocab_size_per_layer_input: PerLayerVocab
@@ -69,7 +70,11 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: PerLayerEmbedding, around: Around, layers: int) -> None:
             super().__init__()
-            self.rows, self.width, self.hidden = spec.vocab_size_per_layer_input, spec.hidden_size_per_layer_input, around.hidden_size
+            self.rows, self.width, self.hidden = (
+                spec.vocab_size_per_layer_input,
+                spec.hidden_size_per_layer_input,
+                around.hidden_size,
+            )
             self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
             self.norm = spec.norm.reference(Around(self.width))

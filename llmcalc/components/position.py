@@ -1,9 +1,9 @@
 """How a model knows the order of its tokens.
 
-Learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5) positions are added to the embeddings; T5's relative
-bias (Raffel 2020, §2.1) and ALiBi (Press 2021, arXiv:2108.12409) are added to the scores; RoPE (Su 2021,
-arXiv:2104.09864) turns queries and keys; Transformer-XL (Dai 2019, arXiv:1901.02860, §3.3) scores queries against mapped
-encodings of the distance. Learned positions and T5's bias have a table; only Transformer-XL's have products.
+Learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5) positions are added to the embeddings; T5's
+relative bias (Raffel 2020, §2.1) and ALiBi (Press 2021, arXiv:2108.12409) are added to the scores; RoPE (Su 2021,
+arXiv:2104.09864) turns queries and keys; Transformer-XL (Dai 2019, arXiv:1901.02860, §3.3) scores queries against
+mapped encodings of the distance. Learned positions and T5's bias have a table; only Transformer-XL's have products.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Rope(Part):
     def check(self, head_dim: int, where: str = "head_dim") -> None:
         """Raises `ValueError`, naming `where`, if it cannot turn heads of that size."""
         turned = self.turned(head_dim)
-        would = f"RoPE would turn {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's {head_dim} dimensions (head_dim)"
+        would = (
+            f"RoPE would turn {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
+            f"{head_dim} dimensions (head_dim)"
+        )
         if turned > head_dim:
             raise ValueError(f"{where}: {would}; expected no more than it has")
         if turned < 2 or turned % 2:
@@ -53,7 +56,9 @@ class Rope(Part):
     def check_whole(self, size: str) -> None:
         """Raises `ValueError` where it is to turn a part only of what the field `size` says is turned."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
-            raise ValueError(f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor")
+            raise ValueError(
+                f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor"
+            )
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
         """x: [..., tokens, head_dim], turned; its first token stands at position `start`."""
@@ -89,7 +94,9 @@ class TransformerXL(Part):
 
 
 class Buckets(Part):
-    """How T5 bins distances: near ones have a bucket each, those up to relative_attention_max_distance share the rest; half of all for each direction."""
+    """How T5 bins distances: near ones have a bucket each, those up to relative_attention_max_distance share the rest;
+    half of all for each direction.
+    """
 
     relative_attention_num_buckets: Positions = 32
     relative_attention_max_distance: Positions = 128
@@ -98,7 +105,10 @@ class Buckets(Part):
     def _check_buckets(self) -> Self:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4:
-            raise ValueError(f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; expected at least 4")
+            raise ValueError(
+                f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; "
+                "expected at least 4"
+            )
         if furthest <= buckets // 2:
             near = f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
             raise ValueError(f"relative_attention_max_distance: {furthest} is among {near}; expected more")
@@ -111,7 +121,9 @@ class LayerBias(Buckets):
     type: Literal["relative_bias"] = "relative_bias"
 
     def anatomy(self, name: str, around: Around, heads: Number) -> Node:
-        return Node(name, ops.Embedding(self.relative_attention_num_buckets, heads), source="Chung et al. 2023 (UniMax), §4")
+        return Node(
+            name, ops.Embedding(self.relative_attention_num_buckets, heads), source="Chung et al. 2023 (UniMax), §4"
+        )
 
     def reference(self, around: Around, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -196,7 +208,9 @@ class RelativeBias(Buckets, Component):
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
         bias = _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
         if self.of_blocks:
-            bias.add_module("blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal))
+            bias.add_module(
+                "blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+            )
         return bias
 
     @classmethod
@@ -271,14 +285,21 @@ def _references() -> dict[str, type[nn.Module]]:
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, run: Run, end: int) -> tuple[Tensor, Tensor]:
-            angles = run.once(("distances", end), lambda: _angles(run.span(0, end, q.device), self.hidden_size, 10000.0))
+            angles = run.once(
+                ("distances", end), lambda: _angles(run.span(0, end, q.device), self.hidden_size, 10000.0)
+            )
             encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             by_distance = self.core(q + self.position_bias.weight, self.r_proj(encoded))
             queries, keys = run.span(end - q.shape[-2], end, q.device), run.span(0, end, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], end)
             return q + self.content_bias.weight, by_distance.gather(-1, distance) * q.shape[-1] ** -0.5
 
-    return {"transformer_xl": TransformerXLReference, "learned": LearnedReference, "sinusoidal": SinusoidalReference, "relative": RelativeReference}
+    return {
+        "transformer_xl": TransformerXLReference,
+        "learned": LearnedReference,
+        "sinusoidal": SinusoidalReference,
+        "relative": RelativeReference,
+    }
 
 
 def _angles(positions: Tensor, dim: int, theta: float) -> Tensor:
@@ -289,7 +310,9 @@ def _angles(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
-    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], of which the first stands at position `start`."""
+    """RoPE on the first `dim` of x's last axis.
+    x: [..., tokens, head_dim], of which the first stands at position `start`.
+    """
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:

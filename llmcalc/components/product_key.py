@@ -1,9 +1,11 @@
-"""Very many experts of one unit each, found by pairs of keys: Doge's cross-domain mixture of experts (Shi et al. 2024, arXiv:2412.11834).
+"""Very many experts of one unit each, found by pairs of keys: Doge's cross-domain mixture of experts (Shi et al. 2024,
+arXiv:2412.11834).
 
-Experts stand in a square of num_keys by num_keys: a map gives each token a score for every row and every column, and an expert's is the
-sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An expert is one vector that meets the token
-and one that it gives (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`), which takes rows of one token for columns of
-another in a pass over several; here each token's are its own, at the same cost.
+Experts stand in a square of num_keys by num_keys: a map gives each token a score for every row and every column, and an
+expert's is the sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An expert is one
+vector that meets the token and one that it gives (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`),
+which takes rows of one token for columns of another in a pass over several; here each token's are its own, at the same
+cost.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class ExpertRows(ops.Op):
 
 
 class ProductKeyMoE(Component):
-    """num_experts vectors in and as many out, of which a token uses num_experts_per_tok; num_keys: rows, and columns, of the square.
+    """num_experts vectors in and as many out, of which a token uses num_experts_per_tok; num_keys: rows, and columns,
+    of the square.
 
     shared_expert: a feed-forward network that sees every token. Experts beyond num_keys² are held and never chosen.
     """
@@ -65,22 +68,35 @@ class ProductKeyMoE(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.num_keys**2 > self.num_experts:
-            raise ValueError(f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; expected at most its root")
+            raise ValueError(
+                f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; "
+                "expected at most its root"
+            )
         if self.num_experts_per_tok > self.num_keys**2:
-            raise ValueError(f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_keys² = {self.num_keys**2}")
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_keys² = {self.num_keys**2}"
+            )
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, rows = around.hidden_size, ExpertRows(self.num_experts, self.num_experts_per_tok, around.hidden_size)
         parts = (
             Node("router", ops.Linear(h, 2 * self.num_keys), kind="router"),
-            Node("experts", children=(Node("down_embed", rows), Node("up_embed", rows)), kind="experts", source="He 2024, §2"),
+            Node(
+                "experts",
+                children=(Node("down_embed", rows), Node("up_embed", rows)),
+                kind="experts",
+                source="He 2024, §2",
+            ),
             replace(self.shared_expert.anatomy("shared_expert", around), kind="shared_expert"),
         )
         return Node(name, children=parts, kind="experts", source="Shi et al. 2024 (Doge)")
 
     def describe(self, hidden_size: int) -> str:
-        return f"MoE {self.num_experts_per_tok} of {self.num_experts} × 1 unit + shared {self.shared_expert.describe(hidden_size)}"
+        return (
+            f"MoE {self.num_experts_per_tok} of {self.num_experts} × 1 unit + shared "
+            f"{self.shared_expert.describe(hidden_size)}"
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

@@ -1,8 +1,9 @@
-"""Transformer-XL's attention in both directions, with segments: XLNet (Yang et al. 2019, arXiv:1906.08237, §2.4 and §2.5).
+"""Transformer-XL's attention in both directions, with segments: XLNet (Yang et al. 2019, arXiv:1906.08237, §2.4 and
+§2.5).
 
-Scores are (q + u)·k + (q + v)·r with r a map of the distance's sinusoid, of every distance from −tokens + 1 to tokens, for each
-sequence by itself. A third term, (q + s)·segment, says whether two tokens are of one segment: it is held here, and no part of a pass
-whose tokens are all of one. transformers: models/xlnet.
+Scores are (q + u)·k + (q + v)·r with r a map of the distance's sinusoid, of every distance from −tokens + 1 to tokens,
+for each sequence by itself. A third term, (q + s)·segment, says whether two tokens are of one segment: it is held here,
+and no part of a pass whose tokens are all of one. transformers: models/xlnet.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d], bias: added to the scores before they are scaled → [batch, heads, tokens, d]."""
+        """q, k, v: [batch, heads, tokens, d], bias:
+        added to the scores before they are scaled → [batch, heads, tokens, d].
+        """
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
@@ -108,7 +111,9 @@ def _reference() -> type[nn.Module]:
             self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj", "r_proj"):
                 self.add_module(name, nn.Linear(hidden, width, bias=False))
-            self.content_bias, self.position_bias, self.segment_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(3))
+            self.content_bias, self.position_bias, self.segment_bias = (
+                vector(torch.randn(self.heads, d) * 0.02) for _ in range(3)
+            )
             self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
             self.core, self.distances = Core(), Distances()
             self.o_proj = nn.Linear(width, hidden, bias=False)

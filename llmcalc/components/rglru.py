@@ -1,8 +1,8 @@
 """Griffin's recurrent block around a real-gated linear recurrent unit (De et al. 2024, arXiv:2402.19427, §2.4).
 
-One branch of the input passes a short convolution and the RG-LRU, h ← a·h + √(1 − a²)·(i·x) with a = exp(−8·r·softplus(Λ)), whose
-two gates r and i are maps within each of `num_attention_heads` blocks; the other branch gates it. transformers:
-models/recurrent_gemma.
+One branch of the input passes a short convolution and the RG-LRU, h ← a·h + √(1 − a²)·(i·x) with a =
+exp(−8·r·softplus(Λ)), whose two gates r and i are maps within each of `num_attention_heads` blocks; the other branch
+gates it. transformers: models/recurrent_gemma.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ else:
 
 
 class RGLRU(Component):
-    """num_attention_heads: blocks of the gates' maps; must divide lru_width. conv1d_width: tokens that the convolution sees."""
+    """num_attention_heads: blocks of the gates' maps; must divide lru_width.
+    conv1d_width: tokens that the convolution sees.
+    """
 
     node_name: ClassVar[str] = "recurrent"
 
@@ -40,7 +42,10 @@ class RGLRU(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.lru_width % self.num_attention_heads:
-            raise ValueError(f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; expected a divisor of it")
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; "
+                "expected a divisor of it"
+            )
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -66,7 +71,10 @@ class RGLRU(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(lru_width=20, num_attention_heads=4), cls(lru_width=24, num_attention_heads=3, conv1d_width=2, hidden_act="silu")]
+        return [
+            cls(lru_width=20, num_attention_heads=4),
+            cls(lru_width=24, num_attention_heads=3, conv1d_width=2, hidden_act="silu"),
+        ]
 
 
 @cache
@@ -91,7 +99,9 @@ def _reference() -> type[nn.Module]:
             return mapped
 
     def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """Every h ← a·h + b along the tokens, in as many steps as their number has binary digits (Hillis & Steele 1986)."""
+        """Every h ← a·h + b along the tokens,
+        in as many steps as their number has binary digits (Hillis & Steele 1986).
+        """
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
         step = 1
         while step < a.shape[1]:
@@ -111,7 +121,10 @@ def _reference() -> type[nn.Module]:
             width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
             self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept=spec.conv1d_width - 1)
-            self.input_gate, self.recurrent_gate = BlockMap(spec.num_attention_heads, width), BlockMap(spec.num_attention_heads, width)
+            self.input_gate, self.recurrent_gate = (
+                BlockMap(spec.num_attention_heads, width),
+                BlockMap(spec.num_attention_heads, width),
+            )
             self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.linear_out = nn.Linear(width, hidden)
@@ -120,7 +133,9 @@ def _reference() -> type[nn.Module]:
             gate = activate(self.act, self.linear_y(x))
             u = self.conv_1d(self.linear_x(x).transpose(1, 2), run, self.conv_state).transpose(1, 2)
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
-            first = run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0  # at the first token nothing has been forgotten
+            first = (
+                run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0
+            )  # at the first token nothing has been forgotten
             kept = torch.where(first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             entering = (u * self.input_gate(u).sigmoid()).float() * kept
             held = self.recurrent_state.held(run)

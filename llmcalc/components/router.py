@@ -1,6 +1,7 @@
 """A router of several layers: a map to few features, to which those of the router below are added, a norm and an MLP.
 
-ZAYA1 (Zyphra 2025, arXiv:2511.17127), which adds the features along the depth and lets a token skip the experts of a layer.
+ZAYA1 (Zyphra 2025, arXiv:2511.17127), which adds the features along the depth and lets a token skip the experts of a
+layer.
 transformers: models/zaya (`ZayaRouter`).
 """
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class RouterMLP(Part):
     """hidden_size → router_hidden_size → twice itself → one logit an expert.
 
-    adds_below: the features of the router in the layer below are added, each with a weight. skip: one more class beside the experts: none of them.
+    adds_below: the features of the router in the layer below are added, each with a weight. skip: one more class beside
+    the experts: none of them.
     """
 
     router_hidden_size: Width
@@ -68,7 +70,11 @@ def _reference() -> type[nn.Module]:
             if spec.adds_below:
                 self.below_scale = vector(torch.ones(width))
             self.norm = norm_reference(spec.norm, width)
-            self.fc1, self.fc2, self.out_proj = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, classes, bias=False)
+            self.fc1, self.fc2, self.out_proj = (
+                nn.Linear(width, width),
+                nn.Linear(width, width),
+                nn.Linear(width, classes, bias=False),
+            )
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             features = self.down_proj(x)

@@ -18,9 +18,10 @@ class Run:
     past: tokens of each sequence that earlier passes put into `store`. memory: the encoder's output, None while
     decoding from a filled cache. store: what each cache module holds, or None for a pass without a cache.
     bias: called with query and key positions, gives what is added to the scores; None adds nothing.
-    ids: the tokens, for what a layer looks up of them. per_layer: what each layer gets of the token itself, [batch, tokens, layers,
-    width]. layer: which layer runs.
-    selected: which earlier tokens each token chose in the last layer that chooses, for those above that share its choice.
+    ids: the tokens, for what a layer looks up of them. per_layer: what each layer gets of the token itself, [batch,
+    tokens, layers, width]. layer: which layer runs.
+    selected: which earlier tokens each token chose in the last layer that chooses, for those above that share its
+    choice.
     routed: what the router of the layer below made of each token. embedded: what the first layer reads.
     columns: patches in a row of the image that a tower reads.
     memo: what every layer would compute alike (masks, angles), by what it depends on.
@@ -54,7 +55,9 @@ class Run:
 
 
 def vector(values: Tensor) -> Any:
-    """A module that holds one parameter, `weight`, under a name of its own: what is added, or multiplied by, and is no map."""
+    """A module that holds one parameter, `weight`, under a name of its own:
+    what is added, or multiplied by, and is no map.
+    """
     return _vector_class()(values)
 
 
@@ -76,13 +79,18 @@ def softmax_core_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxCore(nn.Module):
-        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]. scale: of the scores, 1/√d if not given.
+        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]. scale: of the
+        scores, 1/√d if not given.
 
         sinks: of each head, the score of one more key that every query sees and that has no value.
         """
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None, sinks: Tensor | None = None) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(~mask, float("-inf"))
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None, sinks: Tensor | None = None
+        ) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(
+                ~mask, float("-inf")
+            )
             if sinks is not None:
                 beside = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 return torch.softmax(torch.cat([scores, beside], -1).float(), -1)[..., :-1].to(v.dtype) @ v
@@ -127,7 +135,8 @@ def state_class() -> type[nn.Module]:
     class State(nn.Module):
         """What a recurrence leaves for the next pass: tensors whose size does not grow with the tokens.
 
-        `held(run)` gives what the last pass kept, None at the first token or in a pass without a cache; `keep(run, ...)` replaces it.
+        `held(run)` gives what the last pass kept, None at the first token or in a pass without a cache; `keep(run,
+        ...)` replaces it.
         """
 
         def held(self, run: Run) -> tuple[Tensor, ...] | None:
@@ -148,8 +157,8 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """x: [batch, channels, tokens] → the same; each output sees the last `kernel` inputs, itself included.
 
-        state: its slot under the same parent, which holds the last `kept` inputs of each channel: `kernel` of them, if not given, of
-        which all but one are needed.
+        state: its slot under the same parent, which holds the last `kept` inputs of each channel: `kernel` of them, if
+        not given, of which all but one are needed.
         """
 
         def __init__(self, channels: int, kernel: int, bias: bool, kept: int | None = None) -> None:
@@ -164,14 +173,26 @@ def causal_conv_class() -> type[nn.Module]:
                 seen = nn.functional.pad(x, (self.kept, 0))
             else:
                 seen = torch.cat([held[0], x], -1)
-                out = nn.functional.conv1d(seen[..., self.kept - kernel + 1 :], self.weight, self.bias, groups=self.groups)
+                out = nn.functional.conv1d(
+                    seen[..., self.kept - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                )
             state.keep(run, seen[..., seen.shape[-1] - self.kept :])
             return out
 
     return CausalConv1d
 
 
-def allowed(run: Run, end: int, queries: int, keys: int, device: Any, *, causal: bool, window: int | None = None, chunk: int | None = None) -> Tensor:
+def allowed(
+    run: Run,
+    end: int,
+    queries: int,
+    keys: int,
+    device: Any,
+    *,
+    causal: bool,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
     """Which of the last `keys` tokens before position `end` each of the last `queries` may see, [queries, keys]."""
 
     def make() -> Tensor:

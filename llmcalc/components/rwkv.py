@@ -1,8 +1,9 @@
-"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing in place of attention, channel mixing in place of a feed-forward network.
+"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing in place of attention, channel mixing in place of a
+feed-forward network.
 
-Both look at the token before through an interpolation with learned weights (the token shift). Time mixing is an average of
-the values, weighted by exp(key) and by a learned decay of each channel (§3.1.2): numerator, denominator and largest exponent are all
-that it keeps. transformers: models/rwkv.
+Both look at the token before through an interpolation with learned weights (the token shift). Time mixing is an average
+of the values, weighted by exp(key) and by a learned decay of each channel (§3.1.2): numerator, denominator and largest
+exponent are all that it keeps. transformers: models/rwkv.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
             super().__init__()
             width = spec.attention_hidden_size
-            self.time_decay, self.time_first = vector(torch.linspace(-5.0, 3.0, width)), vector(torch.linspace(-1.0, 0.5, width))
+            self.time_decay, self.time_first = (
+                vector(torch.linspace(-5.0, 3.0, width)),
+                vector(torch.linspace(-1.0, 0.5, width)),
+            )
             for name in ("key", "value", "receptance"):
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
                 self.add_module(name, nn.Linear(hidden, width, bias=False))
@@ -124,7 +128,9 @@ def _references() -> dict[str, type[nn.Module]]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
-            """Σ exp(k)·v / Σ exp(k), decayed by the token; all exponents less the largest one, so that none overflows."""
+            """Σ exp(k)·v / Σ exp(k), decayed by the token;
+            all exponents less the largest one, so that none overflows.
+            """
             first, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             held = self.recurrent_state.held(run)
             zero = torch.zeros_like(k[:, 0])
@@ -142,7 +148,10 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             previous = shifted(x, run, self.shift_state)
-            k, v, r = (self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight)) for name in ("key", "value", "receptance"))
+            k, v, r = (
+                self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight))
+                for name in ("key", "value", "receptance")
+            )
             out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
             return out
 
@@ -151,7 +160,10 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
             super().__init__()
-            self.time_mix_key, self.time_mix_receptance = vector(torch.linspace(0.1, 0.9, hidden)), vector(torch.linspace(0.2, 0.8, hidden))
+            self.time_mix_key, self.time_mix_receptance = (
+                vector(torch.linspace(0.1, 0.9, hidden)),
+                vector(torch.linspace(0.2, 0.8, hidden)),
+            )
             self.shift_state = state_class()()
             self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
             self.receptance = nn.Linear(hidden, hidden, bias=False)

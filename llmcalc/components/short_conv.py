@@ -1,7 +1,8 @@
-"""LFM2's gated short convolution in place of attention (Liquid AI 2025, arXiv:2511.23404, §2): y = out(C ⊙ conv(B ⊙ x)).
+"""LFM2's gated short convolution in place of attention (Liquid AI 2025, arXiv:2511.23404, §2): y = out(C ⊙ conv(B ⊙
+x)).
 
-B, C and x are maps of the input; the convolution sees the last `conv_L_cache` tokens of each channel; in a tower of images, the
-patches of a square around each. transformers: models/lfm2, models/lfm2_moe, models/lfm3, models/lfm3_vl.
+B, C and x are maps of the input; the convolution sees the last `conv_L_cache` tokens of each channel; in a tower of
+images, the patches of a square around each. transformers: models/lfm2, models/lfm2_moe, models/lfm3, models/lfm3_vl.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class ShortConv(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.grid and self.conv_L_cache % 2 == 0:
-            raise ValueError(f"conv_L_cache: {self.conv_L_cache} patches of a side have none in their middle; expected an odd number where grid is true")
+            raise ValueError(
+                f"conv_L_cache: {self.conv_L_cache} patches of a side have none in their middle; expected an odd "
+                "number where grid is true"
+            )
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
@@ -73,7 +77,9 @@ def _reference() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden, 3 * hidden, bias=spec.conv_bias)
             self.grid, kernel = spec.grid, spec.conv_L_cache
             if spec.grid:
-                self.conv: Any = nn.Conv2d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=spec.conv_bias)
+                self.conv: Any = nn.Conv2d(
+                    hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=spec.conv_bias
+                )
             else:
                 self.conv = causal_conv_class()(hidden, kernel, spec.conv_bias)
                 self.conv_state = state_class()()
@@ -81,7 +87,11 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            mixed = self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2) if self.grid else self.conv(b * u, run, self.conv_state)
+            mixed = (
+                self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
+                if self.grid
+                else self.conv(b * u, run, self.conv_state)
+            )
             out: Tensor = self.out_proj((c * mixed).transpose(1, 2))
             return out
 

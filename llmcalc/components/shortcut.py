@@ -1,8 +1,9 @@
 """LongCat-Flash's layer: two transformer layers in one, and experts on a shortcut from the first of them to the end.
 
-The experts read what the first dense network reads, and what they give is added at the end of the layer, so that the second
-attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025, arXiv:2509.01322), §2.2, after
-Cai et al. 2024 (arXiv:2404.05019). transformers: models/longcat_flash (`LongcatFlashDecoderLayer`).
+The experts read what the first dense network reads, and what they give is added at the end of the layer, so that the
+second attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,
+arXiv:2509.01322), §2.2, after Cai et al. 2024 (arXiv:2404.05019). transformers: models/longcat_flash
+(`LongcatFlashDecoderLayer`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class ShortcutLayer(Layer):
-    """Attention, a dense network, attention, a dense network, each behind a norm; feed_forward: the experts beside all but the first attention.
+    """Attention, a dense network, attention, a dense network, each behind a norm; feed_forward: the experts beside all
+    but the first attention.
 
     attention, dense: there are two of each, alike and with weights of their own; each attention has its own cache.
     """

@@ -1,8 +1,8 @@
 """A stack of layers with what stands before and after them: positions, embedding norm, layers, final norm.
 
-Layers may differ: `variants` are layers that differ from `block` in the fields they give, `first_layers` names the layers
-at the bottom one by one, and `pattern` is repeated over the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense
-layers, then mixture-of-experts).
+Layers may differ: `variants` are layers that differ from `block` in the fields they give, `first_layers` names the
+layers at the bottom one by one, and `pattern` is repeated over the rest (Gemma 2: sliding, full; DeepSeek-V3: three
+dense layers, then mixture-of-experts).
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from .per_layer import PerLayerEmbedding
     from .stem import ConvStem
 else:
-    AltUp, HyperStreams, PerLayerEmbedding = only("altup:AltUp"), only("hyper:HyperStreams"), only("per_layer:PerLayerEmbedding")
+    AltUp, HyperStreams, PerLayerEmbedding = (
+        only("altup:AltUp"),
+        only("hyper:HyperStreams"),
+        only("per_layer:PerLayerEmbedding"),
+    )
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     ConvStem = only("stem:ConvStem")
 
@@ -52,12 +56,14 @@ SHARED = ", shared"
 class Stack(Component):
     """num_hidden_layers layers. Every layer is `block` where no pattern is given.
 
-    position: added to the input. type_vocab_size: BERT's segments. task_type_vocab_size: ERNIE's tasks. embedding_norm: on the sum of
-    the embeddings.
-    input_size: width of all these, where a map to hidden_size follows them (ELECTRA, ALBERT). stem: what an encoder has in
-    place of a token embedding. vocab_size, hidden_size: of an encoder that has a token embedding of its own, and perhaps another
-    width than the decoder (T5Gemma). shared_layers: kinds of layer whose every layer has the parameters of the first (ALBERT).
-    second_stream: the vector is held that a second stream of predictions starts from, which pretraining alone has (XLNet).
+    position: added to the input. type_vocab_size: BERT's segments. task_type_vocab_size: ERNIE's tasks. embedding_norm:
+    on the sum of the embeddings.
+    input_size: width of all these, where a map to hidden_size follows them (ELECTRA, ALBERT). stem: what an encoder has
+    in place of a token embedding. vocab_size, hidden_size: of an encoder that has a token embedding of its own, and
+    perhaps another width than the decoder (T5Gemma). shared_layers: kinds of layer whose every layer has the parameters
+    of the first (ALBERT).
+    second_stream: the vector is held that a second stream of predictions starts from, which pretraining alone has
+    (XLNet).
     hyper_streams: the residual stream is several, as layers of type `hyper` have it.
     """
 
@@ -91,7 +97,9 @@ class Stack(Component):
         variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return data
-        filled = {name: merged(block, changes) if isinstance(changes, dict) else changes for name, changes in variants.items()}
+        filled = {
+            name: merged(block, changes) if isinstance(changes, dict) else changes for name, changes in variants.items()
+        }
         return {**data, "variants": filled}
 
     @model_validator(mode="after")
@@ -108,31 +116,53 @@ class Stack(Component):
         self._check_sharing()
         blocks = (self.block, *self.variants.values())
         width, streams = "hidden_size_per_layer_input", "altup_num_inputs"
-        if {getattr(getattr(b, "per_layer_input", None), width, None) for b in blocks} != {getattr(self.per_layer_embedding, width, None)}:
-            raise ValueError(f"per_layer_embedding: stands where every layer has a per_layer_input of its {width}, and nowhere else")
+        if {getattr(getattr(b, "per_layer_input", None), width, None) for b in blocks} != {
+            getattr(self.per_layer_embedding, width, None)
+        }:
+            raise ValueError(
+                f"per_layer_embedding: stands where every layer has a per_layer_input of its {width}, and nowhere else"
+            )
         if {getattr(b, streams, None) for b in blocks} != {getattr(self.streams, streams, None)}:
-            raise ValueError(f"streams: stand where every layer is of type 'altup' with their {streams}, and nowhere else")
+            raise ValueError(
+                f"streams: stand where every layer is of type 'altup' with their {streams}, and nowhere else"
+            )
         hyper = None if self.hyper_streams is None else self.hyper_streams.hc_mult
         if {getattr(b, "hc_mult", None) for b in blocks} != {hyper}:
-            raise ValueError("hyper_streams: stand where every layer is of type 'hyper' with their hc_mult, and nowhere else")
+            raise ValueError(
+                "hyper_streams: stand where every layer is of type 'hyper' with their hc_mult, and nowhere else"
+            )
         table = self.relative_embedding
         for position in (getattr(b.attention, "position", None) for b in blocks):
-            if position is not None and position.type == "disentangled" and (table is None or table.span != position.span):
+            if (
+                position is not None
+                and position.type == "disentangled"
+                and (table is None or table.span != position.span)
+            ):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
         if self.relative_bias is not None:
             for block in blocks:
                 heads = getattr(block.attention, "num_attention_heads", None)
                 if heads != self.relative_bias.num_attention_heads:
-                    raise ValueError(f"relative_bias.num_attention_heads: {self.relative_bias.num_attention_heads} is not the layers' {heads}")
+                    raise ValueError(
+                        f"relative_bias.num_attention_heads: {self.relative_bias.num_attention_heads} is not the "
+                        f"layers' {heads}"
+                    )
                 if (getattr(block.attention, "global_block_size", None) is not None) != self.relative_bias.of_blocks:
-                    raise ValueError("relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else")
+                    raise ValueError(
+                        "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
+                    )
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` where a layer shares keys and values that no layer below makes, or a block holds what only unshared ones do."""
+        """Raises `ValueError` where a layer shares keys and values that no layer below makes,
+        or a block holds what only unshared ones do.
+        """
         for name in self.shared_layers:
             if getattr(getattr(self.layer(name), "transformer", None), "idle_adapters", 0):
-                raise ValueError(f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks that no layer shares")
+                raise ValueError(
+                    f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                    "that no layer shares"
+                )
         made: set[object] = set()
         mixers = {name: block.attention for name, block in {BASE: self.block, **self.variants}.items()}
         sharing = {name for name, mixer in mixers.items() if getattr(mixer, "kv_shared", False)}
@@ -144,12 +174,23 @@ class Stack(Component):
                 raise ValueError(f"kv_shared: no layer below '{name}' attends alike and makes keys and values to share")
 
     def check_mixers(self, where: str, width: int, side: str, grid: bool) -> None:
-        """Raises `ValueError` where a layer of that width cannot mix tokens as its spec says, in an encoder or a decoder. grid: tokens stand in one."""
+        """Raises `ValueError` where a layer of that width cannot mix tokens as its spec says, in an encoder or a
+        decoder. grid: tokens stand in one.
+        """
         for name, block in {BASE: self.block, **self.variants}.items():
             for field, mixer, seen in block.mixers(width):
-                _check_mixer(f"{where}.{BASE}.{field}" if name == BASE else f"{where}.variants.{name}.{field}", mixer, seen, side, grid)
+                _check_mixer(
+                    f"{where}.{BASE}.{field}" if name == BASE else f"{where}.variants.{name}.{field}",
+                    mixer,
+                    seen,
+                    side,
+                    grid,
+                )
         if self.side_convolution is not None and width % self.side_convolution.conv_groups:
-            raise ValueError(f"{where}.side_convolution.conv_groups: {self.side_convolution.conv_groups} does not divide hidden_size {width}")
+            raise ValueError(
+                f"{where}.side_convolution.conv_groups: {self.side_convolution.conv_groups} does not divide "
+                f"hidden_size {width}"
+            )
         if self.side_convolution is not None and side == "decoder":
             raise ValueError(f"{where}.side_convolution: it sees tokens on both sides; expected an encoder")
 
@@ -194,11 +235,15 @@ class Stack(Component):
         if self.type_vocab_size is not None:
             parts.append(Node("embed_types", ops.Embedding(self.type_vocab_size, below.hidden_size), kind="embedding"))
         if self.task_type_vocab_size is not None:
-            parts.append(Node("embed_tasks", ops.Embedding(self.task_type_vocab_size, below.hidden_size), kind="embedding"))
+            parts.append(
+                Node("embed_tasks", ops.Embedding(self.task_type_vocab_size, below.hidden_size), kind="embedding")
+            )
         if self.embedding_norm is not None:
             parts.append(self.embedding_norm.anatomy("embed_norm", below))
         if self.input_size is not None:
-            parts.append(Node("input_proj", ops.Linear(self.input_size, around.hidden_size, bias=True), kind="embedding"))
+            parts.append(
+                Node("input_proj", ops.Linear(self.input_size, around.hidden_size, bias=True), kind="embedding")
+            )
         if self.relative_bias is not None:
             parts.append(self.relative_bias.anatomy("relative_bias", around))
         if self.relative_embedding is not None:
@@ -208,7 +253,14 @@ class Stack(Component):
         if self.per_layer_embedding is not None:
             parts.append(self.per_layer_embedding.anatomy("per_layer_embedding", around, self.num_hidden_layers))
         if self.second_stream:
-            parts.append(Node("second_stream", ops.Idle(ops.Weight(around.hidden_size)), kind="embedding", source="Yang et al. 2019 (XLNet), §2.3"))
+            parts.append(
+                Node(
+                    "second_stream",
+                    ops.Idle(ops.Weight(around.hidden_size)),
+                    kind="embedding",
+                    source="Yang et al. 2019 (XLNet), §2.3",
+                )
+            )
         if self.streams is not None:
             parts.append(self.streams.anatomy("streams_in", around))
         for label, block, repeat, which in self.groups():
@@ -244,22 +296,58 @@ class Stack(Component):
         from .per_layer import PerLayerEmbedding, PerLayerGate
 
         block = Block.examples()[0]
-        kinds: dict[str, AnyLayer] = {"wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})}
+        kinds: dict[str, AnyLayer] = {
+            "wide": block.model_copy(update={"feed_forward": FeedForward(intermediate_size=56, hidden_act="relu")})
+        }
         rms, dense = Norm(type="rmsnorm"), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
-        grouped = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, sliding_window=5, qk_norm=QKNorm(norm=rms), position=Rope())
+        grouped = Attention(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            sliding_window=5,
+            qk_norm=QKNorm(norm=rms),
+            position=Rope(),
+        )
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         own = Gemma4Layer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate)
-        shares: dict[str, AnyLayer] = {"shares": own.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})}
+        shares: dict[str, AnyLayer] = {
+            "shares": own.model_copy(update={"attention": grouped.model_copy(update={"kv_shared": True})})
+        }
         table = PerLayerEmbedding(vocab_size_per_layer_input=40, hidden_size_per_layer_input=6, norm=rms)
-        altup = AltUpLayer(attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate, laurel_rank=5, altup_num_inputs=3)
+        altup = AltUpLayer(
+            attention=grouped, feed_forward=dense, norm=rms, per_layer_input=gate, laurel_rank=5, altup_num_inputs=3
+        )
         return [
-            cls(num_hidden_layers=2, block=altup, per_layer_embedding=table, streams=AltUp(altup_num_inputs=3), final_norm=rms),
-            cls(num_hidden_layers=4, block=own, variants=shares, first_layers=(BASE, BASE), pattern=("shares",), per_layer_embedding=table),
+            cls(
+                num_hidden_layers=2,
+                block=altup,
+                per_layer_embedding=table,
+                streams=AltUp(altup_num_inputs=3),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=4,
+                block=own,
+                variants=shares,
+                first_layers=(BASE, BASE),
+                pattern=("shares",),
+                per_layer_embedding=table,
+            ),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
             cls(num_hidden_layers=2, block=hyper_example(), hyper_streams=HyperStreams(hc_mult=3), final_norm=rms),
-            cls(num_hidden_layers=2, block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), hyper_streams=HyperStreams(hc_mult=3)),
+            cls(
+                num_hidden_layers=2,
+                block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
+                hyper_streams=HyperStreams(hc_mult=3),
+            ),
             cls(num_hidden_layers=3, block=block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
-            cls(num_hidden_layers=5, block=block, variants=kinds, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
+            cls(
+                num_hidden_layers=5,
+                block=block,
+                variants=kinds,
+                pattern=(BASE, BASE, "wide"),
+                shared_layers=(BASE, "wide"),
+            ),
         ]
 
 
@@ -280,7 +368,10 @@ def _check_mixer(where: str, mixer: Any, width: int, side: str, grid: bool) -> N
     expected = SIDES_OF_POSITIONS.get(kind, side)
     if side != expected:
         directions = "in both directions" if expected == "encoder" else "that is causal"
-        raise ValueError(f"{where}.position.type: '{kind}' is for attention {directions}; expected {'an' if expected == 'encoder' else 'a'} {expected}")
+        raise ValueError(
+            f"{where}.position.type: '{kind}' is for attention {directions}; expected "
+            f"{'an' if expected == 'encoder' else 'a'} {expected}"
+        )
     for field in ("attention_chunk_size", "block_indexer"):
         if side == "encoder" and getattr(mixer, field, None) is not None:
             raise ValueError(f"{where}.{field}: stands in causal attention; expected a decoder")
@@ -291,7 +382,11 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in changes.items():
         below = out.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and value.get("type", below.get("type")) == below.get("type"):
+        if (
+            isinstance(value, dict)
+            and isinstance(below, dict)
+            and value.get("type", below.get("type")) == below.get("type")
+        ):
             out[key] = merged(below, value)
         else:
             out[key] = value
@@ -334,7 +429,10 @@ def _reference() -> type[nn.Module]:
             if spec.second_stream:
                 self.second_stream = vector(torch.zeros(around.hidden_size))
             if spec.streams is not None:
-                self.streams_in, self.streams_out = spec.streams.reference(around), spec.streams.reference(around, top=True)
+                self.streams_in, self.streams_out = (
+                    spec.streams.reference(around),
+                    spec.streams.reference(around, top=True),
+                )
             rest = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *rest)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}

@@ -1,6 +1,7 @@
 """What stands below an encoder that reads no tokens: convolutions over the frames of a signal.
 
-Whisper (Radford 2022, arXiv:2212.04356, §2.2): two convolutions of width 3 with a GELU each, the second with a stride of 2.
+Whisper (Radford 2022, arXiv:2212.04356, §2.2): two convolutions of width 3 with a GELU each, the second with a stride
+of 2.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class ConvStem(Component):
         h, m = around.hidden_size, self.num_mel_bins
         first = ops.Conv1d(m, h, kernel=3, bias=True, per_token=2, constant=True)
         second = ops.Conv1d(h, h, kernel=3, bias=True)
-        return Node(name, children=(Node("conv1", first), Node("conv2", second)), kind="embedding", source="Radford et al. 2022, §2.2")
+        return Node(
+            name,
+            children=(Node("conv1", first), Node("conv2", second)),
+            kind="embedding",
+            source="Radford et al. 2022, §2.2",
+        )
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)

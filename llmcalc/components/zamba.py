@@ -1,9 +1,9 @@
 """Zamba: state-space layers, before some of which one transformer block runs again and again with the same weights.
 
-Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the stream beside the embedded tokens, twice as wide together, and a
-map of the layer's own adds what it gives to what the layer's mixer reads. Zamba 2 (Glorioso 2024, arXiv:2411.15242): several
-such blocks in turn, with a low-rank adapter for each layer that runs one. A block's adapters stand, as in the
-checkpoints, with its weights: in the first layer that runs it.
+Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the stream beside the embedded tokens, twice as wide together,
+and a map of the layer's own adds what it gives to what the layer's mixer reads. Zamba 2 (Glorioso 2024,
+arXiv:2411.15242): several such blocks in turn, with a low-rank adapter for each layer that runs one. A block's adapters
+stand, as in the checkpoints, with its weights: in the first layer that runs it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class SharedBlock(Part):
-    """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its own.
+    """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its
+    own.
 
-    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given. adapter_rank: of the adapters beside the
-    maps up of the feed-forward network; none, if not given. attention_adapters: beside the query, key and value maps too. idle_adapters: of
-    other layers, that a block which no layer shares holds all the same (Zamba 2's classes where nothing is tied).
+    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given. adapter_rank: of the adapters beside
+    the maps up of the feed-forward network; none, if not given. attention_adapters: beside the query, key and value
+    maps too. idle_adapters: of other layers, that a block which no layer shares holds all the same (Zamba 2's classes
+    where nothing is tied).
     """
 
     attention: Attention
@@ -50,17 +52,28 @@ class SharedBlock(Part):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.feed_forward.gated or self.feed_forward.sub_norm is not None or self.feed_forward.hidden_act == "xielu":
-            raise ValueError("feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm")
+        if (
+            not self.feed_forward.gated
+            or self.feed_forward.sub_norm is not None
+            or self.feed_forward.hidden_act == "xielu"
+        ):
+            raise ValueError(
+                "feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm"
+            )
         if (self.attention_adapters or self.idle_adapters) and self.adapter_rank is None:
             raise ValueError("adapter_rank: missing; attention_adapters and idle_adapters need one")
         if self.attention.kv_shared or self.attention.block_indexer is not None:
-            raise ValueError("attention: the shared block makes keys and values of its own, and chooses none; expected no kv_shared and no block_indexer")
+            raise ValueError(
+                "attention: the shared block makes keys and values of its own, and chooses none; expected no "
+                "kv_shared and no block_indexer"
+            )
         return self
 
 
 class ZambaLayer(Layer):
-    """A mixer layer before which a shared block runs. Stack.shared_layers names the kinds of layer that share their block."""
+    """A mixer layer before which a shared block runs.
+    Stack.shared_layers names the kinds of layer that share their block.
+    """
 
     alone: ClassVar[bool] = False
 
@@ -74,7 +87,9 @@ class ZambaLayer(Layer):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.attention, Nothing):
-            raise ValueError("attention: the layer has a mixer of its own after the shared block; expected another type than 'none'")
+            raise ValueError(
+                "attention: the layer has a mixer of its own after the shared block; expected another type than 'none'"
+            )
         return self
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
@@ -92,13 +107,21 @@ class ZambaLayer(Layer):
         if r is not None:
             network = replace(network, children=(*network.children, _adapter(h, r, 2 * f)))
         if block.attention_adapters:
-            maps = tuple(replace(p, children=(_adapter(p.op.n_in, r, p.op.n_out),)) if p.name in QKV else p for p in attention.children)
+            maps = tuple(
+                replace(p, children=(_adapter(p.op.n_in, r, p.op.n_out),)) if p.name in QKV else p
+                for p in attention.children
+            )
             attention = replace(attention, children=maps)
         norms = self.norm.anatomy("self_attn_pre_norm", wide), self.norm.anatomy("mlp_pre_norm", around)
         shared_block = Node(BLOCK, children=(norms[0], attention, norms[1], network), source="Glorioso et al. 2024, §2")
         shared_block = _keeping(shared_block, block.idle_adapters, ops.Idle) if block.idle_adapters else shared_block
         mixer = self._mixer().anatomy("mixer", around)
-        parts = (shared_block, Node("linear", ops.Linear(h, h), kind="attention"), self.norm.anatomy("mixer_pre_norm", around), mixer)
+        parts = (
+            shared_block,
+            Node("linear", ops.Linear(h, h), kind="attention"),
+            self.norm.anatomy("mixer_pre_norm", around),
+            mixer,
+        )
         return Node(name, children=parts, source="Glorioso et al. 2024, §2")
 
     def first_of(self, node: Node, others: Number) -> Node:
@@ -115,13 +138,24 @@ class ZambaLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention, network = Attention(num_attention_heads=4), FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
+        attention, network = (
+            Attention(num_attention_heads=4),
+            FeedForward(intermediate_size=20, hidden_act="gelu", gated=True),
+        )
         rotary = attention.model_copy(update={"position": Rope()})
         blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
             (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
-            (Mamba2.examples()[1], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True)),
-            (Mamba2.examples()[1], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2)),
+            (
+                Mamba2.examples()[1],
+                SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True),
+            ),
+            (
+                Mamba2.examples()[1],
+                SharedBlock(
+                    attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2
+                ),
+            ),
         ]
         return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
 

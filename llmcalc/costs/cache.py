@@ -33,7 +33,9 @@ def cache_bits_of(dtype_name: str) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Caches that are alike: `layers` of them, each with `tokens` entries of `width` elements (None where it has no entries)."""
+    """Caches that are alike: `layers` of them,
+    each with `tokens` entries of `width` elements (None where it has no entries).
+    """
 
     kind: str
     layers: int
@@ -90,7 +92,9 @@ class CacheSize:
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
-        """Bytes by the kind of cache: `full_attention`, `sliding_attention`, `latent_attention`, `cross_attention`, …"""
+        """Bytes by the kind of cache: `full_attention`, `sliding_attention`, `latent_attention`,
+        `cross_attention`, …
+        """
         sums: dict[str, int] = {}
         for held in self.held:
             sums[held.kind] = sums.get(held.kind, 0) + held.bytes
@@ -104,11 +108,18 @@ class CacheSize:
         kept = cache_bits_of(self.dtype)
         for place in self._caches():
             w, op = place.workload or self.workload, place.node.op
-            tokens, width = (exact_div(op.cache_bits(w.with_(batch=1), 1), op.width), op.width) if isinstance(op, KVCache) else (None, None)
+            tokens, width = (
+                (exact_div(op.cache_bits(w.with_(batch=1), 1), op.width), op.width)
+                if isinstance(op, KVCache)
+                else (None, None)
+            )
             alike = (getattr(op, "kind", STATE), tokens, width)
             layers[alike] = layers.get(alike, 0) + place.times
             bits[alike] = bits.get(alike, 0) + place.times * kept(op, w)
-        return [Held(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b)) for (kind, tokens, width), b in bits.items()]
+        return [
+            Held(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
+            for (kind, tokens, width), b in bits.items()
+        ]
 
     @property
     def what_if(self) -> list[WhatIf]:
@@ -118,7 +129,9 @@ class CacheSize:
 
     @property
     def contexts(self) -> list[int]:
-        """Powers of two from 1,024 up to what the model was made for (131,072 where it does not say) and at least `seq`; both of these too."""
+        """Powers of two from 1,024 up to what the model was made for (131,072 where it does not say) and at
+        least `seq`; both of these too.
+        """
         limit = longest_sequence(self.spec) or LONGEST
         most = max(limit, self.workload.seq)
         powers = [2**i for i in range(SHORTEST.bit_length() - 1, most.bit_length()) if 2**i <= most]
@@ -144,10 +157,13 @@ class WhatIf:
     ratio: float
 
 
-def kv(spec: ModelSpec, batch: int = 1, seq: int = 1, dtype_name: str = "bfloat16", source: int | None = None) -> CacheSize:
+def kv(
+    spec: ModelSpec, batch: int = 1, seq: int = 1, dtype_name: str = "bfloat16", source: int | None = None
+) -> CacheSize:
     """The cache after `seq` tokens of each of `batch` sequences; an encoder-decoder has read `source` (or as many).
 
-    Raises `InputError` for an encoder-only model, which keeps none, for a source where there is no encoder, and for an unknown dtype.
+    Raises `InputError` for an encoder-only model, which keeps none, for a source where there is no encoder, and for an
+    unknown dtype.
     """
     if spec.kind == "encoder":
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")

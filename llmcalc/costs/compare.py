@@ -1,8 +1,8 @@
 """What tells one model's shape from another's: sizes, ratios of sizes, and cost a token.
 
-Nothing is counted here that another file of this package counts; this one puts those counts over one another. Ratios are
-those that papers report: aspect ratio h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h, key/value
-heads over heads (Ainslie 2023, arXiv:2305.13245).
+Nothing is counted here that another file of this package counts; this one puts those counts over one another. Ratios
+are those that papers report: aspect ratio h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h,
+key/value heads over heads (Ainslie 2023, arXiv:2305.13245).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from .params import params, total_of
 from .widths import active_width, heads_of
 
 DENSE_BAND = (100, 130)
-"""h/L, rounded to a whole number, of most large dense decoders: Chinchilla and LLaMA 65B 102, GPT-3 and Llama 3 8B 128, Llama 3.1 405B 130."""
+"""h/L, rounded to a whole number, of most large dense decoders:
+Chinchilla and LLaMA 65B 102, GPT-3 and Llama 3 8B 128, Llama 3.1 405B 130.
+"""
 
 VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 """Where a weight with a row for each token of the vocabulary stands."""
@@ -91,9 +93,10 @@ class StackShape:
 class Quantities:
     """One model's sizes and costs.
 
-    shape: of the stack that makes the output; encoder: of an encoder that stands beside it. vocabulary_parameters: every
-    weight with a row a token, tied ones once. forward_flops_per_token: at `seq` tokens, full pairs, logits at every
-    position; an encoder-decoder reads as many in its encoder. kv_bytes_per_token: None for an encoder, which keeps none.
+    shape: of the stack that makes the output; encoder: of an encoder that stands beside it. vocabulary_parameters:
+    every weight with a row a token, tied ones once. forward_flops_per_token: at `seq` tokens, full pairs, logits at
+    every position; an encoder-decoder reads as many in its encoder. kv_bytes_per_token: None for an encoder, which
+    keeps none.
     longest: tokens that a table of learned positions has, None where there is no table.
     """
 
@@ -165,7 +168,11 @@ def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Qua
 
 
 def _vocabulary(tree: Node) -> int:
-    return sum(place.times * total_of(place.node.op) for place in tree.walk() if place.path in VOCABULARY_PATHS and place.node.op is not None)
+    return sum(
+        place.times * total_of(place.node.op)
+        for place in tree.walk()
+        if place.path in VOCABULARY_PATHS and place.node.op is not None
+    )
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
@@ -174,7 +181,9 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     block = max(groups, key=lambda g: g[2])[1]
     headed = [g for g in groups if isinstance(g[1].attention, Attention | MLA)]
     attention_block = max(headed, key=lambda g: g[2])[1] if headed else None
-    heads, kv_heads, head_dim = heads_of(attention_block.attention if attention_block is not None else None, hidden_size)
+    heads, kv_heads, head_dim = heads_of(
+        attention_block.attention if attention_block is not None else None, hidden_size
+    )
     mixing = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
@@ -196,7 +205,9 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
     Raises `InputError` with the list of names for one that is not known.
     """
     if name not in SORT_KEYS:
-        raise InputError(f"--sort: there is no '{name}'; expected one of {', '.join(SORT_KEYS)}.{suggest(name, list(SORT_KEYS))}")
+        raise InputError(
+            f"--sort: there is no '{name}'; expected one of {', '.join(SORT_KEYS)}.{suggest(name, list(SORT_KEYS))}"
+        )
     return SORT_KEYS[name]
 
 

@@ -31,8 +31,9 @@ from .widths import active_width, heads_of
 class Rule:
     """One way to say how many FLOPs a workload has.
 
-    name: what a table calls it. formula: as the source writes it. source: where. total: FLOPs. error_full, error_causal: total over the exact count
-    under that convention of pairs, minus 1. remark: what was put into it, or what it leaves out.
+    name: what a table calls it. formula: as the source writes it. source: where. total: FLOPs. error_full,
+    error_causal: total over the exact count under that convention of pairs, minus 1. remark: what was put into it, or
+    what it leaves out.
     """
 
     key: str
@@ -64,19 +65,27 @@ class Sizes:
 def _is_plain_transformer(spec: ModelSpec) -> bool:
     """One stack of softmax attention and feed-forward networks: all that the rules with an attention term are about."""
     blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
-    alike = all(b.plain and isinstance(b.attention, Attention | MLA) and isinstance(b.feed_forward, FeedForward | MoE) for b in blocks)
+    alike = all(
+        b.plain and isinstance(b.attention, Attention | MLA) and isinstance(b.feed_forward, FeedForward | MoE)
+        for b in blocks
+    )
     return spec.kind != "encoder-decoder" and alike
 
 
 def sizes(spec: ModelSpec) -> Sizes:
-    """The dimensions of the stack that makes the output. For plain transformers: raises `ArithmeticError` for any other."""
+    """The dimensions of the stack that makes the output.
+    For plain transformers: raises `ArithmeticError` for any other.
+    """
     h = spec.hidden_size
     heads = keys = inner = 0
     for _, block, count, _ in spec.main.groups():
         a, _, d = heads_of(block.attention, h)
         f = active_width(block.feed_forward)
         if a is None or d is None or f is None:
-            raise ArithmeticError("rules with an attention term are for plain transformers, which have heads and a feed-forward network in every layer")
+            raise ArithmeticError(
+                "rules with an attention term are for plain transformers, which have heads and a feed-forward "
+                "network in every layer"
+            )
         heads, keys, inner = heads + count * a, keys + count * a * d, inner + count * f
     return Sizes(h, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
 
@@ -144,13 +153,21 @@ def _rules(count: FlopCount) -> Iterator[Found]:
     for key, name, what, source, n in _parameters(p):
         yield f"{key}_{multiple}n", name, f"{multiple}N{what}", source, multiple * n * tokens, f"N = {n:,}"
     if _is_plain_transformer(count.spec):
-        yield from (_training_rules if train else _forward_rules)(sizes(count.spec), p, count.workload.context + count.workload.seq, tokens)
+        yield from (_training_rules if train else _forward_rules)(
+            sizes(count.spec), p, count.workload.context + count.workload.seq, tokens
+        )
 
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
 MEGATRON, MEGATRON_AGAIN = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
-HALF, DENSE = "N non-embedding (active); half of all pairs; no logits", "for MHA and an ungated feed-forward; counts the embedding as a product, and softmax"
-EVERY, MHA = "N all parameters (active), embedding included", "for MHA with heads × head_dim = h and an ungated 4h feed-forward"
+HALF, DENSE = (
+    "N non-embedding (active); half of all pairs; no logits",
+    "for MHA and an ungated feed-forward; counts the embedding as a product, and softmax",
+)
+EVERY, MHA = (
+    "N all parameters (active), embedding included",
+    "for MHA with heads × head_dim = h and an ungated 4h feed-forward",
+)
 
 
 def _forward_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
@@ -162,23 +179,53 @@ def _forward_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iter
     palm = exact_div(palm_appendix_b(p.active, d.keys, reach), 3)
     yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
     third = exact_div(megatron(d, 1, reach, recompute=False), 3 * reach)
-    yield "megatron", "Megatron", "24Bsℓh²(1+s/6h+V/12ℓh)", MEGATRON, tokens * third, f"{MHA}; a third of its training count"
+    yield (
+        "megatron",
+        "Megatron",
+        "24Bsℓh²(1+s/6h+V/12ℓh)",
+        MEGATRON,
+        tokens * third,
+        f"{MHA}; a third of its training count",
+    )
 
 
 def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
     kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, reach)
-    yield "kaplan_table_1", "Kaplan Table 1", "6N + 6·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, f"{HALF}; 3 × its forward"
+    yield (
+        "kaplan_table_1",
+        "Kaplan Table 1",
+        "6N + 6·n_layer·n_ctx·d_attn",
+        KAPLAN,
+        tokens * kaplan,
+        f"{HALF}; 3 × its forward",
+    )
     chinchilla = exact_div(3 * chinchilla_appendix_f(d, reach), reach)
-    yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, f"{DENSE}; 3 × its forward"
+    yield (
+        "chinchilla_f",
+        "Chinchilla app. F",
+        "embed+ℓ(attn+dense)+logits",
+        CHINCHILLA,
+        tokens * chinchilla,
+        f"{DENSE}; 3 × its forward",
+    )
     yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, reach), EVERY
     once = exact_div(megatron(d, 1, reach, recompute=False), reach)
     yield "megatron", "Megatron", "72Bsℓh²(1+s/6h+V/12ℓh)", MEGATRON, tokens * once, f"{MHA}; nothing recomputed"
     again = exact_div(megatron(d, 1, reach, recompute=True), reach)
-    yield "megatron_recompute", "Megatron, recompute", "96Bsℓh²(1+s/6h+V/16ℓh)", MEGATRON_AGAIN, tokens * again, f"{MHA}; every layer recomputed"
+    yield (
+        "megatron_recompute",
+        "Megatron, recompute",
+        "96Bsℓh²(1+s/6h+V/16ℓh)",
+        MEGATRON_AGAIN,
+        tokens * again,
+        f"{MHA}; every layer recomputed",
+    )
 
 
 def _kaplan_n(p: ParameterCount) -> int:
-    """Kaplan's N: without input tables and an untied output head; of a mixture of experts, what a token passes through."""
+    """Kaplan's N: without input tables and an untied output head;
+    of a mixture of experts, what a token passes through.
+    """
     n: int = p.active - (p.total - p.non_embedding)
     return n
 
@@ -186,7 +233,13 @@ def _kaplan_n(p: ParameterCount) -> int:
 def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """What people put in for N: (key, name, what it is, source, N)."""
     active = p.active != p.total
-    yield "kaplan", "Kaplan §2.1", ", N non-embedding" + (" active" if active else ""), "Kaplan 2020, §2.1", _kaplan_n(p)
+    yield (
+        "kaplan",
+        "Kaplan §2.1",
+        ", N non-embedding" + (" active" if active else ""),
+        "Kaplan 2020, §2.1",
+        _kaplan_n(p),
+    )
     if active:
         yield "active", "active parameters", "", "the same with every active parameter", p.active
     yield "total", "all parameters", "", "the same with every parameter", p.total

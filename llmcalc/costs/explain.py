@@ -1,4 +1,6 @@
-"""Which formulas answer `llmcalc explain`: those of the nodes that were asked for, or of every component and the whole model."""
+"""Which formulas answer `llmcalc explain`:
+those of the nodes that were asked for, or of every component and the whole model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ class Explanation:
     node: str | None
 
 
-def explain(spec: ModelSpec, node: str | None = None, asked: Asked = "all", setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> Explanation:
+def explain(
+    spec: ModelSpec,
+    node: str | None = None,
+    asked: Asked = "all",
+    setting: Setting = DEFAULT,
+    include: frozenset[str] = frozenset(),
+) -> Explanation:
     """Formulas of `node` (any end of a path in the tree), or of the whole model, each evaluated and equal to the count.
 
     Raises `InputError` for a node that the model does not have, and where what was asked costs nothing there;
@@ -74,7 +82,9 @@ def explain(spec: ModelSpec, node: str | None = None, asked: Asked = "all", sett
 
 
 def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> Section:
-    answers = [q for q in ANSWERS[asked] if found.optional != TOWERS_OPTION or q in ANSWERS["params"]]  # their FLOPs are not counted
+    answers = [
+        q for q in ANSWERS[asked] if found.optional != TOWERS_OPTION or q in ANSWERS["params"]
+    ]  # their FLOPs are not counted
     made = {q: formula for q in answers if (formula := formulas.formula(found, q)) is not None}
     if "active" in made and made["active"].value == made["params"].value:
         del made["active"]

@@ -89,8 +89,8 @@ class FlopCount:
         """What non-reentrant checkpointing recomputes less than `recomputed`.
 
         It stops when the last tensor that backward needs is there again. Where a layer ends in a plain product (and in
-        additions, which save nothing), that product is not run; where it ends in a norm, in dropout, in a gate or in the weighted sum
-        of experts, all of them are.
+        additions, which save nothing), that product is not run; where it ends in a norm, in dropout, in a gate or in
+        the weighted sum of experts, all of them are.
         """
         if not self.recomputed:
             return 0
@@ -153,14 +153,19 @@ def workload_of(
     check_source(spec, source)
     if phase == "decode":
         if context is not None and seq not in (None, 1):
-            raise InputError(f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq alone as the context")
+            raise InputError(
+                f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq "
+                "alone as the context"
+            )
         given = default_seq or 0 if seq is None else seq
         context = given if context is None else context
         seq, source = 1, context if source is None else source
     if phase != "train" and recompute != "none":
         raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase train")
     if phase != "train" and attention_backward != "eager":
-        raise InputError(f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train")
+        raise InputError(
+            f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train"
+        )
     return Workload(
         batch=batch,
         seq=(default_seq or 1) if seq is None else seq,

@@ -1,4 +1,5 @@
-"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and held to agree.
+"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and held to
+agree.
 
 A formula whose value at the model's numbers is not the count is never given back: `ArithmeticError` is raised instead.
 """
@@ -56,7 +57,8 @@ DEFAULT = Setting()
 class Formula:
     """expression: in symbols. value: what it and the count both give. open: the same with S left open.
 
-    in_hidden: the expression with every width that is a multiple of h written as that multiple; None where there is none.
+    in_hidden: the expression with every width that is a multiple of h written as that multiple; None where there is
+    none.
     """
 
     quantity: Quantity
@@ -94,12 +96,20 @@ class Formulas:
         self.meanings: dict[Any, Meaning] = {
             **self.symbolic.meanings,
             keys(): Meaning(KEYS, "keys, as many as tokens of a sequence", setting.seq),
-            element_bytes(): Meaning(ELEMENT_BYTES, f"bytes of a cached element ({setting.dtype})", Fraction(DTYPE_BITS[setting.dtype], 8)),
+            element_bytes(): Meaning(
+                ELEMENT_BYTES, f"bytes of a cached element ({setting.dtype})", Fraction(DTYPE_BITS[setting.dtype], 8)
+            ),
         }
 
     def nodes(self) -> list[Found]:
         """The whole model and every node below it, parents first."""
-        return list(_nodes(self.symbolic.numbers, self.symbolic.tree, Found((), "", self.symbolic.numbers, self.symbolic.tree, 1, None, "", "")))
+        return list(
+            _nodes(
+                self.symbolic.numbers,
+                self.symbolic.tree,
+                Found((), "", self.symbolic.numbers, self.symbolic.tree, 1, None, "", ""),
+            )
+        )
 
     def find(self, query: str) -> list[Found]:
         """The nodes whose path ends in `query`; where there are none, those whose path has its names in that order.
@@ -115,7 +125,11 @@ class Formulas:
             exact = exact or [n for n in nodes[1:] if _fits(asked, n.steps, gaps)]
         if not exact:
             tails = {".".join(s[0] for s in n.steps[i:]) for n in nodes for i in range(len(n.steps))}
-            near = suggest(query, sorted(tails)) or f" Expected one of {', '.join(dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children))}."
+            near = (
+                suggest(query, sorted(tails))
+                or " Expected one of "
+                f"{', '.join(dict.fromkeys(n.steps[-1][0] for n in nodes[1:] if n.numbers.children))}."
+            )
             raise InputError(f"NODE: the model has no node '{query}'.{near}")
         return exact
 
@@ -144,7 +158,9 @@ class Formulas:
             return (active_of, None), (active_of, None)
         if quantity == "flops":
             n, s = self.setting.seq, keys()
-            here, there = (_entered(Workload(batch=1, seq=tokens, pairs=self.setting.pairs), stream) for tokens in (n, s))
+            here, there = (
+                _entered(Workload(batch=1, seq=tokens, pairs=self.setting.pairs), stream) for tokens in (n, s)
+            )
             return (_flops_of_one(n, Fraction), here), (_flops_of_one(s, _symbolic), there)
         bits, b = DTYPE_BITS[self.setting.dtype], element_bytes()
         held = _first_token if quantity == "kv" else _before_any
@@ -205,7 +221,11 @@ class Formulas:
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
             for (base, exp), field in zip(factors, fields, strict=True):
                 power = exp if field in WIDTHS | HEAD_SIZES else 0
-                changed = sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power if field in lengths else base**exp
+                changed = (
+                    sympy.Rational(self.meanings[base].value) ** exp * (hidden / self.meanings[hidden].value) ** power
+                    if field in lengths
+                    else base**exp
+                )
                 term = term / base**exp * changed if field in lengths else term
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
@@ -254,7 +274,9 @@ def _symbolic(value: Number) -> Any:
 
 
 def _flops_of_one(tokens: Number, exact: Callable[[Number], Any]) -> Cost:
-    """Cost: FLOPs of a whole sequence of so many tokens, for each of them. exact: a number that divides without rounding."""
+    """Cost: FLOPs of a whole sequence of so many tokens, for each of them.
+    exact: a number that divides without rounding.
+    """
 
     def cost(op: Op, w: Workload) -> Any:
         return exact(op.forward_flops(w)) / tokens
@@ -262,7 +284,9 @@ def _flops_of_one(tokens: Number, exact: Callable[[Number], Any]) -> Cost:
     return cost
 
 
-def _bytes_of(held: Callable[[Op, Workload, Number], Number], element_bits: Number, exact: Callable[[Number], Any]) -> Cost:
+def _bytes_of(
+    held: Callable[[Op, Workload, Number], Number], element_bits: Number, exact: Callable[[Number], Any]
+) -> Cost:
     """Cost: what `held` gives in bits, as bytes."""
 
     def cost(op: Op, w: Workload) -> Any:
@@ -302,9 +326,16 @@ def child(of: Found, numbers: Node, letters: Node) -> Found:
     step = (numbers.name, letters.label, tuple(numbers.indices or ()))
     path = f"{of.path}.{numbers.segment}" if of.path else numbers.segment
     return replace(
-        of, steps=(*of.steps, step), path=path, numbers=numbers, letters=letters, times=times(of.times, numbers.repeat),
-        stream=numbers.stream or of.stream, optional=numbers.optional or of.optional, source=numbers.source or of.source,
-    )  # fmt: skip
+        of,
+        steps=(*of.steps, step),
+        path=path,
+        numbers=numbers,
+        letters=letters,
+        times=times(of.times, numbers.repeat),
+        stream=numbers.stream or of.stream,
+        optional=numbers.optional or of.optional,
+        source=numbers.source or of.source,
+    )
 
 
 def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:
@@ -315,7 +346,11 @@ def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:
     last, left = asked[-1], []
     if last == name:
         left.append(asked[:-1])
-    if last and (last == label or (last.isdecimal() and int(last) in indices)) and (len(asked) == 1 or asked[-2] == name):
+    if (
+        last
+        and (last == label or (last.isdecimal() and int(last) in indices))
+        and (len(asked) == 1 or asked[-2] == name)
+    ):
         left.append(asked[:-2])
     ends = range(len(above), 0 if gaps else len(above) - 1, -1)
     return any(not rest or any(_fits(rest, above[:end], gaps) for end in ends) for rest in left)

@@ -8,8 +8,14 @@ from ..model import ModelSpec
 
 def learned_positions(spec: ModelSpec) -> int | None:
     """Tokens that the smallest learned table of positions has; None where no stack has one."""
-    stacks = [stack for _, stack in spec.stacks() if stack.stem is None]  # a stem always gives as many positions as its table has
-    tables = [stack.position.max_position_embeddings for stack in stacks if stack.position is not None and stack.position.type == "learned"]
+    stacks = [
+        stack for _, stack in spec.stacks() if stack.stem is None
+    ]  # a stem always gives as many positions as its table has
+    tables = [
+        stack.position.max_position_embeddings
+        for stack in stacks
+        if stack.position is not None and stack.position.type == "learned"
+    ]
     return min(tables, default=None)
 
 
@@ -22,7 +28,9 @@ def longest_sequence(spec: ModelSpec) -> int | None:
 def check_source(spec: ModelSpec, source: int | None) -> None:
     """Raises `InputError` where tokens for an encoder are given and there is no encoder beside a decoder."""
     if source is not None and spec.kind != "encoder-decoder":
-        raise InputError(f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone")
+        raise InputError(
+            f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone"
+        )
 
 
 def beyond(spec: ModelSpec, tokens: int) -> str:
@@ -31,5 +39,8 @@ def beyond(spec: ModelSpec, tokens: int) -> str:
     if limit is None or tokens <= limit:
         return ""
     if learned is not None:
-        return f"{tokens:,} tokens do not fit the model's table of {limit:,} learned positions: it could not run this; counted as if it could"
+        return (
+            f"{tokens:,} tokens do not fit the model's table of {limit:,} learned positions: it could not run "
+            "this; counted as if it could"
+        )
     return f"{tokens:,} tokens are more than the model's max_position_embeddings of {limit:,}; counted all the same"

@@ -1,8 +1,8 @@
-"""What is resident in memory: weights and cache while a model is used; weights, gradients and optimizer state while it is
-trained.
+"""What is resident in memory: weights and cache while a model is used; weights, gradients and optimizer state while it
+is trained.
 
-Every kind of memory is one entry of `MemoryUse.parts`, and `NOT_COUNTED` names those that have none: a kind that comes to be
-counted moves from there to here.
+Every kind of memory is one entry of `MemoryUse.parts`, and `NOT_COUNTED` names those that have none: a kind that comes
+to be counted moves from there to here.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Setup:
     """What memory is asked for. None takes the default; what a phase has no use for may not be given.
 
     dtype: of the weights; the published one, or bf16 where a model that is published in less than 16 bits is trained.
-    Inference: `batch` sequences (1) of `seq` tokens (1) in a cache of `kv_dtype` (bf16); weights as the scheme `quantize` stores
-    them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that of the tensors it leaves.
-    Training: gradients of `grad_dtype` (that of the weights); `master_weights`, `fp32` or `none` (none); `optimizer` (adamw)
-    with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there are any);
-    `momentum`, of sgd alone (False).
+    Inference: `batch` sequences (1) of `seq` tokens (1) in a cache of `kv_dtype` (bf16); weights as the scheme
+    `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that of the
+    tensors it leaves.
+    Training: gradients of `grad_dtype` (that of the weights); `master_weights`, `fp32` or `none` (none); `optimizer`
+    (adamw) with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there
+    are any); `momentum`, of sgd alone (False).
     """
 
     phase: MemoryPhase = "inference"
@@ -72,7 +73,9 @@ _TRAINING_ONLY = {
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that one copy of a model holds, by what for. grad_dtype, master_weights and optimizer are set in training."""
+    """Bytes that one copy of a model holds, by what for.
+    grad_dtype, master_weights and optimizer are set in training.
+    """
 
     count: ParameterCount
     phase: MemoryPhase
@@ -151,9 +154,15 @@ class MemoryUse:
         found = list(NOT_COUNTED)
         if self.count.buffers:
             found.append(f"buffers: {self.count.buffers:,} elements")
-        found += [f"{option} modules: {size:,} parameters (--with-{option} counts them)" for option, size in self.count.left_out.items()]
+        found += [
+            f"{option} modules: {size:,} parameters (--with-{option} counts them)"
+            for option, size in self.count.left_out.items()
+        ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
-            found.append(f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format" + self._counted_by)
+            found.append(
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format"
+                + self._counted_by
+            )
         return found
 
 
@@ -193,14 +202,18 @@ def memory(
 ) -> MemoryUse:
     """What is resident under `setup`.
 
-    published: the number format of the published weights. config: the `config.json` of the model, whose `quantization_config` says how
-    its weights are stored. Raises `InputError` for a number format, an optimizer or a scheme that is not known, and for a setting
-    that the phase or the optimizer has no use for.
+    published: the number format of the published weights. config: the `config.json` of the model, whose
+    `quantization_config` says how its weights are stored. Raises `InputError` for a number format, an optimizer or a
+    scheme that is not known, and for a setting that the phase or the optimizer has no use for.
     """
     if setup.phase not in MEMORY_PHASES:
         raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
     count = ParameterCount(spec, spec.anatomy(), include)
-    return _inference(spec, count, setup, published, config) if setup.phase == "inference" else _training(count, setup, published)
+    return (
+        _inference(spec, count, setup, published, config)
+        if setup.phase == "inference"
+        else _training(count, setup, published)
+    )
 
 
 def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
@@ -209,7 +222,9 @@ def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
             raise InputError(f"{option}: {why}")
 
 
-def _inference(spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None) -> MemoryUse:
+def _inference(
+    spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None
+) -> MemoryUse:
     _refuse(setup, _TRAINING_ONLY, "inference keeps no gradients and no optimizer state; expected --phase training")
     weights, stored = dtype(setup.dtype or published), None
     scheme = _scheme(setup, config)
@@ -221,7 +236,9 @@ def _inference(spec: ModelSpec, count: ParameterCount, setup: Setup, published: 
         return MemoryUse(count, "inference", weights, Workload(), quantized=stored)
     batch, seq = (1 if n is None else n for n in (setup.batch, setup.seq))
     cache = dtype(setup.kv_dtype or "bfloat16")
-    return MemoryUse(count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored)
+    return MemoryUse(
+        count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored
+    )
 
 
 def _scheme(setup: Setup, config: Mapping[str, Any] | None) -> Scheme | None:
@@ -236,13 +253,19 @@ def _wide(setup: Setup, published: str) -> str:
     if setup.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(setup.dtype)] < 16:
-        raise InputError(f"--dtype {setup.dtype}: with --quantize that of the tensors left unconverted; expected 16 bits or more")
+        raise InputError(
+            f"--dtype {setup.dtype}: with --quantize that of the tensors left unconverted; expected 16 bits or more"
+        )
     return dtype(setup.dtype)
 
 
 def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
     _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --phase inference")
-    _refuse(setup, _INFERENCE_ONLY, "training keeps no KV cache, and activations are not counted; expected --phase inference")
+    _refuse(
+        setup,
+        _INFERENCE_ONLY,
+        "training keeps no KV cache, and activations are not counted; expected --phase inference",
+    )
     trained = dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     weights = _float(setup.dtype, "--dtype", trained)
     master = setup.master_weights or "none"
@@ -254,12 +277,16 @@ def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
     if setup.momentum is not None and name != "sgd":
         raise InputError(f"--momentum: for --optimizer sgd, not {name}")
     if setup.optimizer_dtype is not None and (name == "adam8bit" or (name == "sgd" and not setup.momentum)):
-        what = "its states are 8-bit, with fp32 scales" if name == "adam8bit" else "without --momentum it keeps no state"
+        what = (
+            "its states are 8-bit, with fp32 scales" if name == "adam8bit" else "without --momentum it keeps no state"
+        )
         raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
     states = _float(setup.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
     state = optimizer_state(count.tree, name, states, bool(setup.momentum), count.include)
     gradients = _float(setup.grad_dtype, "--grad-dtype", weights)
-    return MemoryUse(count, "training", weights, Workload(), grad_dtype=gradients, has_master=master == "fp32", optimizer=state)
+    return MemoryUse(
+        count, "training", weights, Workload(), grad_dtype=gradients, has_master=master == "fp32", optimizer=state
+    )
 
 
 def _float(name: str | None, option: str, default: str) -> str:

@@ -27,7 +27,9 @@ def buffers_of(op: Op, _: Workload | None = None) -> Number:
 
 
 def spared_at_most_of(op: Op, _: Workload | None = None) -> Number:
-    """Cost: parameters that a token passes fewer than the active ones where as many of its experts as can be are identity ones."""
+    """Cost: parameters that a token passes fewer than the active ones where as many of its experts as can be
+    are identity ones.
+    """
     return op.spared_at_most() if isinstance(op, IdentityExperts) else 0
 
 
@@ -50,7 +52,9 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """All but the experts that a token is not sent through. Every expert that it is sent to is a real one here, which is the most it can pass."""
+        """All but the experts that a token is not sent through. Every expert that it is sent to is a real one here,
+        which is the most it can pass.
+        """
         return self.tree.total(active_of, include=self.include)
 
     @property
@@ -60,7 +64,9 @@ class ParameterCount:
 
     @property
     def active_evenly(self) -> Number:
-        """Parameters of the average token where every expert, real or not, is chosen as often as any other; rounded down in each layer."""
+        """Parameters of the average token where every expert, real or not, is chosen as often as any other;
+        rounded down in each layer.
+        """
         return self.active - self.tree.total(spared_evenly_of, include=self.include)
 
     @property

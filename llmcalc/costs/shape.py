@@ -1,8 +1,9 @@
 """Depth against width: shapes of one family of models that cost the same.
 
-A family keeps a model's proportions (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
-norms) and varies hidden size and depth alone. The family is a spec whose sizes are functions of (h, L); the closed forms of
-`params` and `flops` are evaluated on it with NumPy arrays for the whole grid, and with ints for the shapes that are shown.
+A family keeps a model's proportions (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary,
+tying, norms) and varies hidden size and depth alone. The family is a spec whose sizes are functions of (h, L); the
+closed forms of `params` and `flops` are evaluated on it with NumPy arrays for the whole grid, and with ints for the
+shapes that are shown.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ STANDARD: dict[str, Any] = {
         "block": {
             "norm": {"type": "rmsnorm"},
             "norm_placement": "pre",
-            "attention": {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "position": {"type": "rope"}},
+            "attention": {
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "position": {"type": "rope"},
+            },
             "feed_forward": {"intermediate_size": 14336, "hidden_act": "silu", "gated": True},
         },
     },
@@ -77,7 +83,12 @@ class Family:
     @property
     def step(self) -> int:
         """Hidden sizes are multiples of it: heads and key/value heads come out whole, and it is 64 or more."""
-        shares = [share for block in self._blocks() for share in self._heads_per_width(block.attention)[:2] if share is not None]
+        shares = [
+            share
+            for block in self._blocks()
+            for share in self._heads_per_width(block.attention)[:2]
+            if share is not None
+        ]
         least = math.lcm(*(share.denominator for share in shares))
         while least < LEAST_STEP:
             least *= 2
@@ -97,13 +108,24 @@ class Family:
         """The member of that size: ints, or arrays of ints that are multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
-        changes = {"num_hidden_layers": num_hidden_layers, "block": self._scaled(stack.block, hidden_size), "variants": blocks}
+        changes = {
+            "num_hidden_layers": num_hidden_layers,
+            "block": self._scaled(stack.block, hidden_size),
+            "variants": blocks,
+        }
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled(self, block: Layer, h: Number) -> Layer:
         heads, kv_heads, size = self._heads_per_width(block.attention)
-        sizes = {"num_attention_heads": _share(h, heads), "num_key_value_heads": 1 if kv_heads is None else _share(h, kv_heads), "head_dim": size}
-        changes = {"attention": block.attention.model_copy(update=sizes), "feed_forward": self._channel(block.feed_forward, h)}
+        sizes = {
+            "num_attention_heads": _share(h, heads),
+            "num_key_value_heads": 1 if kv_heads is None else _share(h, kv_heads),
+            "head_dim": size,
+        }
+        changes = {
+            "attention": block.attention.model_copy(update=sizes),
+            "feed_forward": self._channel(block.feed_forward, h),
+        }
         dense = getattr(block, "dense", None)  # beside the experts of Gemma 4 and of shortcut layers
         return block.model_copy(update=changes if dense is None else {**changes, "dense": self._widened(dense, h)})
 
@@ -111,13 +133,20 @@ class Family:
         if isinstance(channel, FeedForward):
             return self._widened(channel, h)
         networks = {name: getattr(channel, name) for name in ("expert", "shared_expert", "vision_expert")}
-        return channel.model_copy(update={name: self._widened(one, h) for name, one in networks.items() if one is not None})
+        return channel.model_copy(
+            update={name: self._widened(one, h) for name, one in networks.items() if one is not None}
+        )
 
     def _widened(self, feed_forward: FeedForward, h: Number) -> FeedForward:
-        """Its width in proportion, to the nearest multiple of 64 (of a smaller power of two, where the model's own is one)."""
+        """Its width in proportion, to the nearest multiple of 64 (of a smaller power of two,
+        where the model's own is one).
+        """
         ratio, unit = self.ffn_ratio, LEAST_STEP
         if ratio is None:
-            ratio, unit = Fraction(feed_forward.intermediate_size, self.spec.hidden_size), math.gcd(feed_forward.intermediate_size, LEAST_STEP)
+            ratio, unit = (
+                Fraction(feed_forward.intermediate_size, self.spec.hidden_size),
+                math.gcd(feed_forward.intermediate_size, LEAST_STEP),
+            )
         whole = 2 * ratio.denominator * unit
         width = floor_div(2 * ratio.numerator * h + ratio.denominator * unit, whole) * unit
         return feed_forward.model_copy(update={"intermediate_size": width})
@@ -128,12 +157,16 @@ def _share(h: Number, share: Fraction) -> Number:
 
 
 def family(
-    spec: ModelSpec | None, head_dim: int | None = None, kv_ratio: Fraction | None = None, ffn_ratio: Fraction | None = None, vocab_size: int | None = None
+    spec: ModelSpec | None,
+    head_dim: int | None = None,
+    kv_ratio: Fraction | None = None,
+    ffn_ratio: Fraction | None = None,
+    vocab_size: int | None = None,
 ) -> Family:
     """The family of a model, or of the standard proportions, with some of them replaced.
 
-    kv_ratio: key/value heads over heads, one over a whole number. Raises `InputError` for models whose shape is more than
-    hidden size and depth, and for a proportion that the model cannot have.
+    kv_ratio: key/value heads over heads, one over a whole number. Raises `InputError` for models whose shape is more
+    than hidden size and depth, and for a proportion that the model cannot have.
     """
     spec = ModelSpec.model_validate(STANDARD) if spec is None else spec
     if spec.kind != "decoder":
@@ -142,25 +175,47 @@ def family(
     for block in (stack.block, *stack.variants.values()):
         mixer, channel = block.attention, block.feed_forward
         if not isinstance(mixer, Attention):
-            raise InputError(f"shape: attention.type '{mixer.type}' does not scale with hidden_size alone; expected multi-head or grouped-query attention")
+            raise InputError(
+                f"shape: attention.type '{mixer.type}' does not scale with hidden_size alone; expected multi-head "
+                "or grouped-query attention"
+            )
         if not isinstance(channel, FeedForward | MoE):
             raise InputError("shape: expected a decoder whose layers all have a feed-forward network or experts")
         if mixer.block_indexer is not None:
-            raise InputError("shape: an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+            raise InputError(
+                "shape: an indexer chooses for a fixed number of heads; expected attention without block_indexer"
+            )
         if hasattr(block, "state_space"):
-            raise InputError("shape: a state-space part beside attention does not scale with hidden_size alone; expected layers without")
+            raise InputError(
+                "shape: a state-space part beside attention does not scale with hidden_size alone; expected layers "
+                "without"
+            )
         if isinstance(channel, MoE) and channel.moe_latent_size is not None:
-            raise InputError("shape: experts of a latent width do not scale with hidden_size alone; expected no moe_latent_size")
+            raise InputError(
+                "shape: experts of a latent width do not scale with hidden_size alone; expected no moe_latent_size"
+            )
         if head_dim is not None and mixer.v_head_dim is not None:
-            raise InputError("--head-dim: values have a size of their own (v_head_dim); expected attention without, or no --head-dim")
+            raise InputError(
+                "--head-dim: values have a size of their own (v_head_dim); expected attention without, or no --head-dim"
+            )
         if ffn_ratio is not None and isinstance(channel, MoE):
-            raise InputError("--ffn-ratio: a mixture of experts has no one width; expected --set expert.intermediate_size=N")
+            raise InputError(
+                "--ffn-ratio: a mixture of experts has no one width; expected --set expert.intermediate_size=N"
+            )
         if head_dim is not None and isinstance(mixer.position, Rope) and mixer.position.turned(head_dim) > head_dim:
-            raise InputError(f"--head-dim: {head_dim} is less than the {mixer.position.turned(head_dim)} dimensions that RoPE turns")
+            raise InputError(
+                f"--head-dim: {head_dim} is less than the {mixer.position.turned(head_dim)} dimensions that RoPE turns"
+            )
     if spec.embedding_size is not None or stack.relative_bias is not None:
-        raise InputError("shape: a factorised embedding or relative bias does not scale with hidden_size alone; expected a decoder without")
+        raise InputError(
+            "shape: a factorised embedding or relative bias does not scale with hidden_size alone; expected a "
+            "decoder without"
+        )
     if kv_ratio is not None and (kv_ratio.numerator != 1 or kv_ratio <= 0):
-        raise InputError(f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as 1, 1/4 or 0.125")
+        raise InputError(
+            f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as "
+            "1, 1/4 or 0.125"
+        )
     changes: dict[str, Any] = {"mtp": None} if vocab_size is None else {"mtp": None, "vocab_size": vocab_size}
     return Family(spec.model_copy(update=changes), head_dim, kv_ratio, ffn_ratio)
 
@@ -169,8 +224,8 @@ def family(
 class Budget:
     """What every shape is to cost: parameters, or FLOPs of training.
 
-    tokens: trained on; where None, 20 for each parameter that a token passes through (Hoffmann 2022). seq: of a training
-    sequence.
+    tokens: trained on; where None, 20 for each parameter that a token passes through (Hoffmann 2022). seq: of a
+    training sequence.
     """
 
     kind: BudgetKind
@@ -190,7 +245,13 @@ class Budget:
         return floor_div(self.tokens_for(count.active) * step, self.seq)
 
 
-def budget_for(own: ModelSpec | None, parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None, seq: int = 2048) -> Budget:
+def budget_for(
+    own: ModelSpec | None,
+    parameters: int | None = None,
+    train_flops: int | None = None,
+    tokens: int | None = None,
+    seq: int = 2048,
+) -> Budget:
     """The budget that was asked for; by default the parameters of the model.
 
     Raises `InputError` where none or two are given, or tokens without training FLOPs.
@@ -203,7 +264,9 @@ def budget_for(own: ModelSpec | None, parameters: int | None = None, train_flops
         return Budget("train_flops", train_flops, tokens, seq)
     if parameters is None and own is None:
         raise InputError("shape: nothing to hold fixed; expected a TARGET, --params N or --flops C")
-    return Budget("parameters", params(own).total if parameters is None and own is not None else parameters or 0, None, seq)
+    return Budget(
+        "parameters", params(own).total if parameters is None and own is not None else parameters or 0, None, seq
+    )
 
 
 def proportion(text: str | None, what: str) -> Fraction | None:
@@ -246,7 +309,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Study:
-    """Shapes of one budget, deepest first. scaled: (h, L, compute over the model's) by published exponents from the model."""
+    """Shapes of one budget, deepest first.
+    scaled: (h, L, compute over the model's) by published exponents from the model.
+    """
 
     family: Family
     budget: Budget
@@ -259,12 +324,18 @@ class Study:
 
 
 def study(
-    members: Family, budget: Budget, own: ModelSpec | None = None, rows: int = 12, percent: float = 2.0, seq: int = 2048, dtype: str = "bfloat16"
+    members: Family,
+    budget: Budget,
+    own: ModelSpec | None = None,
+    rows: int = 12,
+    percent: float = 2.0,
+    seq: int = 2048,
+    dtype: str = "bfloat16",
 ) -> Study:
     """About `rows` shapes that cost the budget to within `percent` of it, evenly spaced in log h/L.
 
-    own: the model that the family is of; its own shape is one of them where it costs the budget. Raises `InputError` where
-    no shape does.
+    own: the model that the family is of; its own shape is one of them where it costs the budget. Raises `InputError`
+    where no shape does.
     """
     tolerance = percent / 100
     found, searched = search(members, budget, tolerance)
@@ -273,20 +344,29 @@ def study(
         found = [size for size in found if size[0] != own_size[0]] + [own_size]
     if not found:
         raise InputError(
-            f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT} and h a multiple of {members.step} costs {budget.value:.3g} {budget.kind} "
+            f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT} and h a multiple of {members.step} "
+            f"costs {budget.value:.3g} {budget.kind} "
             f"to within {percent:g} %; expected a wider --tolerance, another budget or a smaller --vocab"
         )
     chosen = spread(found, rows, own_size)
-    shapes = tuple(_shape(members, size, budget, size == own_size, seq, dtype) for size in sorted(chosen, key=lambda s: s[0] / s[1]))
+    shapes = tuple(
+        _shape(members, size, budget, size == own_size, seq, dtype)
+        for size in sorted(chosen, key=lambda s: s[0] / s[1])
+    )
     return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(own, budget))
 
 
 def search(members: Family, budget: Budget, tolerance: float) -> tuple[list[tuple[int, int]], int]:
-    """For each hidden size the depth that costs nearest the budget, if within `tolerance`; and how many shapes were counted."""
+    """For each hidden size the depth that costs nearest the budget, if within `tolerance`;
+    and how many shapes were counted.
+    """
     import numpy as np
 
     widths, depths = _grid(members, budget)
-    h, layers = widths[:, None].astype(np.float64), depths[None, :].astype(np.float64)  # costs may be past 2^63: floats choose, ints count
+    h, layers = (
+        widths[:, None].astype(np.float64),
+        depths[None, :].astype(np.float64),
+    )  # costs may be past 2^63: floats choose, ints count
     off = np.abs(budget.spent(members.at(h, layers)) / float(budget.value) - 1)
     aspect = widths[:, None] / depths[None, :]
     off = np.where((aspect >= LEAST_ASPECT) & (aspect <= MOST_ASPECT), off, np.inf)
@@ -295,7 +375,9 @@ def search(members: Family, budget: Budget, tolerance: float) -> tuple[list[tupl
 
 
 def _grid(members: Family, budget: Budget) -> tuple[Any, Any]:
-    """Hidden sizes and depths that hold every shape of the budget with an h/L in range; at most `MOST_WIDTHS` hidden sizes."""
+    """Hidden sizes and depths that hold every shape of the budget with an h/L in range;
+    at most `MOST_WIDTHS` hidden sizes.
+    """
     import numpy as np
 
     step, least = members.step, members.least_depth
@@ -353,7 +435,8 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_from(own: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """(h, L, compute ratio) that published exponents make of the model at the budget's training compute; None at its own.
+    """(h, L, compute ratio) that published exponents make of the model at the budget's training compute; None at its
+    own.
 
     At a budget of parameters, training compute goes as their square, since tokens go as parameters (Hoffmann 2022).
     """

@@ -2,8 +2,8 @@
 
 A figure stands here only where the source states it. Kaplan 2020 (arXiv:2001.08361, §3.1 and Figure 5), Hoffmann 2022
 (arXiv:2203.15556, §3 and Table 4), Tay 2021 (arXiv:2109.10686, its DeepNarrow recommendation), Fahim & Karim 2026
-(arXiv:2601.20994, abstract and Figure 1). The last gives exponents; its fitted constants are not used, only the one critical
-depth that its Figure 1(b) names.
+(arXiv:2601.20994, abstract and Figure 1). The last gives exponents; its fitted constants are not used, only the one
+critical depth that its Figure 1(b) names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ FINDINGS = (
         "kaplan",
         "Kaplan et al. 2020, §3.1, Figure 5",
         "2001.08361",
-        "at fixed non-embedding parameters, h/L can vary by a factor of 40 with slight effect on loss; (L, h) = (6, 4288) is within 3 % of (48, 1600)",
+        "at fixed non-embedding parameters, h/L can vary by a factor of 40 with slight effect on loss; (L, h) = "
+        "(6, 4288) is within 3 % of (48, 1600)",
         "pre-training loss of dense decoders of at most 1.5 B parameters; nothing on downstream tasks or on speed",
     ),
     Finding(
@@ -66,8 +67,10 @@ FINDINGS = (
         "depth_delusion",
         "Fahim & Karim 2026, The Depth Delusion, abstract, Figure 1",
         "2601.20994",
-        "optimal width grows as C^0.34 and depth as C^0.12; beyond a critical depth that grows as h^0.44 more layers raise the loss",
-        "one preprint, 17 M to 7 B parameters; critical depth here is its exponent from its one stated point, 16 layers at h = 512, and is extrapolated beyond",
+        "optimal width grows as C^0.34 and depth as C^0.12; beyond a critical depth that grows as h^0.44 more "
+        "layers raise the loss",
+        "one preprint, 17 M to 7 B parameters; critical depth here is its exponent from its one stated point, 16 "
+        "layers at h = 512, and is extrapolated beyond",
     ),
 )
 
@@ -106,5 +109,7 @@ def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:
-    """(h, L) that Fahim & Karim's exponents make of a shape, were it the best at its compute, at `compute_ratio` times that."""
+    """(h, L) that Fahim & Karim's exponents make of a shape, were it the best at its compute,
+    at `compute_ratio` times that.
+    """
     return hidden_size * compute_ratio**WIDTH_EXPONENT, num_hidden_layers * compute_ratio**DEPTH_EXPONENT

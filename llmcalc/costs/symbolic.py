@@ -1,8 +1,9 @@
-"""A spec whose sizes are letters: its anatomy, evaluated by the very code that counts, gives the formulas of `llmcalc explain`.
+"""A spec whose sizes are letters: its anatomy, evaluated by the very code that counts, gives the formulas of `llmcalc
+explain`.
 
-The letters stand beside the fields (`components.base.Symbol`). A field that has one value wherever it occurs is one symbol;
-where it has several, each gets a subscript from the place it stands in (f_dense, f_expert, d_sliding, L_enc). Fields that
-are not given stay away: head_dim left out is h/a, so that multi-head attention comes out as 4h².
+The letters stand beside the fields (`components.base.Symbol`). A field that has one value wherever it occurs is one
+symbol; where it has several, each gets a subscript from the place it stands in (f_dense, f_expert, d_sliding, L_enc).
+Fields that are not given stay away: head_dim left out is h/a, so that multi-head attention comes out as 4h².
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ Pick: TypeAlias = Callable[[Spot], Any]
 class Symbolic:
     """The tree of a model in numbers and the same tree in symbols, node by node.
 
-    meanings: symbol → what it stands for. depths: the symbol of each stack's depth → the symbols of its kinds of layers.
+    meanings: symbol → what it stands for. depths: the symbol of each stack's depth → the symbols of its kinds of
+    layers.
     """
 
     spec: ModelSpec
@@ -98,7 +100,10 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         base = f"{spot.letter}_{SIDE_NAMES[spot.side]}" if several else names[spot]
         for name, _, count, _ in stack.groups():
             if not is_zero(count):
-                groups[spot.side, name] = symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]})", count), kinds[name]
+                groups[spot.side, name] = (
+                    symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]})", count),
+                    kinds[name],
+                )
         depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
     main = "decoder" if spec.decoder is not None else "encoder"
     return Symbolic(spec, spec.anatomy(), _with_depths(lettered, main, groups), meanings, depths)
@@ -122,7 +127,7 @@ def keys() -> Any:
     return _symbol(KEYS)
 
 
-# --- where the sizes stand ---------------------------------------------------------------------------------------------
+# --- where the sizes stand --------------------------------------------------------------------------------------------
 
 
 def letter_of(field: FieldInfo) -> str | None:
@@ -163,7 +168,9 @@ def _lettered_part(part: Part, side: str, layer: str, name: str, pick: Pick) -> 
     return part.model_copy(update=_changes(part, side, layer, name, pick))
 
 
-def _changes(part: Part, side: str, layer: str, name: str, pick: Pick, leave: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _changes(
+    part: Part, side: str, layer: str, name: str, pick: Pick, leave: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for field, info in type(part).model_fields.items():
         value, letter = getattr(part, field), letter_of(info)
@@ -222,7 +229,9 @@ def _traits(block: Layer) -> tuple[str, str]:
     return kind, "moe" if block.feed_forward.type == "moe" else "dense"
 
 
-def _with_depths(node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()) -> Node:
+def _with_depths(
+    node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+) -> Node:
     """The tree with a symbol for how often each kind of layer is repeated, and what it is called.
 
     sharing: the kinds of which one layer holds the parameters and the others, a node of their own, run with them.
@@ -238,7 +247,7 @@ def _with_depths(node: Node, side: str, groups: dict[tuple[str, str], tuple[Any,
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
 
-# --- what they are called ----------------------------------------------------------------------------------------------
+# --- what they are called ---------------------------------------------------------------------------------------------
 
 
 def _named(spots: list[Spot]) -> dict[Spot, str]:
@@ -266,9 +275,14 @@ def _subscripts(spots: list[Spot]) -> dict[Spot, str]:
     if len({s.value for s in spots}) == 1:
         return dict.fromkeys(spots, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
-        texts = {s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)} for s in spots}
+        texts = {
+            s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
+            for s in spots
+        }
         described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in spots}
-        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(set(described.values())):
+        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
+            set(described.values())
+        ):
             return described
     values = list(dict.fromkeys(s.value for s in spots))
     return {s: str(values.index(s.value) + 1) for s in spots}

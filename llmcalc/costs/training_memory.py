@@ -1,13 +1,15 @@
 """What training keeps beside the weights: gradients, fp32 master weights, and the state of the optimizer.
 
 The states are those that these libraries allocate at the first step, tensor by tensor:
-- adamw, sgd, adafactor, muon: `torch.optim` (torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py at 2.13). State has the
-  dtype of the parameters that the optimizer steps on; AdamW and Adafactor keep a 4-byte step count for each tensor.
-- adafactor: of a matrix one mean a row and one a column (Shazeer & Stern 2018, arXiv:1804.04235, §3); of a vector all of it.
+- adamw, sgd, adafactor, muon: `torch.optim` (torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py at 2.13). State has
+  the dtype of the parameters that the optimizer steps on; AdamW and Adafactor keep a 4-byte step count for each tensor.
+- adafactor: of a matrix one mean a row and one a column (Shazeer & Stern 2018, arXiv:1804.04235, §3); of a vector all
+  of it.
 - muon: one momentum for each matrix of a product in the layers (Jordan 2024); AdamW for embeddings, output head, norms,
   biases and other vectors, as torch.optim.Muon's documentation has it.
-- adam8bit: two 1-byte states with one fp32 scale a block of 256 elements; a tensor of under 4096 elements keeps two fp32
-  states; two maps of 256 fp32 values serve all (Dettmers 2021, arXiv:2110.02861; bitsandbytes/optim/optimizer.py, 0.44 and
+- adam8bit: two 1-byte states with one fp32 scale a block of 256 elements; a tensor of under 4096 elements keeps two
+  fp32 states; two maps of 256 fp32 values serve all (Dettmers 2021, arXiv:2110.02861; bitsandbytes/optim/optimizer.py,
+  0.44 and
   later: earlier versions had blocks of 2048). Its step count is no tensor.
 Master weights: Micikevicius 2017, arXiv:1710.03740, §3.1; 16 bytes a parameter in all: ZeRO, arXiv:1910.02054, §3.1.
 """
@@ -27,7 +29,9 @@ STEP_BYTES = 4
 """torch keeps a tensor's step count as one fp32 number (on the host, unless fused or capturable)."""
 
 BLOCK, LEAST_8BIT, MAP_BYTES = 256, 4096, 2 * 256 * 4
-"""bitsandbytes: elements that share a scale; elements from which on a tensor has 8-bit state; the two maps of its codes."""
+"""bitsandbytes: elements that share a scale; elements from which on a tensor has 8-bit state;
+the two maps of its codes.
+"""
 
 ADAMW_KINDS = ("embedding", "lm_head")
 """Components whose matrices Muon leaves to AdamW."""
@@ -112,7 +116,10 @@ def _whole(tensor: ParamTensor) -> Number:
 
 def _adafactor(held: list[Held], dtype: str) -> dict[str, Number]:
     of = {"row_var": _rows, "col_var": _columns, "variance": _whole}
-    return {**{name: bytes_of(_sum(held, size), dtype) for name, size in of.items()}, "step": STEP_BYTES * _sum(held, _one)}
+    return {
+        **{name: bytes_of(_sum(held, size), dtype) for name, size in of.items()},
+        "step": STEP_BYTES * _sum(held, _one),
+    }
 
 
 def _sgd(held: list[Held], dtype: str) -> dict[str, Number]:
@@ -149,14 +156,18 @@ _STATES: dict[str, Callable[[list[Held], str], dict[str, Number]]] = {
 OPTIMIZERS = tuple(_STATES)
 
 _SPLITS = {
-    "muon": "momentum for the matrices of products in the layers; AdamW for embeddings, output head, norms, biases and other vectors",
+    "muon": "momentum for the matrices of products in the layers; AdamW for embeddings, output head, norms, biases "
+    "and other vectors",
     "adafactor": "a matrix keeps one mean a row and one a column, a vector all of its second moment",
-    "adam8bit": f"tensors of under {LEAST_8BIT:,} elements keep fp32 states; the others a byte an element and an fp32 scale a block of {BLOCK} "
+    "adam8bit": f"tensors of under {LEAST_8BIT:,} elements keep fp32 states; the others a byte an element and an "
+    f"fp32 scale a block of {BLOCK} "
     "(as bitsandbytes' source has it; not run against it)",
 }
 
 
-def optimizer_state(tree: Node, name: str, dtype: str, momentum: bool = False, include: frozenset[str] = frozenset()) -> OptimizerState:
+def optimizer_state(
+    tree: Node, name: str, dtype: str, momentum: bool = False, include: frozenset[str] = frozenset()
+) -> OptimizerState:
     """The state of an optimizer that has stepped once over all parameters.
 
     name: one of `OPTIMIZERS`. dtype: of its states (adam8bit has its own). momentum: of sgd, which else keeps nothing.

@@ -1,9 +1,9 @@
 """The same model with other key/value heads or without windows: changed specs, to be counted as any other.
 
-Multi-head, grouped-query and multi-query attention differ in `num_key_value_heads` alone (Ainslie 2023, arXiv:2305.13245).
-Latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1) that cached n heads' keys and values, each of a head's own size,
-would keep n·(qk_nope_head_dim + qk_rope_head_dim + v_head_dim) elements a token in place of its latent: it is counted as a
-latent that wide.
+Multi-head, grouped-query and multi-query attention differ in `num_key_value_heads` alone (Ainslie 2023,
+arXiv:2305.13245). Latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1) that cached n heads' keys and values, each of
+a head's own size, would keep n·(qk_nope_head_dim + qk_rope_head_dim + v_head_dim) elements a token in place of its
+latent: it is counted as a latent that wide.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def what_ifs(spec: ModelSpec) -> Iterator[tuple[What, ModelSpec]]:
 def with_kv_heads(mixer: Softmax, heads: int, hidden_size: int) -> Softmax:
     """The same attention with so many key/value heads, all of which are cached."""
     if isinstance(mixer, Attention):
-        return mixer if mixer.sizes(hidden_size)[1] == heads else mixer.model_copy(update={"num_key_value_heads": heads})
+        return (
+            mixer if mixer.sizes(hidden_size)[1] == heads else mixer.model_copy(update={"num_key_value_heads": heads})
+        )
     if mixer.type == "merged":
         return mixer.model_copy(update={"num_key_value_heads": heads})
     nope, rope, v = mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim
@@ -65,9 +67,13 @@ def with_kv_heads(mixer: Softmax, heads: int, hidden_size: int) -> Softmax:
 
 def without_window(mixer: Softmax) -> Softmax:
     """The same attention over all tokens before."""
-    if isinstance(mixer, MLA) or (mixer.sliding_window is None and getattr(mixer, "attention_chunk_size", None) is None):
+    if isinstance(mixer, MLA) or (
+        mixer.sliding_window is None and getattr(mixer, "attention_chunk_size", None) is None
+    ):
         return mixer
-    return mixer.model_copy(update={"sliding_window": None, **({"attention_chunk_size": None} if isinstance(mixer, Attention) else {})})
+    return mixer.model_copy(
+        update={"sliding_window": None, **({"attention_chunk_size": None} if isinstance(mixer, Attention) else {})}
+    )
 
 
 def with_attention(spec: ModelSpec, change: Change) -> ModelSpec:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from .attention import AttentionCore, KVCache
 from .base import Buffer, Idle, Kept, Op, ParamTensor, Shared, Undifferentiated, Weight
-from .linear import BlockLinear, Conv1d, Embedding, ExpertLinear, IdentityExperts, Linear, Norm, Product, TableLinear, TableScores
+from .linear import (
+    BlockLinear,
+    Conv1d,
+    Embedding,
+    ExpertLinear,
+    IdentityExperts,
+    Linear,
+    Norm,
+    Product,
+    TableLinear,
+    TableScores,
+)
 
 if TYPE_CHECKING:
     from .recurrent import ChunkedScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan, State

@@ -13,10 +13,11 @@ from .base import Op
 class AttentionCore(Op):
     """softmax(Q·Kᵀ)·V.  Q: [heads, seq, qk_dim], K: [heads, keys, qk_dim], V: [heads, keys, v_dim].
 
-    causal: a token sees those before it. window: only the last `window` of them, itself included; where not causal, `window`
-    in all, itself in their middle (of an even number one more stands after it). chunk: only those of its own chunk. cross: the keys are the encoder's.
-    absorbed: (qk_dim, v_dim) against a latent cache (DeepSeek-V2, §2.1.2). selected: a token sees only so many of them, chosen by
-    something else (DeepSeek-V3.2); a full pass masks the others, decoding gathers the chosen.
+    causal: a token sees those before it. window: only the last `window` of them, itself included; where not causal,
+    `window` in all, itself in their middle (of an even number one more stands after it). chunk: only those of its own
+    chunk. cross: the keys are the encoder's.
+    absorbed: (qk_dim, v_dim) against a latent cache (DeepSeek-V2, §2.1.2). selected: a token sees only so many of them,
+    chosen by something else (DeepSeek-V3.2); a full pass masks the others, decoding gathers the chosen.
     """
 
     heads: Number
@@ -94,7 +95,9 @@ def _up_to(n: Number, window: Number, chunk: Number) -> Number:
 
 
 def _both_ways(n: Number, window: Number) -> Number:
-    """Visible pairs of n tokens in the middle of a window each: itself, and on either side what half of the rest reaches."""
+    """Visible pairs of n tokens in the middle of a window each:
+    itself, and on either side what half of the rest reaches.
+    """
     if window is None:
         return n * n
     before, after = floor_div(window - 1, 2), floor_div(window, 2)

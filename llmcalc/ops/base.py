@@ -13,8 +13,8 @@ from ..workload import Workload
 class ParamTensor:
     """One trainable tensor, shaped as PyTorch holds it.
 
-    role: `matrix`, a product's weight (its last two axes; further ones are a stack of them), `table`, rows that are looked
-    up, or `vector`, whatever acts element by element, biases included.
+    role: `matrix`, a product's weight (its last two axes; further ones are a stack of them), `table`, rows that are
+    looked up, or `vector`, whatever acts element by element, biases included.
     """
 
     shape: tuple[Number, ...]
@@ -65,8 +65,8 @@ class Op:
 class Weight(Op):
     """A vector of parameters that is added or concatenated (attention sinks): no product.
 
-    heads: where each head has a part of it, held as [heads, 1, size / heads]. rows: where it is so many vectors, held as [rows, size / rows];
-    with heads, as [rows, heads, size / (rows · heads)].
+    heads: where each head has a part of it, held as [heads, 1, size / heads]. rows: where it is so many vectors, held
+    as [rows, size / rows]; with heads, as [rows, heads, size / (rows · heads)].
     """
 
     size: Number
@@ -80,7 +80,12 @@ class Weight(Op):
         if self.rows is None:
             return (ParamTensor(_by_head(self.size, self.heads), "vector"),)
         each = exact_div(self.size, self.rows)
-        return (ParamTensor((self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads)), "vector"),)
+        return (
+            ParamTensor(
+                (self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads)),
+                "vector",
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,9 @@ class Buffer(Op):
 
 @dataclass(frozen=True, slots=True)
 class Kept(Op):
-    """The parameters of a primitive that runs at another node, as `Shared`: it holds all that `op` does, and costs nothing here."""
+    """The parameters of a primitive that runs at another node, as `Shared`:
+    it holds all that `op` does, and costs nothing here.
+    """
 
     op: Op
 
@@ -119,7 +126,9 @@ class Idle(Kept):
 
 @dataclass(frozen=True, slots=True)
 class Shared(Op):
-    """A primitive whose parameters stand at another node, where they are counted: it costs all that `op` does, and holds nothing."""
+    """A primitive whose parameters stand at another node, where they are counted:
+    it costs all that `op` does, and holds nothing.
+    """
 
     op: Op
 

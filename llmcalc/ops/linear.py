@@ -27,8 +27,8 @@ class Embedding(Op):
 class Linear(Op):
     """y = x·Wᵀ + b.  x: [rows, n_in] → y: [rows, n_out].
 
-    tied: the weight is another node's, the bias its own. constant: x is no function of any parameter, so that the backward
-    has dW alone.
+    tied: the weight is another node's, the bias its own. constant: x is no function of any parameter, so that the
+    backward has dW alone.
     """
 
     n_in: Number
@@ -83,9 +83,11 @@ class ExpertLinear(Op):
 
 @dataclass(frozen=True, slots=True)
 class IdentityExperts(Op):
-    """`count` experts that hand on what they read, among which a router chooses as it does among the real ones, whose maps are `maps`.
+    """`count` experts that hand on what they read, among which a router chooses as it does among the real ones, whose
+    maps are `maps`.
 
-    They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps count as though none were.
+    They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps
+    count as though none were.
     """
 
     count: Number
@@ -103,14 +105,18 @@ class IdentityExperts(Op):
         return minimum(self.maps[0].top_k, self.count) * self._one()
 
     def spared_evenly(self) -> Number:
-        """The same on average where all experts, real or not, are chosen alike: t·Z/(E + Z) of its t experts; rounded up."""
+        """The same on average where all experts, real or not, are chosen alike: t·Z/(E + Z) of its t experts;
+        rounded up.
+        """
         experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
         return ceil_div(top_k * self.count * self._one(), experts + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLinear(Op):
-    """`blocks` linear maps side by side, each from its part of x to its part of y.  W: [blocks, n_out / blocks, n_in / blocks]."""
+    """`blocks` linear maps side by side, each from its part of x to its part of y.
+    W: [blocks, n_out / blocks, n_in / blocks].
+    """
 
     blocks: Number
     n_in: Number
@@ -162,12 +168,13 @@ class Norm(Op):
 
 @dataclass(frozen=True, slots=True)
 class Conv1d(Op):
-    """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups, kernel].
+    """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
+    kernel].
 
-    padding: outputs beyond the tokens' own that a pass from the first token computes and cuts off (kernel − 1 where zeros stand
-    on both sides, as most implementations have it); a pass that goes on from a kept state computes none. per_token: outputs
-    for each token (2 below a stride of 2). overlap: outputs before the tokens' own that every pass computes, for another convolution
-    to see. constant: as a `Linear`'s.
+    padding: outputs beyond the tokens' own that a pass from the first token computes and cuts off (kernel − 1 where
+    zeros stand on both sides, as most implementations have it); a pass that goes on from a kept state computes none.
+    per_token: outputs for each token (2 below a stride of 2). overlap: outputs before the tokens' own that every pass
+    computes, for another convolution to see. constant: as a `Linear`'s.
     """
 
     n_in: Number
@@ -201,7 +208,9 @@ class Conv1d(Op):
 
 @dataclass(frozen=True, slots=True)
 class TableLinear(Linear):
-    """A map of the rows of a table, whatever the batch: all `table_rows`, or two for each token where that is fewer (`by_tokens`)."""
+    """A map of the rows of a table, whatever the batch:
+    all `table_rows`, or two for each token where that is fewer (`by_tokens`).
+    """
 
     table_rows: Number = 0
     by_tokens: bool = False

@@ -13,7 +13,8 @@ from .base import Op, ParamTensor
 class State(Op):
     """What a recurrence keeps of each sequence: `size` elements, however many tokens there were.
 
-    kind: what `llmcalc kv` lists it under. bits: of one element, where it keeps a dtype of its own; the cache's if None.
+    kind: what `llmcalc kv` lists it under. bits: of one element, where it keeps a dtype of its own; the cache's if
+    None.
     """
 
     size: Number
@@ -48,8 +49,9 @@ class SelectiveScan(Op):
 class ChunkedScan(Op):
     """Mamba-2's recurrence, in chunks of `chunk` tokens, the last filled up; `heads` heads of [head_dim, state].
 
-    Within a chunk it is attention without a softmax (C·Bᵀ by x), between chunks a product of every pair of them. Its parameters
-    are A, D and the bias of Δ, one a head each. A decoded token takes one step of the recurrence: its product is h·C.
+    Within a chunk it is attention without a softmax (C·Bᵀ by x), between chunks a product of every pair of them. Its
+    parameters are A, D and the bias of Δ, one a head each. A decoded token takes one step of the recurrence: its
+    product is h·C.
     """
 
     heads: Number
@@ -70,18 +72,21 @@ class ChunkedScan(Op):
         chunks = 0 if is_zero(w.seq) else ceil_div(w.seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         states, outputs = q * n * p, q * n * p  # what a chunk adds to the state, and what the state adds to its tokens
-        between = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n  # the states at the chunks' borders, from all before them
+        between = (
+            0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
+        )  # the states at the chunks' borders, from all before them
         return 2 * w.batch * a * (chunks * (scores + values + states + outputs) + between)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule(Op):
-    """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).  State: [heads, key_dim, value_dim].
+    """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).  State: [heads,
+    key_dim, value_dim].
 
-    A chunk of C tokens has three products with the state and three with a C × C matrix: K·Kᵀ, Q·Kᵀ and scores·V where a head
-    decays as one, two with the inverse of the chunk's triangular system and scores·V where each channel decays on its own
-    (`by_channel`, Kimi Delta Attention), whose K·Kᵀ and Q·Kᵀ are no products. The last chunk is padded. One token after others
-    is element by element: no product.
+    A chunk of C tokens has three products with the state and three with a C × C matrix: K·Kᵀ, Q·Kᵀ and scores·V where a
+    head decays as one, two with the inverse of the chunk's triangular system and scores·V where each channel decays on
+    its own (`by_channel`, Kimi Delta Attention), whose K·Kᵀ and Q·Kᵀ are no products. The last chunk is padded. One
+    token after others is element by element: no product.
     """
 
     heads: Number
@@ -99,8 +104,8 @@ class DeltaRule(Op):
         return self._chunks(w) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, w: Workload) -> Number:
-        """Twice the forward; less, since the first state is no function of anything and the last one goes nowhere; more, where the
-        triangular systems are solved: each adds one product for the gradient of its matrix.
+        """Twice the forward; less, since the first state is no function of anything and the last one goes nowhere;
+        more, where the triangular systems are solved: each adds one product for the gradient of its matrix.
         """
         if w.phase == "decode":
             return 0
@@ -111,10 +116,11 @@ class DeltaRule(Op):
 
 @dataclass(frozen=True, slots=True)
 class LightningCore(Op):
-    """Linear attention with a fixed decay, in blocks (Qin 2024, arXiv:2401.04658, §3).  State: [heads, head_dim, head_dim].
+    """Linear attention with a fixed decay, in blocks (Qin 2024, arXiv:2401.04658, §3).  State: [heads, head_dim,
+    head_dim].
 
-    A block of C tokens has scores Q·Kᵀ and their product with V, and two products with the state; the last block is as long as
-    what is left. After earlier tokens each one runs by itself: the two products with the state alone.
+    A block of C tokens has scores Q·Kᵀ and their product with V, and two products with the state; the last block is as
+    long as what is left. After earlier tokens each one runs by itself: the two products with the state alone.
     """
 
     heads: Number
@@ -134,18 +140,25 @@ class LightningCore(Op):
         return 4 * w.batch * self.heads * (times(d, pairs) + w.seq * d * d)
 
     def backward_flops(self, w: Workload) -> Number:
-        """Twice the forward, less what the first state, which nothing made, and the last one, which goes nowhere, do not need."""
+        """Twice the forward, less what the first state, which nothing made, and the last one, which goes nowhere,
+        do not need.
+        """
         d = self.head_dim
-        spared = 0 if self._goes_on(w) else 2 * w.batch * self.heads * d * d * (minimum(w.seq, self.block) + 2 * self._last(w))
+        spared = (
+            0
+            if self._goes_on(w)
+            else 2 * w.batch * self.heads * d * d * (minimum(w.seq, self.block) + 2 * self._last(w))
+        )
         return 2 * self.forward_flops(w) - spared
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixMemory(Op):
-    """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).  State: [heads, key_dim, value_dim] and a norm of it.
+    """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).  State: [heads,
+    key_dim, value_dim] and a norm of it.
 
-    Each token has k ⊗ v, Q·C and q·n; a whole chunk of C tokens has scores Q·Kᵀ and their product with V besides. What is left of a
-    pass after the whole chunks runs token by token.
+    Each token has k ⊗ v, Q·C and q·n; a whole chunk of C tokens has scores Q·Kᵀ and their product with V besides. What
+    is left of a pass after the whole chunks runs token by token.
     """
 
     heads: Number
@@ -158,7 +171,9 @@ class MatrixMemory(Op):
         return w.batch * self.heads * (w.seq * (4 * k * v + 2 * k) + floor_div(w.seq, c) * 2 * c * c * (k + v))
 
     def backward_flops(self, w: Workload) -> Number:
-        """Twice the forward, less what the first chunk's empty memory and, where nothing follows it, the last chunk's do not need."""
+        """Twice the forward, less what the first chunk's empty memory and, where nothing follows it,
+        the last chunk's do not need.
+        """
         k, v, c = self.key_dim, self.value_dim, self.chunk
         whole = floor_div(w.seq, c)
         ends_whole = 1 + whole - ceil_div(w.seq, c)

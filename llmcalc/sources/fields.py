@@ -43,7 +43,9 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
     return candidates[0] if candidates else None
 
 
-def field_paths(table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()) -> list[list[str]]:
+def field_paths(
+    table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()
+) -> list[list[str]]:
     """The path of every field that the tables present in `table` could hold, set or not."""
     found: list[list[str]] = []
     for name, field in model.model_fields.items():
@@ -54,7 +56,11 @@ def field_paths(table: dict[str, Any], model: type[BaseModel] = ModelSpec, befor
             continue
         if get_origin(field.annotation) is dict:  # each of its tables is a `block` with changes
             base = table.get("block")
-            tables = {key: merged(base, one) if isinstance(base, dict) else one for key, one in below.items() if isinstance(one, dict)}
+            tables = {
+                key: merged(base, one) if isinstance(base, dict) else one
+                for key, one in below.items()
+                if isinstance(one, dict)
+            }
         else:
             tables = {"": below}
         for key, one in tables.items():
@@ -89,7 +95,11 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     path: list[str] = []
     candidates, free = [model], False
     for i, step in enumerate(location):
-        field = next((c.model_fields[step] for c in candidates if step in c.model_fields), None) if isinstance(step, str) else None
+        field = (
+            next((c.model_fields[step] for c in candidates if step in c.model_fields), None)
+            if isinstance(step, str)
+            else None
+        )
         if free or isinstance(step, int):  # a key of a dict, an index of a list
             path.append(str(step))
             free = False

@@ -35,7 +35,9 @@ def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}; expected a file that can be read") from None
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; expected a file that can be read"
+        ) from None
     if path.is_dir():
         raise InputError(f"{path}: is a folder; expected a .{kind.lower()} file")
     if not path.is_file():
@@ -59,7 +61,11 @@ def require_shallow(data: Any, where: str) -> None:
     """Raises `InputError` where `data` is nested deeper than any model, so that what walks it may recurse."""
     level = [data]
     for _ in range(DEEPEST):
-        inner = [below.values() if isinstance(below, dict) else below for below in level if isinstance(below, dict | list | tuple)]
+        inner = [
+            below.values() if isinstance(below, dict) else below
+            for below in level
+            if isinstance(below, dict | list | tuple)
+        ]
         level = [value for values in inner for value in values]
         if not level:
             return
@@ -73,7 +79,8 @@ def _too_deep(where: str) -> str:
 def validated(model: type[Model], data: Any, where: str) -> Model:
     """`data` as a `model`.
 
-    Raises `InputError` naming the first field that is wrong, what it holds and what was expected, and how many more are.
+    Raises `InputError` naming the first field that is wrong, what it holds and what was expected, and how many more
+    are.
     """
     require_shallow(data, where)
     try:
@@ -91,7 +98,10 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case "missing":
             text = f"{path}: missing; expected a value, for it has no default"
         case "extra_forbidden":
-            text = f"{path}: unknown field; remove it or correct its name.{suggest(str(first['loc'][-1]), all_field_names(model))}"
+            text = (
+                f"{path}: unknown field; remove it or correct its "
+                f"name.{suggest(str(first['loc'][-1]), all_field_names(model))}"
+            )
         case "value_error":
             wrong = first["ctx"]["error"]
             inner = explain_errors(wrong.cls, wrong.error) if isinstance(wrong, PartError) else reason(first)
@@ -99,18 +109,32 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case "union_tag_invalid" | "union_tag_not_found":
             text = f"{path}.type: {reason(first)}"
         case _:
-            others = [str(one["ctx"]["expected"]) for at, one in zip(paths, found, strict=True) if at == path and one["type"] == "literal_error"]
+            others = [
+                str(one["ctx"]["expected"])
+                for at, one in zip(paths, found, strict=True)
+                if at == path and one["type"] == "literal_error"
+            ]
             text = f"{path}: {reason(first)}" + "".join(f" or {names}" for names in others[1:])
     more = len(set(paths)) - 1  # a union says what each of its members finds wrong
     return text + (f" (and {more} more)" if more else "")
 
 
 EXPECTED = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number", "int_parsing_size": "a whole number",
-    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
-    "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "text",
-    "model_type": "a table", "dict_type": "a table", "tuple_type": "a list", "list_type": "a list",
-}  # fmt: skip
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "tuple_type": "a list",
+    "list_type": "a list",
+}
 """pydantic's name of an error → what was expected."""
 
 
@@ -145,7 +169,11 @@ def reason(found: Mapping[str, Any]) -> str:
 def shown(value: Any) -> str:
     """A wrong value as a message prints it, cut where it is long."""
     try:
-        text = repr(value) if isinstance(value, str | int | float | bool) else NAMES.get(type(value), f"a {type(value).__name__}")
+        text = (
+            repr(value)
+            if isinstance(value, str | int | float | bool)
+            else NAMES.get(type(value), f"a {type(value).__name__}")
+        )
     except ValueError:  # an int of more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "…"

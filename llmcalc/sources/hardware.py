@@ -1,7 +1,7 @@
 """What is known of an accelerator: memory, bandwidths and dense peak rates, each from its vendor's datasheet.
 
-One TOML an accelerator in `presets/hardware`, found by name or alias. Vendors print peaks with 2:4 sparsity, which a dense
-matrix product does not reach: the files hold the dense figure, with the arithmetic beside it.
+One TOML an accelerator in `presets/hardware`, found by name or alias. Vendors print peaks with 2:4 sparsity, which a
+dense matrix product does not reach: the files hold the dense figure, with the arithmetic beside it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Hardware(Part):
     """One accelerator.
 
     released: the day its vendor announced it. memory_bytes: what it has, before driver and error correction take their
-    share. memory_bandwidth: bytes/s. peak_flops: dense peak FLOP/s of matrix products by number format (operations/s for
-    int8); none where its vendor publishes none. tdp_watts: its greatest power.
+    share. memory_bandwidth: bytes/s. peak_flops: dense peak FLOP/s of matrix products by number format (operations/s
+    for int8); none where its vendor publishes none. tdp_watts: its greatest power.
     """
 
     name: str = ""
@@ -66,7 +66,9 @@ class Hardware(Part):
     def _check(self) -> Self:
         for name in self.peak_flops:
             if name not in PEAK_DTYPES:
-                raise ValueError(f"peak_flops: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}")
+                raise ValueError(
+                    f"peak_flops: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                )
         return self
 
     def peak(self, dtype: str) -> int:
@@ -83,7 +85,9 @@ class Hardware(Part):
         raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
 
     def ridge(self, dtype: str) -> float:
-        """FLOPs a byte of memory traffic from which on the peak, not the memory bandwidth, is the limit (Williams 2009)."""
+        """FLOPs a byte of memory traffic from which on the peak, not the memory bandwidth,
+        is the limit (Williams 2009).
+        """
         return self.peak(dtype) / self.memory_bandwidth
 
 

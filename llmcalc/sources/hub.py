@@ -19,7 +19,8 @@ from .checkpoints.safetensors import parse_header
 def fetch_config(target: str) -> Path:
     """The path of the repository's `config.json` in the cache, fetched if it is not there yet.
 
-    Raises `InputError`, which says what to do, where there is no such repository, it is gated, or the network is not there.
+    Raises `InputError`, which says what to do, where there is no such repository, it is gated, or the network is not
+    there.
     """
     repo, revision = _split(target)
     with _explained(target, "config.json"):
@@ -40,7 +41,8 @@ def fetch_headers(target: str) -> Checkpoint:
         tensors: list[StoredTensor] = []
         for name, file in found.files_metadata.items():
             header = {
-                tensor: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)} for tensor, info in file.tensors.items()
+                tensor: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
+                for tensor, info in file.tensors.items()
             }
             tensors += parse_header(json.dumps(header).encode(), f"{repo}/{name}").tensors
     return Checkpoint("safetensors", tuple(tensors), dict(found.metadata or {}))
@@ -59,11 +61,20 @@ def _explained(target: str, what: str) -> Iterator[None]:
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
     kinds: list[tuple[tuple[Any, ...], str]] = [
-        ((errors.GatedRepoError,), "is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN"),
-        ((errors.RepositoryNotFoundError,), "no such repository, or a private one: check the name, or log in with `hf auth login` or set HF_TOKEN"),
+        (
+            (errors.GatedRepoError,),
+            "is gated: accept its terms on the hub, then log in with `hf auth login` or set HF_TOKEN",
+        ),
+        (
+            (errors.RepositoryNotFoundError,),
+            "no such repository, or a private one: check the name, or log in with `hf auth login` or set HF_TOKEN",
+        ),
         ((errors.RevisionNotFoundError,), "has no such revision"),
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
-        ((errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled), f"its {what} is not in the cache, and the hub is not asked or does not answer"),
+        (
+            (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled),
+            f"its {what} is not in the cache, and the hub is not asked or does not answer",
+        ),
         ((errors.EntryNotFoundError,), f"has no {what}"),
         ((errors.HFValidationError,), "is no valid hub id"),
         ((errors.HfHubHTTPError, OSError), f"could not be fetched: its {what}"),

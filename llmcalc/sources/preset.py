@@ -1,4 +1,6 @@
-"""What a preset or a user's own `.toml` says: an architecture, where it is from, what was published, what was assumed."""
+"""What a preset or a user's own `.toml` says:
+an architecture, where it is from, what was published, what was assumed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..units import dtype as dtype_of
 
 
 class Source(Part):
-    """Where facts are from. gives: which ones (`config`, `paper`, `weights`). revision: a commit, where there is one."""
+    """Where facts are from. gives: which ones (`config`, `paper`, `weights`).
+    revision: a commit, where there is one.
+    """
 
     url: str = Field(pattern=r"^https?://\S+$")
     gives: str
@@ -24,8 +28,8 @@ class Source(Part):
 class Published(Part):
     """Figures by the publisher or of the published weights, as they are given.
 
-    parameters: the exact count of the released weights. parameters_note: what that count includes beyond the model's own
-    parameters, or lacks of them. nominal: the rounded figure (`8B`). active: of a mixture of experts, rounded.
+    parameters: the exact count of the released weights. parameters_note: what that count includes beyond the model's
+    own parameters, or lacks of them. nominal: the rounded figure (`8B`). active: of a mixture of experts, rounded.
     """
 
     parameters: int | None = Field(default=None, gt=0, strict=True)

@@ -9,8 +9,8 @@ from .presets import aliases, find_preset, load_preset, model_names, plain
 def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
     """(names of the presets that are meant, sorted; whether each was called by its full name or alias).
 
-    A full name or alias means that preset alone; any other text means every preset with it in its name, title or aliases,
-    without regard to case and punctuation. Nothing means all.
+    A full name or alias means that preset alone; any other text means every preset with it in its name, title or
+    aliases, without regard to case and punctuation. Nothing means all.
 
     Raises `InputError` with the nearest names for a text that is in none.
     """

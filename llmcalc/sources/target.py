@@ -1,4 +1,6 @@
-"""TARGET → a model: a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id; `--set path=value` laid over it."""
+"""TARGET → a model: a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id;
+`--set path=value` laid over it.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,15 @@ def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = N
 def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]:
     """(name, what errors call it, its description as a dict)."""
     if not target.strip():  # Path("") would be the folder one stands in
-        raise InputError(f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)")
+        raise InputError(
+            f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
+        )
     path = Path(target)
     if is_checkpoint(path):
-        raise InputError(f"{target}: a checkpoint's header names no architecture; expected its config.json (llmcalc params and check read headers)")
+        raise InputError(
+            f"{target}: a checkpoint's header names no architecture; expected its config.json (llmcalc params and "
+            "check read headers)"
+        )
     if path.suffix == ".json":
         return _config(path, head)
     if path.suffix == ".toml" or _is(path.is_file):
@@ -57,7 +64,9 @@ def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]
     if _is((path / "config.json").is_file):
         return _config(path / "config.json", head)
     if _is(path.is_dir):
-        raise InputError(f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json")
+        raise InputError(
+            f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
+        )
     if is_hub_id(target):
         from .hub import fetch_config
 
@@ -126,9 +135,14 @@ def _resolve(model: dict[str, Any], asked: list[str], override: str) -> list[str
     if not fits:
         known = sorted({p[-1] for p in present} | set(_all_fields()))
         if asked[-1] in known:
-            raise InputError(f"--set {override}: no part of this model has a field '{'.'.join(asked)}'; expected a field of its parts")
+            raise InputError(
+                f"--set {override}: no part of this model has a field '{'.'.join(asked)}'; expected a field of its "
+                "parts"
+            )
         raise InputError(f"--set {override}: the model has no field '{'.'.join(asked)}'.{suggest(asked[-1], known)}")
-    raise InputError(f"--set {override}: '{'.'.join(asked)}' is ambiguous; expected one of {', '.join('.'.join(p) for p in fits)}")
+    raise InputError(
+        f"--set {override}: '{'.'.join(asked)}' is ambiguous; expected one of {', '.join('.'.join(p) for p in fits)}"
+    )
 
 
 def _paths(table: dict[str, Any], before: tuple[str, ...] = ()) -> list[list[str]]:

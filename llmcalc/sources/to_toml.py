@@ -44,7 +44,9 @@ def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, A
         out[name] = _value(value, (beside or {}).get(name))
     if isinstance(part, Stack) and part.variants:
         block = out["block"]
-        out["variants"] = {name: _difference(block, _table(layer, block)) for name, layer in part.variants.items() if name != BASE}
+        out["variants"] = {
+            name: _difference(block, _table(layer, block)) for name, layer in part.variants.items() if name != BASE
+        }
     return out
 
 

@@ -1,9 +1,9 @@
 """Are the tensors of a checkpoint those that a spec says? Compared by layer and by shape, whatever their names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer a stored tensor accounts for an expected one
-where it has its shape, or its shape transposed; for several where it stacks them (q, k and v in one; gate and up in one;
-all experts in one); and several stored ones account for one (each expert by itself). What is left over is missing, extra, or,
-where a stored tensor of a like name has another shape, misshapen.
+where it has its shape, or its shape transposed; for several where it stacks them (q, k and v in one; gate and up in
+one; all experts in one); and several stored ones account for one (each expert by itself). What is left over is missing,
+extra, or, where a stored tensor of a like name has another shape, misshapen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .checks import module_paths
 
 Shape = tuple[int, ...]
 
-NO_PARAMETERS = re.compile(r"(inv_freq|masked_bias|position_ids|token_type_ids|(^|\.)attn\.bias|(^|\.)attention\.bias|rope_freqs\.weight|rotary_emb\..*)$")
+NO_PARAMETERS = re.compile(
+    r"(inv_freq|masked_bias|position_ids|token_type_ids|(^|\.)attn\.bias|(^|\.)attention\.bias|rope_freqs\.weight|rotary_emb\..*)$"
+)
 """Names of buffers that checkpoints of some classes hold: masks, positions, frequencies."""
 
 NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
@@ -37,7 +39,9 @@ class Expected:
 
 @dataclass
 class Match:
-    """What came of it. misshapen: (expected, stored). again: stored copies of a tied weight. buffers: masks and the like."""
+    """What came of it. misshapen: (expected, stored). again: stored copies of a tied weight.
+    buffers: masks and the like.
+    """
 
     matched: int = 0
     missing: list[Expected] = field(default_factory=list)
@@ -169,7 +173,9 @@ def _groups(left: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
     for e in left:
         if len(e.shape) == axes:
-            by_parent[e.node.rpartition(".")[0] if axes > 1 else ""].append(e)  # vectors of one size are alike wherever they stand
+            by_parent[e.node.rpartition(".")[0] if axes > 1 else ""].append(
+                e
+            )  # vectors of one size are alike wherever they stand
     for members in by_parent.values():
         for size in (2, 3, 4):
             yield from combinations(members[:8], size)
@@ -188,7 +194,9 @@ def _word(name: str) -> str:
     """The last part of a name that is no number and no `weight`: `experts.3.w1.weight` → `w1`; a bias keeps its own."""
     parts = [p for p in name.split(".") if not p.isdigit()]
     ending = parts[-1] if parts else ""
-    return ".".join(parts[-2:]) if ending == "bias" else (parts[-2] if ending == "weight" and len(parts) > 1 else ending)
+    return (
+        ".".join(parts[-2:]) if ending == "bias" else (parts[-2] if ending == "weight" and len(parts) > 1 else ending)
+    )
 
 
 def _same_name(node: str, name: str) -> bool:

@@ -1,7 +1,7 @@
 """What a check is, and how a witness's measurements are compared with the closed forms, node by node.
 
-A witness measures: it gives numbers by module path and knows no formula. This file knows nodes and paths, and nothing of
-how either number came about.
+A witness measures: it gives numbers by module path and knows no formula. This file knows nodes and paths, and nothing
+of how either number came about.
 """
 
 from __future__ import annotations
@@ -56,9 +56,14 @@ class Check:
 
     def data(self) -> dict[str, Any]:
         return {
-            "node": self.node, "quantity": self.quantity, "closed_form": self.closed_form,
-            "measured": self.measured, "witness": self.witness, "ok": self.ok, **({} if self.seq is None else {"seq": self.seq}),
-        }  # fmt: skip
+            "node": self.node,
+            "quantity": self.quantity,
+            "closed_form": self.closed_form,
+            "measured": self.measured,
+            "witness": self.witness,
+            "ok": self.ok,
+            **({} if self.seq is None else {"seq": self.seq}),
+        }
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,20 @@ class Verdict:
 
 
 def compare(
-    tree: Node, quantity: str, closed_form: Callable[[Node, Workload | None], int], measured: Mapping[str, int], modules: frozenset[str],
-    witness: str, workload: Workload | None = None, include: frozenset[str] = frozenset(),
-) -> Iterator[Check]:  # fmt: skip
+    tree: Node,
+    quantity: str,
+    closed_form: Callable[[Node, Workload | None], int],
+    measured: Mapping[str, int],
+    modules: frozenset[str],
+    witness: str,
+    workload: Workload | None = None,
+    include: frozenset[str] = frozenset(),
+) -> Iterator[Check]:
     """A check for every node of the tree, optional parts only where `include` names them.
 
-    closed_form: one repeat of a node, in the workload it sees. measured: by module path; a module that is not in it measured
-    0. modules: every module the witness has. Repeats are compared each by itself and reported once, unless they differ.
+    closed_form: one repeat of a node, in the workload it sees. measured: by module path; a module that is not in it
+    measured 0. modules: every module the witness has. Repeats are compared each by itself and reported once, unless
+    they differ.
     """
     for place in tree.walk(workload):
         node = place.node

@@ -1,4 +1,6 @@
-"""Where a class of `transformers` departs from the architecture that it is the class of: all that a comparison with it excuses."""
+"""Where a class of `transformers` departs from the architecture that it is the class of:
+all that a comparison with it excuses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Deviation:
     """Where a class departs from the architecture, and how a primitive is to be counted to follow it there.
 
     classes: whose it is; empty for all. quantity: which of the numbers it changes. follow: an op as the class runs it.
-    more: what the class has beside all that is counted. when: of which models it is, where not of all that the classes run.
+    more: what the class has beside all that is counted. when: of which models it is, where not of all that the classes
+    run.
     """
 
     name: str
@@ -69,28 +72,56 @@ def _untied(spec: ModelSpec) -> bool:
 def _grouped(spec: ModelSpec) -> bool:
     """Falcon of the new architecture, and not the first one's single key and value for all heads."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
-    return isinstance(mixer, Attention) and mixer.num_key_value_heads is not None and (mixer.num_key_value_heads > 1 or parallel == "separate")
+    return (
+        isinstance(mixer, Attention)
+        and mixer.num_key_value_heads is not None
+        and (mixer.num_key_value_heads > 1 or parallel == "separate")
+    )
 
 
 def _table_of_turns(spec: ModelSpec) -> Number:
     """A row of a head's width for each position."""
     mixer = spec.main.block.attention
-    return spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2] if isinstance(mixer, Attention) and spec.max_position_embeddings else 0
+    return (
+        spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
+        if isinstance(mixer, Attention) and spec.max_position_embeddings
+        else 0
+    )
 
 
 DEVIATIONS = (
-    Deviation("sliding cache", "a sliding or chunked layer's cache keeps one token less than its window", "cache_bytes", _one_token_less),
     Deviation(
-        "Llama 4's experts", "every expert runs on every token, with zeros where it was not chosen", "forward_flops", _every_expert,
+        "sliding cache",
+        "a sliding or chunked layer's cache keeps one token less than its window",
+        "cache_bytes",
+        _one_token_less,
+    ),
+    Deviation(
+        "Llama 4's experts",
+        "every expert runs on every token, with zeros where it was not chosen",
+        "forward_flops",
+        _every_expert,
         ("Llama4ForCausalLM", "Llama4TextModel", "Llama4ForConditionalGeneration"),
     ),
     Deviation(
-        "DeepSeek-V4's cache", "layers without entries keep their one tensor of keys and values twice", "cache_bytes", _keys_and_values,
+        "DeepSeek-V4's cache",
+        "layers without entries keep their one tensor of keys and values twice",
+        "cache_bytes",
+        _keys_and_values,
         ("DeepseekV4ForCausalLM", "DeepseekV4Model"),
     ),
     Deviation(
-        "GPT-Neo's cache", "its local layers keep every token", "cache_bytes", _every_token,
-        ("GPTNeoForCausalLM", "GPTNeoModel", "GPTNeoForSequenceClassification", "GPTNeoForTokenClassification", "GPTNeoForQuestionAnswering"),
+        "GPT-Neo's cache",
+        "its local layers keep every token",
+        "cache_bytes",
+        _every_token,
+        (
+            "GPTNeoForCausalLM",
+            "GPTNeoModel",
+            "GPTNeoForSequenceClassification",
+            "GPTNeoForTokenClassification",
+            "GPTNeoForQuestionAnswering",
+        ),
     ),
     Deviation(
         "Falcon's cache",
@@ -101,34 +132,88 @@ DEVIATIONS = (
         _grouped,
     ),
     Deviation(
-        "NLLB-MoE's experts", "the router's mask is taken for the experts' numbers: each token is run as often as there are experts", "forward_flops",
-        _every_expert, ("NllbMoeForConditionalGeneration", "NllbMoeModel"),
+        "NLLB-MoE's experts",
+        "the router's mask is taken for the experts' numbers: each token is run as often as there are experts",
+        "forward_flops",
+        _every_expert,
+        ("NllbMoeForConditionalGeneration", "NllbMoeModel"),
     ),
     Deviation(
-        "LongCat-Flash's identity experts", "the gate and up maps of identity experts are held, though nothing reads them; checkpoints have none",
-        "parameters", _as_if_real, ("LongcatFlashForCausalLM", "LongcatFlashModel"),
+        "LongCat-Flash's identity experts",
+        "the gate and up maps of identity experts are held, though nothing reads them; checkpoints have none",
+        "parameters",
+        _as_if_real,
+        ("LongcatFlashForCausalLM", "LongcatFlashModel"),
     ),
     Deviation(
-        "T5's tied head", "its output map is tied to the embedding, though the config unties them", "parameters", _tied,
-        ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration", "LongT5ForConditionalGeneration"), _untied,
+        "T5's tied head",
+        "its output map is tied to the embedding, though the config unties them",
+        "parameters",
+        _tied,
+        (
+            "T5ForConditionalGeneration",
+            "MT5ForConditionalGeneration",
+            "UMT5ForConditionalGeneration",
+            "LongT5ForConditionalGeneration",
+        ),
+        _untied,
     ),
     Deviation(
-        "BERT's untied head", "its output map has a second bias that nothing uses; tying makes them one", "parameters",
-        classes=("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel", "RobertaForMaskedLM", "RobertaForCausalLM", "XLMRobertaForMaskedLM",
-         "XLMRobertaForCausalLM", "CamembertForMaskedLM", "CamembertForCausalLM", "AlbertForMaskedLM", "AlbertForPreTraining", "MPNetForMaskedLM",
-         "NomicBertForMaskedLM", "DebertaForMaskedLM", "DebertaV2ForMaskedLM", "ErnieForMaskedLM", "ErnieForPreTraining", "ErnieForCausalLM",
-         "MegatronBertForMaskedLM", "MegatronBertForPreTraining", "MegatronBertForCausalLM", "RobertaPreLayerNormForMaskedLM",
-         "RobertaPreLayerNormForCausalLM", "XLMRobertaXLForMaskedLM", "XLMRobertaXLForCausalLM", "Data2VecTextForMaskedLM", "Data2VecTextForCausalLM",
-         "JinaEmbeddingsV3ForMaskedLM", "BertGenerationDecoder", "RoFormerForMaskedLM", "RoFormerForCausalLM"),
-        when=_untied, more=lambda spec: spec.vocab_size,
+        "BERT's untied head",
+        "its output map has a second bias that nothing uses; tying makes them one",
+        "parameters",
+        classes=(
+            "BertForMaskedLM",
+            "BertForPreTraining",
+            "BertLMHeadModel",
+            "RobertaForMaskedLM",
+            "RobertaForCausalLM",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForCausalLM",
+            "CamembertForMaskedLM",
+            "CamembertForCausalLM",
+            "AlbertForMaskedLM",
+            "AlbertForPreTraining",
+            "MPNetForMaskedLM",
+            "NomicBertForMaskedLM",
+            "DebertaForMaskedLM",
+            "DebertaV2ForMaskedLM",
+            "ErnieForMaskedLM",
+            "ErnieForPreTraining",
+            "ErnieForCausalLM",
+            "MegatronBertForMaskedLM",
+            "MegatronBertForPreTraining",
+            "MegatronBertForCausalLM",
+            "RobertaPreLayerNormForMaskedLM",
+            "RobertaPreLayerNormForCausalLM",
+            "XLMRobertaXLForMaskedLM",
+            "XLMRobertaXLForCausalLM",
+            "Data2VecTextForMaskedLM",
+            "Data2VecTextForCausalLM",
+            "JinaEmbeddingsV3ForMaskedLM",
+            "BertGenerationDecoder",
+            "RoFormerForMaskedLM",
+            "RoFormerForCausalLM",
+        ),
+        when=_untied,
+        more=lambda spec: spec.vocab_size,
     ),
     Deviation(
-        "RoFormer's sines", "the sines and cosines that turn queries and keys are a table among its parameters, that no training changes", "parameters",
-        classes=("RoFormerForMaskedLM", "RoFormerForCausalLM", "RoFormerForSequenceClassification", "RoFormerForTokenClassification",
-         "RoFormerForQuestionAnswering", "RoFormerForMultipleChoice", "RoFormerModel"),
+        "RoFormer's sines",
+        "the sines and cosines that turn queries and keys are a table among its parameters, that no training changes",
+        "parameters",
+        classes=(
+            "RoFormerForMaskedLM",
+            "RoFormerForCausalLM",
+            "RoFormerForSequenceClassification",
+            "RoFormerForTokenClassification",
+            "RoFormerForQuestionAnswering",
+            "RoFormerForMultipleChoice",
+            "RoFormerModel",
+        ),
         more=_table_of_turns,
     ),
-)  # fmt: skip
+)
 """Everything that is excused. The README lists it."""
 
 
@@ -144,7 +229,14 @@ def followed(cls: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     return following
 
 
-def total(cls: str, quantity: str, cost: Cost, spec: ModelSpec, workload: Workload | None = None, include: frozenset[str] = frozenset()) -> Number:
+def total(
+    cls: str,
+    quantity: str,
+    cost: Cost,
+    spec: ModelSpec,
+    workload: Workload | None = None,
+    include: frozenset[str] = frozenset(),
+) -> Number:
     """The cost of the whole model as the class of that name has it."""
     counted = spec.anatomy().total(followed(cls, quantity, cost, spec), workload, include=include)
     return counted + sum(deviation.more(spec) for deviation in _of(cls, quantity, spec))

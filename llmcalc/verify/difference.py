@@ -1,4 +1,6 @@
-"""What a difference between two counts of parameters could be: the sizes of the spec that it is, or is a small multiple or a product of."""
+"""What a difference between two counts of parameters could be:
+the sizes of the spec that it is, or is a small multiple or a product of.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ COUNTED = frozenset({"parameters", "buffers"})
 """Quantities whose differences are counted in elements."""
 
 LEAST, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
-"""Too many numbers are a multiple or a product of sizes below the first; what more than so many names fit is told of none."""
+"""Too many numbers are a multiple or a product of sizes below the first;
+what more than so many names fit is told of none.
+"""
 
 
 def sizes_of(spec: ModelSpec) -> Sizes:
@@ -37,7 +41,9 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
 
 
 def named(difference: int, sizes: Sizes) -> str:
-    """`= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`; empty where no size, or too many of them, would be that."""
+    """`= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`;
+    empty where no size, or too many of them, would be that.
+    """
     size = abs(difference)
     equal = [name for name, value in sizes if value == size]
     large = [(name, value) for name, value in sizes if value >= LEAST]

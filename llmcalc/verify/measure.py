@@ -74,10 +74,13 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     return out
 
 
-def count_flops(module: nn.Module, run: Callable[[], Any], train: bool = False) -> tuple[dict[str, int], dict[str, int]]:
+def count_flops(
+    module: nn.Module, run: Callable[[], Any], train: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
     """FLOPs by path of `run()`, and of `run()` with the backward pass of all it gives back.
 
-    run: calls the module and gives back the tensors that a loss would be made of. The second dict is empty unless `train`.
+    run: calls the module and gives back the tensors that a loss would be made of. The second dict is empty unless
+    `train`.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -97,11 +100,24 @@ def count_flops(module: nn.Module, run: Callable[[], Any], train: bool = False) 
     return forward, both
 
 
-def convolution_backward(grad: Any, x: Any, weight: Any, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
-                         _output_padding: Any, _groups: Any, output_mask: Any, **_: Any) -> int:  # fmt: skip
+def convolution_backward(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: Any,
+    output_mask: Any,
+    **_: Any,
+) -> int:
     """FLOPs of a convolution's backward: dx and dW each cost what the forward does.
 
-    (torch's own formula takes the weight's gradient of a grouped convolution for that of an ungrouped one: `groups` times as much.)
+    (torch's own formula takes the weight's gradient of a grouped convolution for that of an ungrouped one: `groups`
+    times as much.)
     """
     where = x if transposed else grad
     products = where[0] * math.prod(where[2:]) * math.prod(weight)
@@ -111,10 +127,10 @@ def convolution_backward(grad: Any, x: Any, weight: Any, _bias: Any, _stride: An
 class BackwardOwners:
     """Attributes the products of a backward pass to the modules whose forward they belong to.
 
-    (FlopCounterMode's own attribution of a backward is by the last module entered, and wrong where a module's inputs need
-    no gradient or branch.) Every autograd node belongs to the innermost module that was running when it was made: on
-    entry to a module the nodes behind its inputs are its caller's, on leaving it those behind its outputs are its own.
-    While the backward runs, what the counter gains between two nodes is the first one's.
+    (FlopCounterMode's own attribution of a backward is by the last module entered, and wrong where a module's inputs
+    need no gradient or branch.) Every autograd node belongs to the innermost module that was running when it was made:
+    on entry to a module the nodes behind its inputs are its caller's, on leaving it those behind its outputs are its
+    own. While the backward runs, what the counter gains between two nodes is the first one's.
     """
 
     def __init__(self, module: nn.Module) -> None:

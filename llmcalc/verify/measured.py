@@ -22,7 +22,9 @@ DEPTH = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """A module's parameters and those of the modules in it; equal neighbours of a numbered list are one with a repeat."""
+    """A module's parameters and those of the modules in it;
+    equal neighbours of a numbered list are one with a repeat.
+    """
 
     name: str
     params: int
@@ -46,7 +48,9 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     except InputError:
         raise
     except Exception as error:  # whatever a class makes of a config that is not its own
-        raise InputError(f"{path}: {config['architectures'][0]} cannot be built from it: {type(error).__name__}: {error}") from None
+        raise InputError(
+            f"{path}: {config['architectures'][0]} cannot be built from it: {type(error).__name__}: {error}"
+        ) from None
     return type(module).__name__, measured_tree(module)
 
 

@@ -26,4 +26,6 @@ def verify_published(preset: Preset) -> Verdict:
     total = params(preset.model).total
     check = Check("model", "parameters", total - published.parameters_difference, published.parameters, WITNESS)
     info = {"difference": published.parameters_difference, "note": published.parameters_note}
-    return Verdict(preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {}, sizes_of(preset.model))
+    return Verdict(
+        preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {}, sizes_of(preset.model)
+    )

@@ -1,8 +1,8 @@
 """The first witness: llmcalc's own PyTorch model, built from the spec alone and run.
 
-On `meta` whole models of any size are built and run, since no tensor holds data; on `cpu` and `cuda` they really compute.
-Layers that are built alike run alike on meta, where there are only shapes: each kind of layer is run once and its FLOPs and
-cache are taken for its repeats, whose parameters are all compared. `every_layer` runs each.
+On `meta` whole models of any size are built and run, since no tensor holds data; on `cpu` and `cuda` they really
+compute. Layers that are built alike run alike on meta, where there are only shapes: each kind of layer is run once and
+its FLOPs and cache are taken for its repeats, whose parameters are all compared. `every_layer` runs each.
 """
 
 from __future__ import annotations
@@ -51,32 +51,51 @@ def require_torch(feature: str = "verify") -> None:
 
 def default_seq(spec: ModelSpec) -> int:
     """Enough tokens that every sliding window and chunk is full, and no more than a table of positions allows."""
-    limits = [w for _, stack in spec.stacks() for b in (stack.block, *stack.variants.values()) for w in _windows(b.attention)]
+    limits = [
+        w for _, stack in spec.stacks() for b in (stack.block, *stack.variants.values()) for w in _windows(b.attention)
+    ]
     longest = longest_pass(spec)
     wanted = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
     return wanted if longest is None else min(wanted, longest)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Tokens that a table of positions has room for, with the one that is decoded after them; None where there is no table.
+    """Tokens that a table of positions has room for, with the one that is decoded after them; None where there is no
+    table.
 
     Raises `InputError` where there is room for none.
     """
     learned = learned_positions(spec)
     if learned == 1 and spec.kind != "encoder":
-        raise InputError("max_position_embeddings: 1 learned position has room for no token to decode after the first; expected at least 2")
+        raise InputError(
+            "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
+            "at least 2"
+        )
     return learned if learned is None or spec.kind == "encoder" else learned - 1
 
 
 def _windows(mixer: Any) -> list[int]:
-    fields = ("sliding_window", "attention_chunk_size", "compress_rate", "local_radius", "global_block_size", "keep_window_size")
+    fields = (
+        "sliding_window",
+        "attention_chunk_size",
+        "compress_rate",
+        "local_radius",
+        "global_block_size",
+        "keep_window_size",
+    )
     return [w for w in (getattr(mixer, field, None) for field in fields) if w is not None]
 
 
 def verify_reference(
-    spec: ModelSpec, target: str = "model", device: Device = "meta", batch: int = 1, seq: int | None = None, every_layer: bool = False
+    spec: ModelSpec,
+    target: str = "model",
+    device: Device = "meta",
+    batch: int = 1,
+    seq: int | None = None,
+    every_layer: bool = False,
 ) -> Verdict:
-    """Compares every node: parameters, buffers, FLOPs forward, with backward, in prefill and in decode, and cache bytes.
+    """Compares every node: parameters, buffers, FLOPs forward, with backward, in prefill and in decode, and cache
+    bytes.
 
     Raises `InputError` where the device is not there or the model is too large for it.
     """
@@ -86,14 +105,23 @@ def verify_reference(
     longest = longest_pass(spec)
     if longest is not None and seq > longest:
         more = "" if spec.kind == "encoder" else " and one more"
-        raise InputError(f"--seq: {seq} tokens{more} do not fit {learned_positions(spec)} learned positions; expected at most {longest}")
+        raise InputError(
+            f"--seq: {seq} tokens{more} do not fit {learned_positions(spec)} learned positions; expected at most "
+            f"{longest}"
+        )
     if device == "cpu":
         _check_activations(spec, batch, seq)
     module: Any = build(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
     depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    info: dict[str, Any] = {"device": device, "batch": batch, "seq": seq, "layers": depth, "layers_run": depth - len(repeats)}
+    info: dict[str, Any] = {
+        "device": device,
+        "batch": batch,
+        "seq": seq,
+        "layers": depth,
+        "layers_run": depth - len(repeats),
+    }
     seconds = time.perf_counter() - start
     if device != "meta":
         info["measured"] = _measured(spec, module, device, batch, seq)
@@ -129,9 +157,15 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
         room = torch.cuda.get_device_properties(0).total_memory
-        raise InputError(f"--device cuda: {size:,} bytes of weights do not fit {room:,}; expected fewer layers (--set num_hidden_layers=1)")
+        raise InputError(
+            f"--device cuda: {size:,} bytes of weights do not fit {room:,}; expected fewer layers (--set "
+            "num_hidden_layers=1)"
+        )
     if device == "cpu" and size > LARGEST_REAL:
-        raise InputError(f"--device cpu: {size:,} bytes of weights are too many; expected --device meta, or fewer layers (--set num_hidden_layers=1)")
+        raise InputError(
+            f"--device cpu: {size:,} bytes of weights are too many; expected --device meta, or fewer layers (--set "
+            "num_hidden_layers=1)"
+        )
     default = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, name))
     try:
@@ -142,16 +176,23 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
-    """Raises `InputError` where what a pass keeps for its backward is more than a CPU is given, by no more than its maps and its scores."""
+    """Raises `InputError` where what a pass keeps for its backward is more than a CPU is given,
+    by no more than its maps and its scores.
+    """
 
     def kept(op: Op, w: Workload) -> Number:
         if type(op) is Linear:
             return w.rows(op.rows) * op.n_out
-        return 3 * w.batch * op.heads * op.pairs(w) if isinstance(op, AttentionCore) else 0  # scores, in fp32 and as shares
+        return (
+            3 * w.batch * op.heads * op.pairs(w) if isinstance(op, AttentionCore) else 0
+        )  # scores, in fp32 and as shares
 
     size = DTYPE_BITS[precision("cpu")] // 8 * spec.anatomy().total(kept, Workload(batch=batch, seq=seq))
     if size > LARGEST_REAL:
-        raise InputError(f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a smaller --batch or --seq")
+        raise InputError(
+            f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
+            "smaller --batch or --seq"
+        )
 
 
 def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
@@ -173,15 +214,23 @@ def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor 
     return torch.randn(spec.encoder.stem.frames(batch), dtype=getattr(torch, precision(device)), device=device)
 
 
-def _checks(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]) -> Iterator[Check]:
+def _checks(
+    spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
+) -> Iterator[Check]:
     tree, witness = spec.anatomy(), f"reference/{device}"
     names = module_names(module)
     every = frozenset({MTP_OPTION}) if spec.mtp is not None else frozenset()
 
     def against(
-        quantity: str, cost: Cost, measured: dict[str, int], workload: Workload | None = None, include: frozenset[str] = frozenset()
+        quantity: str,
+        cost: Cost,
+        measured: dict[str, int],
+        workload: Workload | None = None,
+        include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
-        found = compare(tree, quantity, lambda node, w: node.each(cost, w, include), measured, names, witness, workload, include)
+        found = compare(
+            tree, quantity, lambda node, w: node.each(cost, w, include), measured, names, witness, workload, include
+        )
         if quantity != "parameters":
             found = nonzero(found)
         return found
@@ -210,9 +259,16 @@ def _checks(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq:
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     last = not isinstance(spec.head, NoHead)
     prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=last)])
-    yield from against("prefill_flops", forward_of, repeated(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill"))
+    yield from against(
+        "prefill_flops", forward_of, repeated(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
+    )
     decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
     after = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from against("decode_flops", forward_of, repeated(decode, repeats), after)
     bits = DTYPE_BITS[precision(device)]
-    yield from against("cache_bytes", lambda op, w: bits_to_bytes(op.cache_bits(w, bits)), repeated(held_bytes(store, module), repeats), after)
+    yield from against(
+        "cache_bytes",
+        lambda op, w: bits_to_bytes(op.cache_bits(w, bits)),
+        repeated(held_bytes(store, module), repeats),
+        after,
+    )

@@ -13,7 +13,12 @@ Witness: TypeAlias = Literal["reference", "transformers", "published"]
 
 
 def verify(
-    preset: Preset, witness: Witness = "reference", device: Device = "meta", batch: int = 1, seq: int | None = None, every_layer: bool = False
+    preset: Preset,
+    witness: Witness = "reference",
+    device: Device = "meta",
+    batch: int = 1,
+    seq: int | None = None,
+    every_layer: bool = False,
 ) -> Verdict:
     """All checks of one model.
 

@@ -1,4 +1,6 @@
-"""What a real device made of a forward pass: seconds, FLOP/s reached, memory. Information beside the checks, never a check."""
+"""What a real device made of a forward pass: seconds, FLOP/s reached, memory.
+Information beside the checks, never a check.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ WARM_UP, RUNS = 2, 5
 def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, tokens: int) -> dict[str, Any]:
     """Times `forward` on the module's device: the median of five runs after two that are not counted.
 
-    flops: what one pass costs by the closed form. tokens: how many it reads. On CUDA, memory too: what PyTorch's allocator
-    holds for weights and inputs, and its peak over a pass.
+    flops: what one pass costs by the closed form. tokens: how many it reads. On CUDA, memory too: what PyTorch's
+    allocator holds for weights and inputs, and its peak over a pass.
     """
     import torch
 
@@ -46,10 +48,13 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
     }  # fmt: skip
     if cuda:
         found |= {
-            "cuda": torch.version.cuda, "driver": _driver(), "weights_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
-            "allocated_bytes": torch.cuda.memory_allocated(device), "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+            "cuda": torch.version.cuda,
+            "driver": _driver(),
+            "weights_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+            "allocated_bytes": torch.cuda.memory_allocated(device),
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
             "device_bytes": torch.cuda.get_device_properties(device).total_memory,
-        }  # fmt: skip
+        }
     return found
 
 
@@ -58,7 +63,11 @@ def _device_name(device: Any) -> str:
 
     import torch
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+    )
 
 
 def _driver() -> str | None:

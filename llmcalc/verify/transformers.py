@@ -1,8 +1,9 @@
-"""The class of `transformers` as a witness: built from a config on meta and run, eager attention, exactly top-k experts.
+"""The class of `transformers` as a witness: built from a config on meta and run, eager attention, exactly top-k
+experts.
 
-It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths, and
-parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`).
-Where a class departs from its architecture, that is one line in `deviations`, and nothing else is excused.
+It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths,
+and parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`). Where a
+class departs from its architecture, that is one line in `deviations`, and nothing else is excused.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def require_transformers(feature: str = "--against transformers") -> None:
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
-    """Compares the model with the class of `transformers` for its config, or for the config that its spec comes down to.
+    """Compares the model with the class of `transformers` for its config, or for the config that its spec comes down
+    to.
 
     Raises `InputError` where no such class is known, or a sequence is longer than its table of positions.
     """
@@ -53,7 +55,9 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
     return verify_config(preset.model, config, preset.name, batch, seq)
 
 
-def verify_config(spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None) -> Verdict:
+def verify_config(
+    spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
+) -> Verdict:
     """Compares a spec with the class that `config` (its `architectures` first) names."""
     start = time.perf_counter()
     longest = learned_positions(spec)
@@ -68,7 +72,8 @@ def verify_config(spec: ModelSpec, config: dict[str, Any], target: str = "model"
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
-    """The class that `architectures` names, on meta; with values, where it is to run and cannot without. Runs no code from a hub.
+    """The class that `architectures` names, on meta; with values, where it is to run and cannot without. Runs no code
+    from a hub.
 
     Raises `InputError` where a library that the class needs is not here, or its values would be too many.
     """
@@ -81,7 +86,9 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     cls = getattr(transformers, class_of(config))
     try:
         with torch.device("meta"):
-            model: nn.Module = cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)  # XLNet makes some tensors where it likes
+            model: nn.Module = (
+                cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)
+            )  # XLNet makes some tensors where it likes
     except ImportError as error:  # timm, for the towers of some wrappers
         needed = " ".join(str(error).split())
         raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
@@ -90,7 +97,10 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         return model
     size = 2 * sum(p.numel() for p in model.parameters())
     if size > LARGEST_REAL:
-        raise InputError(f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of weights are too many")
+        raise InputError(
+            f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
+            "weights are too many"
+        )
     real: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
     _send_to_real_experts(real)
     return real
@@ -105,11 +115,16 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _send_to_real_experts(model: nn.Module) -> None:
-    """Lets no router choose an identity expert, as is counted: the correction of such an expert's score puts it below all others."""
+    """Lets no router choose an identity expert, as is counted:
+    the correction of such an expert's score puts it below all others.
+    """
     import torch
 
     for module in model.modules():
-        correction, identities = getattr(module, "e_score_correction_bias", None), getattr(model.config, "zero_expert_num", 0)
+        correction, identities = (
+            getattr(module, "e_score_correction_bias", None),
+            getattr(model.config, "zero_expert_num", 0),
+        )
         if isinstance(correction, torch.Tensor) and identities:
             correction[-identities:] = float("-inf")
 
@@ -120,37 +135,70 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
     towers = frozenset({TOWERS_OPTION})  # the class of a wrapper builds them; a pass over tokens runs none
     found = places(tree, counted, spec.kind)
 
-    def against(quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, workload: Workload | None = None) -> Iterator[Check]:
+    def against(
+        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, workload: Workload | None = None
+    ) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
         cost = followed(cls, quantity, cost, spec)
-        checks = compare(tree, quantity, lambda node, w: node.each(cost, w), of_nodes(found, measured), frozenset(found), witness, workload)
+        checks = compare(
+            tree,
+            quantity,
+            lambda node, w: node.each(cost, w),
+            of_nodes(found, measured),
+            frozenset(found),
+            witness,
+            workload,
+        )
         return (check for check in nonzero(checks) if check.measured is not None)
 
-    yield Check("model", "parameters", total(cls, "parameters", total_of, spec, include=towers), counted.get("", 0), witness)
+    yield Check(
+        "model", "parameters", total(cls, "parameters", total_of, spec, include=towers), counted.get("", 0), witness
+    )
     yield from against("parameters", total_of, without_shared_table(tree, counted), found)
     for seq in lengths:
         workload = Workload(batch=batch, seq=seq)
         passed = run(spec, model, batch, seq)
-        yield Check("model", "forward_flops", total(cls, "forward_flops", forward_of, spec, workload), passed.flops.get("", 0), witness, seq)
+        yield Check(
+            "model",
+            "forward_flops",
+            total(cls, "forward_flops", forward_of, spec, workload),
+            passed.flops.get("", 0),
+            witness,
+            seq,
+        )
         if seq == lengths[0]:
-            yield from against("forward_flops", forward_of, passed.flops, run_by_themselves(found | _head(tree, model), passed.ran), workload)
+            yield from against(
+                "forward_flops",
+                forward_of,
+                passed.flops,
+                run_by_themselves(found | _head(tree, model), passed.ran),
+                workload,
+            )
         if passed.cache is not None:
             bits = total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec, workload)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 
 def _head(tree: Node, model: Any) -> Found:
-    """The map to the vocabulary, which every class can name, where it is all of the head; FSMT's names its decoder's embedding."""
+    """The map to the vocabulary, which every class can name, where it is all of the head;
+    FSMT's names its decoder's embedding.
+    """
     module = model.get_output_embeddings()
-    plain = not hasattr(module, "num_embeddings") and any(child.name == "lm_head" and child.op is not None for child in tree.children)
+    plain = not hasattr(module, "num_embeddings") and any(
+        child.name == "lm_head" and child.op is not None for child in tree.children
+    )
     path = next((path for path, other in model.named_modules() if other is module), None)
     return {"lm_head": (path,)} if plain and path is not None else {}
 
 
 GIVEN_A_MASK = (
-    "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "PaliGemmaForConditionalGeneration", "T5GemmaForConditionalGeneration",
-    "T5GemmaModel", "T5GemmaEncoderModel",
-)  # fmt: skip
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "PaliGemmaForConditionalGeneration",
+    "T5GemmaForConditionalGeneration",
+    "T5GemmaModel",
+    "T5GemmaEncoderModel",
+)
 """Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
 
 GIVEN_MASKS = ("megatron-bert", "rembert", "roformer")
@@ -158,28 +206,61 @@ GIVEN_MASKS = ("megatron-bert", "rembert", "roformer")
 
 
 NOT_TOLD_OF_A_CACHE = (
-    "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel", "T5GemmaForSequenceClassification",
-    "T5GemmaForTokenClassification", "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification",
-)  # fmt: skip
-"""Classes that fail where they are asked to keep a cache: they pass the word on twice, or to an encoder that refuses it."""
+    "SwitchTransformersForConditionalGeneration",
+    "SwitchTransformersModel",
+    "SwitchTransformersEncoderModel",
+    "T5GemmaForSequenceClassification",
+    "T5GemmaForTokenClassification",
+    "T5Gemma2ForSequenceClassification",
+    "T5Gemma2ForTokenClassification",
+)
+"""Classes that fail where they are asked to keep a cache:
+they pass the word on twice, or to an encoder that refuses it.
+"""
 
 
 LOOKS_AT_VALUES = frozenset(
     {
-        "DbrxForCausalLM", "DbrxModel", "JetMoeForCausalLM", "JetMoeForSequenceClassification", "JetMoeModel",
-        "BartForSequenceClassification", "MBartForSequenceClassification", "PLBartForSequenceClassification", "MvpForSequenceClassification",
+        "DbrxForCausalLM",
+        "DbrxModel",
+        "JetMoeForCausalLM",
+        "JetMoeForSequenceClassification",
+        "JetMoeModel",
+        "BartForSequenceClassification",
+        "MBartForSequenceClassification",
+        "PLBartForSequenceClassification",
+        "MvpForSequenceClassification",
         "T5ForSequenceClassification",
-        "MT5ForSequenceClassification", "UMT5ForSequenceClassification", "DebertaForMaskedLM", "DebertaForQuestionAnswering",
+        "MT5ForSequenceClassification",
+        "UMT5ForSequenceClassification",
+        "DebertaForMaskedLM",
+        "DebertaForQuestionAnswering",
         "DebertaForSequenceClassification",
-        "DebertaForTokenClassification", "DebertaModel", "DebertaV2ForMaskedLM", "DebertaV2ForQuestionAnswering",
-        "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification", "DebertaV2ForMultipleChoice", "DebertaV2Model",
-        "LongcatFlashForCausalLM", "LongcatFlashModel",
-        "MegatronBertForMultipleChoice", "ModernBertForMultipleChoice", "RemBertForMultipleChoice", "RoFormerForMultipleChoice",
-        "NllbMoeForConditionalGeneration", "NllbMoeModel",
-        "SwitchTransformersForConditionalGeneration", "SwitchTransformersModel", "SwitchTransformersEncoderModel",
-        "T5GemmaForSequenceClassification", "T5GemmaForTokenClassification", "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification",
+        "DebertaForTokenClassification",
+        "DebertaModel",
+        "DebertaV2ForMaskedLM",
+        "DebertaV2ForQuestionAnswering",
+        "DebertaV2ForSequenceClassification",
+        "DebertaV2ForTokenClassification",
+        "DebertaV2ForMultipleChoice",
+        "DebertaV2Model",
+        "LongcatFlashForCausalLM",
+        "LongcatFlashModel",
+        "MegatronBertForMultipleChoice",
+        "ModernBertForMultipleChoice",
+        "RemBertForMultipleChoice",
+        "RoFormerForMultipleChoice",
+        "NllbMoeForConditionalGeneration",
+        "NllbMoeModel",
+        "SwitchTransformersForConditionalGeneration",
+        "SwitchTransformersModel",
+        "SwitchTransformersEncoderModel",
+        "T5GemmaForSequenceClassification",
+        "T5GemmaForTokenClassification",
+        "T5Gemma2ForSequenceClassification",
+        "T5Gemma2ForTokenClassification",
     }
-)  # fmt: skip
+)
 """Classes that branch on what a tensor holds (which experts are chosen, where a sequence ends), and so run on a CPU."""
 
 
@@ -200,7 +281,9 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass did: FLOPs by module path, the modules that were called, bytes of its cache (None where it keeps none)."""
+    """What a forward pass did: FLOPs by module path, the modules that were called,
+    bytes of its cache (None where it keeps none).
+    """
 
     flops: dict[str, int]
     ran: frozenset[str]
@@ -213,7 +296,9 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
     from transformers import DynamicCache
 
     ids = _tokens(model, batch, seq)
-    inputs: dict[str, Any] = {"input_ids": ids[:, None] if type(model).__name__.endswith("ForMultipleChoice") else ids}  # of one choice
+    inputs: dict[str, Any] = {
+        "input_ids": ids[:, None] if type(model).__name__.endswith("ForMultipleChoice") else ids
+    }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
@@ -226,11 +311,20 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
     out: list[Any] = []
     before = _kept_by_modules(model)
     ran: set[str] = set()
-    hooks = [module.register_forward_hook(lambda *_, path=path: ran.add(path)) for path, module in model.named_modules()]
+    hooks = [
+        module.register_forward_hook(lambda *_, path=path: ran.add(path)) for path, module in model.named_modules()
+    ]
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    held = next((c for c in (getattr(out[0], name, None) for name in ("past_key_values", "cache_params", "state")) if c is not None), None)
+    held = next(
+        (
+            c
+            for c in (getattr(out[0], name, None) for name in ("past_key_values", "cache_params", "state"))
+            if c is not None
+        ),
+        None,
+    )
     if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
         config: Any = model.config
         held = DynamicCache(config=config)  # the class fills a cache and does not give it back
@@ -241,18 +335,25 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
 
 
 def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Tensors that modules hold and that are neither parameters nor buffers: the states of a class that keeps them itself.
+    """Tensors that modules hold and that are neither parameters nor buffers: the states of a class that keeps them
+    itself.
 
     The frequencies that a scaled RoPE leaves in its module are none.
     """
     import torch
 
     held = ((path, name, value) for path, module in model.named_modules() for name, value in vars(module).items())
-    return {(path, name): value for path, name, value in held if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")}
+    return {
+        (path, name): value
+        for path, name, value in held
+        if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")
+    }
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of every tensor that a transformers cache holds, however it is nested; one that stands in two places once."""
+    """Bytes of every tensor that a transformers cache holds, however it is nested;
+    one that stands in two places once.
+    """
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
 
 

@@ -15,7 +15,9 @@ OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_ver
 """Fields that say nothing of what a class builds."""
 
 BY_LENGTH = ("dynamic", "longrope", "su")
-"""Kinds of RoPE whose angles depend on how long a sequence is: some classes look at its positions, which have no values on meta."""
+"""Kinds of RoPE whose angles depend on how long a sequence is:
+some classes look at its positions, which have no values on meta.
+"""
 
 
 def witness_of(model_type: str) -> str:
@@ -26,7 +28,8 @@ def witness_of(model_type: str) -> str:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The class that `architectures` names, however it spells it (hubs have `MPTForCausalLM`, the library `MptForCausalLM`).
+    """The class that `architectures` names, however it spells it (hubs have `MPTForCausalLM`, the library
+    `MptForCausalLM`).
 
     The language model of the model type where it names none, or one that only code on a hub has (`RWForCausalLM`).
     Raises `InputError` where there is none of that either.
@@ -39,12 +42,20 @@ def class_of(config: Mapping[str, Any]) -> str:
     spelled = [name for name in public if name.lower() == given.lower()]
     if spelled:
         return given if given in spelled else spelled[0]
-    kinds = ("CAUSAL_LM",) if given.endswith("ForCausalLM") else () if given else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
+    kinds = (
+        ("CAUSAL_LM",)
+        if given.endswith("ForCausalLM")
+        else ()
+        if given
+        else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
+    )
     for kind in kinds:
         found = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
         if isinstance(found, str):
             return found
-    raise InputError(f"--against transformers: the installed transformers {transformers.__version__} has no {given or 'such model'}")
+    raise InputError(
+        f"--against transformers: the installed transformers {transformers.__version__} has no {given or 'such model'}"
+    )
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +66,10 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
         if given is False:  # for none, which a configuration class refuses
             del fields[name]
         if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in BY_LENGTH:
-            fields[name] = {"rope_type": "default", **{k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given}}
+            fields[name] = {
+                "rope_type": "default",
+                **{k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given},
+            }
     if isinstance(fields.get("text_config"), dict):
         inner = fields["text_config"]
         fields["text_config"] = {**{k: inner[k] for k in ("model_type",) if k in inner}, **fields_of(inner)}

@@ -1,4 +1,5 @@
-"""`llmcalc compare`: models side by side, quantities as rows and models as columns, in as many blocks as the width asks for.
+"""`llmcalc compare`: models side by side, quantities as rows and models as columns, in as many blocks as the width asks
+for.
 
 CSV has it the other way round, a row a model, so that a column holds one unit.
 """
@@ -23,7 +24,10 @@ Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 Compared: TypeAlias = tuple[Preset, Quantities]
 
 IN_BAND, ACTIVE = "*", "†"
-BAND = f"{IN_BAND} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders (GPT-3, Chinchilla, Llama): custom, no optimum"
+BAND = (
+    f"{IN_BAND} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders "
+    "(GPT-3, Chinchilla, Llama): custom, no optimum"
+)
 
 Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """The heading of a row, and how its quantity is written."""
@@ -35,7 +39,11 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
     lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
     if layout == "rows":
         return Report(documents, [_flat(compared)], warnings=warnings)
-    blocks = [list(compared)] if layout == "columns" else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+    blocks = (
+        [list(compared)]
+        if layout == "columns"
+        else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
+    )
     return Report(documents, noted([_table(block, lines) for block in blocks], [*_notes(compared), *warnings]))
 
 
@@ -55,7 +63,11 @@ def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> 
 def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
     columns = [Column("quantity", "", justify="left")] + [Column(preset.name, preset.display) for preset, _ in block]
     cells = [_cells(q, lines) for _, q in block]
-    rows = [Row([label.strip(), *texts], depth=int(label.startswith(" "))) for (label, _), *texts in zip(lines, *cells, strict=True) if any(texts)]
+    rows = [
+        Row([label.strip(), *texts], depth=int(label.startswith(" ")))
+        for (label, _), *texts in zip(lines, *cells, strict=True)
+        if any(texts)
+    ]
     return Table("", columns, rows)
 
 
@@ -92,7 +104,11 @@ def _heads(shape: StackShape) -> str:
 def _kv_heads(shape: StackShape) -> str:
     if shape.num_attention_heads is None:
         return "–"
-    return "latent" if shape.num_key_value_heads is None else f"{shape.num_key_value_heads} ({Fraction(shape.num_key_value_heads, shape.num_attention_heads)})"
+    return (
+        "latent"
+        if shape.num_key_value_heads is None
+        else f"{shape.num_key_value_heads} ({Fraction(shape.num_key_value_heads, shape.num_attention_heads)})"
+    )
 
 
 def _activation(shape: StackShape) -> str:
@@ -112,7 +128,10 @@ def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:
         ("  active a token", lambda q: sizes.write(q.active)),
         *_SHAPE_LINES,
         (f"{work.name} a token", lambda q: work.write(q.forward_flops_per_token)),
-        (f"KV {kept.name} a token" if caches else "KV cache a token", lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token)),
+        (
+            f"KV {kept.name} a token" if caches else "KV cache a token",
+            lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token),
+        ),
         *_STYLE_LINES,
     )
 
@@ -145,13 +164,21 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
     for preset, q in compared:
         if q.shape.mixture_of_experts:
             style = describe(q.shape.block.feed_forward, q.shape.hidden_size)
-            notes.append(f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = {_whole(q.shape.feed_forward_width)}")
+            notes.append(
+                f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = {_whole(q.shape.feed_forward_width)}"
+            )
     if any(q.encoder is not None for q in all_of):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
     for preset, q in compared:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
-            kinds = ", ".join(f"{count} {'of the base kind' if name == 'block' else name}" for name, count in q.shape.layer_kinds.items())
-            notes.append(f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most frequent kind")
+            kinds = ", ".join(
+                f"{count} {'of the base kind' if name == 'block' else name}"
+                for name, count in q.shape.layer_kinds.items()
+            )
+            notes.append(
+                f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most "
+                "frequent kind"
+            )
     first = all_of[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
     return [*notes, flops_a_token(first.seq), cache_a_token(first.dtype)]
@@ -161,7 +188,11 @@ def _warnings(compared: Sequence[Compared]) -> list[str]:
     """Which models could not run the sequence that all are compared at."""
     seq = compared[0][1].seq
     short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
-    return [f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; counted as if they could run them"] if short else []
+    return (
+        [f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; counted as if they could run them"]
+        if short
+        else []
+    )
 
 
 def _shape_data(shape: StackShape) -> dict[str, Any]:

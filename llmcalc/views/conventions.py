@@ -22,11 +22,16 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         Column("error_full", "vs full", units.signed_percent),
         Column("error_causal", "vs causal", units.signed_percent),
     )
-    rows = [Row([r.name, r.formula, r.total, r.error_full, r.error_causal], strong=r.key.startswith("exact_")) for r in rules]
+    rows = [
+        Row([r.name, r.formula, r.total, r.error_full, r.error_causal], strong=r.key.startswith("exact_"))
+        for r in rules
+    ]
     notes = [f"{r.name}: {r.source}; {r.remark}" for r in rules if r.source]
     notes += [
-        "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = HQ, n_ctx, T tokens of a sequence",
-        "formulas with N are FLOPs a token, the others of the whole; where layers differ, L·H·Q and n_layer·d_attn are sums over layers",
+        "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
+        "HQ, n_ctx, T tokens of a sequence",
+        "formulas with N are FLOPs a token, the others of the whole; where layers differ, L·H·Q and n_layer·d_attn "
+        "are sums over layers",
     ]
     return Table(title, columns, rows, headline, _notes(count) + notes, "rules of thumb beside the exact count")
 
@@ -34,11 +39,19 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
 def _notes(count: FlopCount) -> list[str]:
     w, notes = count.workload, []
     if w.phase == "prefill":
-        notes.append("every rule with a logits term counts logits at every position; this prefill computes them at the last one only")
+        notes.append(
+            "every rule with a logits term counts logits at every position; this prefill computes them at the last "
+            "one only"
+        )
     if w.recompute == "full":
-        notes.append("the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does")
+        notes.append(
+            "the exact counts include the recomputed forward of every layer; of the rules only Narayanan's does"
+        )
     if count.spec.kind == "encoder-decoder":
-        notes.append("an encoder-decoder: N holds both stacks, tokens are the decoder's; rules with an attention term are for one stack and left out")
+        notes.append(
+            "an encoder-decoder: N holds both stacks, tokens are the decoder's; rules with an attention term are "
+            "for one stack and left out"
+        )
     return notes
 
 

@@ -17,7 +17,9 @@ Justify = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """key: its name in CSV, with the unit. title: its heading in text. write: a raw value as text. wrap: it may break lines."""
+    """key: its name in CSV, with the unit. title: its heading in text. write: a raw value as text.
+    wrap: it may break lines.
+    """
 
     key: str
     title: str
@@ -37,7 +39,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """title: the subject. answer: what the command found, in a few words. aside: of what, beside or below them. notes: conventions and remarks, below."""
+    """title: the subject. answer: what the command found, in a few words. aside: of what, beside or below them. notes:
+    conventions and remarks, below.
+    """
 
     title: str
     columns: Sequence[Column]
@@ -54,10 +58,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """data: the JSON document without its version (a list of documents for several targets). tables: the same for people.
+    """data: the JSON document without its version (a list of documents for several targets). tables: the same for
+    people.
 
-    text: what a terminal gets as it is, in place of tables (LaTeX). warnings: those of the notes that must not pass in silence where a
-    format has no room for notes (CSV), each with the name of its model.
+    text: what a terminal gets as it is, in place of tables (LaTeX). warnings: those of the notes that must not pass in
+    silence where a format has no room for notes (CSV), each with the name of its model.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -85,7 +90,9 @@ def one_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[di
 
 
 def joined(reports: Sequence[Report]) -> Report:
-    """Several targets' answers as one: their documents, their tables one after the other, whatever text they have, and their warnings."""
+    """Several targets' answers as one:
+    their documents, their tables one after the other, whatever text they have, and their warnings.
+    """
     documents = [one for r in reports for one in (r.data if isinstance(r.data, list) else [r.data])]
     tables, warnings = [t for r in reports for t in r.tables], [w for r in reports for w in r.warnings]
     return Report(one_or_list(documents), tables, "".join(r.text for r in reports), warnings)

@@ -33,8 +33,15 @@ RECORDS = (
 
 
 def report(preset: Preset, explanation: Explanation, latex: bool = False, records: bool = False) -> Report:
-    """The answer as data and for people. latex: LaTeX in place of tables. records: one row a formula, for CSV and Markdown."""
-    rows = [_record(explanation, place, formula) for section in explanation.sections for place in section.places for formula in section.formulas]
+    """The answer as data and for people. latex: LaTeX in place of tables.
+    records: one row a formula, for CSV and Markdown.
+    """
+    rows = [
+        _record(explanation, place, formula)
+        for section in explanation.sections
+        for place in section.places
+        for formula in section.formulas
+    ]
     setting = explanation.formulas.setting
     data = {
         "model": model_data(preset),
@@ -52,7 +59,7 @@ def report(preset: Preset, explanation: Explanation, latex: bool = False, record
     return Report(data, _nodes(preset, explanation))
 
 
-# --- data --------------------------------------------------------------------------------------------------------------
+# --- data -------------------------------------------------------------------------------------------------------------
 
 
 def _record(explanation: Explanation, place: Found, formula: Formula) -> dict[str, Any]:
@@ -77,7 +84,9 @@ def _plain(value: Fraction) -> int | float:
 
 def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
     """Every symbol but S as its number."""
-    return Style(latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS})
+    return Style(
+        latex=latex, values={m.name: m.value for m in explanation.formulas.meanings.values() if m.name != KEYS}
+    )
 
 
 def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
@@ -87,11 +96,17 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
         if sections is None and explanation.node is None:
             used |= getattr(section.places[0].letters.repeat, "free_symbols", set())
         for formula in section.formulas:
-            used |= formula.expression.free_symbols | (set() if formula.in_hidden is None else formula.in_hidden.free_symbols)
-    return {m.name: {"field": m.field, "value": _plain(Fraction(m.value))} for symbol, m in explanation.formulas.meanings.items() if symbol in used}
+            used |= formula.expression.free_symbols | (
+                set() if formula.in_hidden is None else formula.in_hidden.free_symbols
+            )
+    return {
+        m.name: {"field": m.field, "value": _plain(Fraction(m.value))}
+        for symbol, m in explanation.formulas.meanings.items()
+        if symbol in used
+    }
 
 
-# --- text --------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
@@ -108,7 +123,9 @@ def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
                 rows += _lines("in units of h", [write(formula.in_hidden)], width)
         columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
         notes = [_where(section), f"source: {source}" if source else "", _legend(explanation, [section])]
-        tables.append(Table(preset.display if first else "", columns, rows, headline(preset.model) if first else "", said(notes)))
+        tables.append(
+            Table(preset.display if first else "", columns, rows, headline(preset.model) if first else "", said(notes))
+        )
     return noted(tables, [*tables[-1].notes, *_conventions(explanation)])
 
 
@@ -123,7 +140,12 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
         rows: list[Row] = []
         for section, name in zip(explanation.sections[:-1], names, strict=False):
             for one in [f for f in section.formulas if f.quantity == formula.quantity]:
-                rows += _lines(name, _with_unit([write(one.expression), write(one.open, Style(grouped=True))], one), width, section.depth)
+                rows += _lines(
+                    name,
+                    _with_unit([write(one.expression), write(one.open, Style(grouped=True))], one),
+                    width,
+                    section.depth,
+                )
         steps = _chain(explanation, formula)
         if len(steps) > 2 and len(steps[1]) > LONGEST * width:
             del steps[1]
@@ -134,9 +156,17 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
         first = not tables
         tables.append(Table(preset.display if first else "", columns, rows, headline(preset.model) if first else ""))
     shown = any(f.in_hidden is not None for f in model.formulas)
-    proportions = ", ".join(f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown)
+    proportions = ", ".join(
+        f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown
+    )
     repeated = "× L: a component that stands L times; its formula is that of one"
-    notes = [repeated, f"in units of h: {proportions}" if proportions else "", _legend(explanation), *_sources(explanation), *_conventions(explanation)]
+    notes = [
+        repeated,
+        f"in units of h: {proportions}" if proportions else "",
+        _legend(explanation),
+        *_sources(explanation),
+        *_conventions(explanation),
+    ]
     return noted(tables, notes)
 
 
@@ -153,7 +183,11 @@ def _component(section: Section) -> str:
 
 def _chain(explanation: Explanation, formula: Formula) -> list[str]:
     """The formula, with numbers in, the number; with S open, and at its value, where S is in it."""
-    steps = [write(formula.expression), write(formula.expression, _with_numbers(explanation)), write(formula.open, Style(grouped=True))]
+    steps = [
+        write(formula.expression),
+        write(formula.expression, _with_numbers(explanation)),
+        write(formula.open, Style(grouped=True)),
+    ]
     if formula.open.free_symbols:
         value = _plain(formula.value)
         steps.append(f"{value:,} at S = {explanation.formulas.setting.seq:,}")
@@ -163,20 +197,30 @@ def _chain(explanation: Explanation, formula: Formula) -> list[str]:
 def _with_unit(steps: list[str], formula: Formula) -> list[str]:
     """The last step with its unit, where what it is called does not say that."""
     title, unit = QUANTITIES[formula.quantity]
-    return [*steps[:-1], f"{steps[-1]} {unit.partition('/')[0]}"] if title.endswith("cache a token") or title.startswith("state") else steps
+    return (
+        [*steps[:-1], f"{steps[-1]} {unit.partition('/')[0]}"]
+        if title.endswith("cache a token") or title.startswith("state")
+        else steps
+    )
 
 
 def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
     """`name   a = b = c` on one line where it fits, else a line for each step, broken before + and −."""
     whole = " = ".join(steps)
-    lines = [whole] if len(whole) <= width else [line for i, step in enumerate(steps) for line in _broken(("= " if i else "") + step, width)]
+    lines = (
+        [whole]
+        if len(whole) <= width
+        else [line for i, step in enumerate(steps) for line in _broken(("= " if i else "") + step, width)]
+    )
     return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
 
 
 def _broken(text: str, width: int) -> list[str]:
     """Lines of at most `width`, broken before + and −; a short bracket stays whole where it fits."""
     lines: list[str] = []
-    for piece in [part for whole in _pieces(text, SHORT) for part in ([whole] if len(whole) <= width - 4 else _pieces(whole, 0))]:
+    for piece in [
+        part for whole in _pieces(text, SHORT) for part in ([whole] if len(whole) <= width - 4 else _pieces(whole, 0))
+    ]:
         if lines and len(lines[-1]) + 1 + len(piece) <= width:
             lines[-1] += " " + piece
         else:
@@ -219,13 +263,20 @@ def _where(section: Section) -> str:
     left_out = f"; not counted: {outside}" if outside else ""
     if not inside or times == 1:
         return f"at {paths}{left_out}"
-    totals = [f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}" for f in section.formulas if f.quantity == "params" and f.value]
+    totals = [
+        f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"
+        for f in section.formulas
+        if f.quantity == "params" and f.value
+    ]
     return f"at {paths}" + (f": {totals[0]} in all" if totals else "") + left_out
 
 
 def _legend(explanation: Explanation, sections: list[Section] | None = None) -> str:
     """`h hidden_size = 4096, …`"""
-    shown = [f"{name} {entry['field']}" + ("" if name == KEYS else f" = {entry['value']}") for name, entry in _symbols(explanation, sections).items()]
+    shown = [
+        f"{name} {entry['field']}" + ("" if name == KEYS else f" = {entry['value']}")
+        for name, entry in _symbols(explanation, sections).items()
+    ]
     return "where " + "; ".join(shown) if shown else ""
 
 
@@ -254,12 +305,18 @@ def _conventions(explanation: Explanation) -> list[str]:
     return notes
 
 
-# --- records and LaTeX -------------------------------------------------------------------------------------------------
+# --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
 def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], latex: bool) -> Table:
     cells = [[row[c.key] for c in RECORDS] for row in rows]
-    return Table(preset.display, RECORDS, [Row(c) for c in cells], headline(preset.model), [_legend(explanation), *_conventions(explanation)])
+    return Table(
+        preset.display,
+        RECORDS,
+        [Row(c) for c in cells],
+        headline(preset.model),
+        [_legend(explanation), *_conventions(explanation)],
+    )
 
 
 def _latex(preset: Preset, explanation: Explanation) -> str:
@@ -269,13 +326,19 @@ def _latex(preset: Preset, explanation: Explanation) -> str:
         out.append("% " + ", ".join(p.path or "model" for p in section.places))
         lines = []
         for formula in section.formulas:
-            steps = [write(formula.expression, LATEX), write(formula.expression, _with_numbers(explanation, latex=True))]
+            steps = [
+                write(formula.expression, LATEX),
+                write(formula.expression, _with_numbers(explanation, latex=True)),
+            ]
             steps.append(write(formula.open, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             lines += [(name if i == 0 else "") + f" &= {step}" for i, step in enumerate(dict.fromkeys(steps))]
         out += [r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}"]
     symbols = _symbols(explanation).items()
-    legend = [rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{_escaped(e['field'])}}}" for n, e in symbols]
+    legend = [
+        rf"{LATEX.symbol(n)} &= {LATEX.number(Fraction(e['value']))} && \text{{{_escaped(e['field'])}}}"
+        for n, e in symbols
+    ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     return "\n".join(out) + "\n"
 

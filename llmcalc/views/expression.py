@@ -1,6 +1,8 @@
-"""How a formula is written: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX, with letters or with numbers.
+"""How a formula is written: `12·L·h² + 2·V·h` for a terminal, `12\\,L\\,h^{2} + 2\\,V\\,h` for LaTeX, with letters or
+with numbers.
 
-Products and sums stand in the order papers write them: the number, the depth, then h; terms of the highest degree first.
+Products and sums stand in the order papers write them: the number, the depth, then h; terms of the highest degree
+first.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ class Style:
         else:
             text = decimal(value)
             if not text:
-                return rf"\tfrac{{{value.numerator}}}{{{value.denominator}}}" if self.latex else f"({value.numerator}/{value.denominator})"
+                return (
+                    rf"\tfrac{{{value.numerator}}}{{{value.denominator}}}"
+                    if self.latex
+                    else f"({value.numerator}/{value.denominator})"
+                )
         return text.replace(",", "{,}") if self.latex else text
 
     def symbol(self, name: str) -> str:
@@ -102,10 +108,14 @@ def _product(expression: Any, style: Style) -> str:
     coefficient, rest = expression.as_coeff_Mul()
     above: list[str] = []
     below: list[str] = []
-    for base, exponent in sorted((f.as_base_exp() for f in rest.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _rank_of_factor(p[0]))):
+    for base, exponent in sorted(
+        (f.as_base_exp() for f in rest.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _rank_of_factor(p[0]))
+    ):
         (above if exponent > 0 else below).append(_power(base, abs(int(exponent)), style))
     number = Fraction(int(coefficient.p), int(coefficient.q))
-    if not style.latex and number.denominator != 1 and (abs(number.numerator) == 1 or not decimal(number)):  # h/4, 3·h/7; but 3.5·h
+    if (
+        not style.latex and number.denominator != 1 and (abs(number.numerator) == 1 or not decimal(number))
+    ):  # h/4, 3·h/7; but 3.5·h
         below.insert(0, str(number.denominator))
         number = Fraction(number.numerator)
     if number == -1 and above:
@@ -139,13 +149,18 @@ def _as_ceiling(expression: Any) -> Any:
     """x where the expression is −⌊−x⌋, which is how a division is rounded up."""
     import sympy
 
-    if expression.is_Mul and len(expression.args) == 2 and expression.args[0] == -1 and isinstance(expression.args[1], sympy.floor):
+    if (
+        expression.is_Mul
+        and len(expression.args) == 2
+        and expression.args[0] == -1
+        and isinstance(expression.args[1], sympy.floor)
+    ):
         inner = expression.args[1].args[0]
         return -inner if inner.could_extract_minus_sign() else None
     return None
 
 
-# --- order -------------------------------------------------------------------------------------------------------------
+# --- order ------------------------------------------------------------------------------------------------------------
 
 
 def _letter_rank(order: str) -> Callable[[str], tuple[int, str]]:
@@ -171,7 +186,9 @@ def _degree(expression: Any) -> Any:
 
 
 def _rank(term: Any) -> tuple[Any, ...]:
-    """The highest degree first; among equals V before L before h, and what grows with S last; what is subtracted after what is added."""
+    """The highest degree first; among equals V before L before h, and what grows with S last;
+    what is subtracted after what is added.
+    """
     rank = _letter_rank(SUM_ORDER)
     letters: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:

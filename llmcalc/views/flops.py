@@ -98,7 +98,10 @@ def _notes(count: FlopCount) -> list[str]:
     experts = identity_experts(count.tree)
     notes = [PRODUCTS, f"{FULL_PAIRS}; {CAUSAL_PAIRS}", *([experts] if experts else [])]
     if w.phase == "decode":
-        notes.append(f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where that alone is given)")
+        notes.append(
+            f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where "
+            "that alone is given)"
+        )
     elif w.phase == "prefill":
         before = f"{w.context:,} tokens of each sequence are in the cache already; " if w.context else ""
         notes.append(f"prefill: {before}logits at the last position only")
@@ -111,19 +114,31 @@ def _notes(count: FlopCount) -> list[str]:
     if count.spec.mtp is not None and MTP_OPTION not in count.include:
         notes.append("not counted: multi-token-prediction modules; --with-mtp counts them in")
     if count.spec.towers:
-        notes.append(f"not counted: {', '.join(count.spec.towers)}; of towers, parameters alone are counted (llmcalc params --with-towers)")
+        notes.append(
+            f"not counted: {', '.join(count.spec.towers)}; of towers, parameters alone are counted (llmcalc params "
+            "--with-towers)"
+        )
     return notes
 
 
 def _training_notes(count: FlopCount) -> list[str]:
     w = count.workload
-    attention = "2 × forward (eager)" if w.attention_backward == "eager" else "2.5 × forward (flash attention computes the scores once more)"
+    attention = (
+        "2 × forward (eager)"
+        if w.attention_backward == "eager"
+        else "2.5 × forward (flash attention computes the scores once more)"
+    )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
-        notes.append("recomputation: every layer's forward once more, as Megatron and torch's reentrant checkpointing run it")
+        notes.append(
+            "recomputation: every layer's forward once more, as Megatron and torch's reentrant checkpointing run it"
+        )
         saved = count.skipped_by_early_stop
         if saved:
-            less = f"runs {units.flops(saved)} less ({units.exact(saved)}): it stops early, before the last product of each layer that ends in one"
+            less = (
+                f"runs {units.flops(saved)} less ({units.exact(saved)}): it stops early, before the last "
+                "product of each layer that ends in one"
+            )
         else:
             less = "runs as much: it stops early, but no layer here ends in a plain product"
         notes.append(f"torch's non-reentrant checkpointing {less}")
@@ -133,11 +148,17 @@ def _training_notes(count: FlopCount) -> list[str]:
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Of a node in the JSON tree: FLOPs of the workload under its pairs, in all and each; recomputation not included."""
+    """Of a node in the JSON tree: FLOPs of the workload under its pairs, in all and each;
+    recomputation not included.
+    """
 
     def figures(node: Node, workload: Workload | None) -> dict[str, Any]:
         every = counting_itself(node, include)
         data: dict[str, Any] = {"flops": node.total(step_of, workload, every)}
-        return data if node.repeat == 1 else data | {"repeat": node.repeat, "flops_each": node.each(step_of, workload, every)}
+        return (
+            data
+            if node.repeat == 1
+            else data | {"repeat": node.repeat, "flops_each": node.each(step_of, workload, every)}
+        )
 
     return figures

@@ -46,7 +46,14 @@ def _listed(chosen: Sequence[Hardware]) -> Table:
     rows = []
     for one in chosen:
         link = one.interconnect.bandwidth_per_direction if one.interconnect is not None else None
-        cells = [one.name, one.memory_bytes, one.memory_bandwidth, one.peak_flops.get("bfloat16"), one.peak_flops.get("float8"), link]
+        cells = [
+            one.name,
+            one.memory_bytes,
+            one.memory_bandwidth,
+            one.peak_flops.get("bfloat16"),
+            one.peak_flops.get("float8"),
+            link,
+        ]
         rows.append(Row(cells))
     notes = [
         "bf16, fp8: dense peaks, without sparsity; link: all links to other accelerators together, each way",
@@ -71,10 +78,16 @@ def _detailed(one: Hardware) -> Table:
         if dtype in one.peak_flops:
             peak = one.peak_flops[dtype]
             unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            rows.append(Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, one.ridge(dtype)]))
+            rows.append(
+                Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, one.ridge(dtype)])
+            )
     notes = [*one.notes, also_called(one.aliases), *source_notes(one.sources)]
     if one.peak_flops:
-        notes.insert(0, "peaks are dense; FLOPs/byte: so many for each byte of memory traffic make the peak, not the bandwidth, the limit")
+        notes.insert(
+            0,
+            "peaks are dense; FLOPs/byte: so many for each byte of memory traffic make the peak, not the "
+            "bandwidth, the limit",
+        )
     return Table(one.title, DETAIL_COLUMNS, rows, f"{one.vendor}, announced {one.released}", said(notes))
 
 

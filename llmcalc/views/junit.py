@@ -12,12 +12,20 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
     root = ET.Element("testsuites", name="llmcalc verify")
     for verdict in verdicts:
         suite = ET.SubElement(
-            root, "testsuite", name=verdict.target, tests=str(len(verdict.checks)), failures=str(len(verdict.failures)), time=f"{verdict.seconds:.3f}"
+            root,
+            "testsuite",
+            name=verdict.target,
+            tests=str(len(verdict.checks)),
+            failures=str(len(verdict.failures)),
+            time=f"{verdict.seconds:.3f}",
         )
         for check in verdict.checks:
             case = ET.SubElement(suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where)
             if not check.ok:
-                message = f"closed form {check.closed_form:,}, {check.witness} {check.measured if check.measured is None else format(check.measured, ',')}"
+                message = (
+                    f"closed form {check.closed_form:,}, {check.witness} "
+                    f"{check.measured if check.measured is None else format(check.measured, ',')}"
+                )
                 ET.SubElement(case, "failure", message=message).text = check.explanation(verdict.sizes)
     for name, why in skipped.items():
         suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")

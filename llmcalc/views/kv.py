@@ -22,7 +22,11 @@ def report(preset: Preset, cache: CacheSize) -> Report:
     warnings = too_long(cache.spec, w)
     notes = warnings + _notes(cache)
     source = w.source if cache.spec.source_tokens is None else cache.spec.source_tokens
-    own = {"batch": w.batch, "seq": w.seq} | ({"source": source} if cache.spec.kind == "encoder-decoder" else {}) | {"dtype": cache.dtype}
+    own = (
+        {"batch": w.batch, "seq": w.seq}
+        | ({"source": source} if cache.spec.kind == "encoder-decoder" else {})
+        | {"dtype": cache.dtype}
+    )
     data: dict[str, Any] = {
         "model": model_data(preset),
         "workload": own,
@@ -47,7 +51,11 @@ def report(preset: Preset, cache: CacheSize) -> Report:
         "notes": notes,
     }
     scale = units.memory_scale(cache.bytes)
-    return Report(data, [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)], warnings=warned(preset, warnings))
+    return Report(
+        data,
+        [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)],
+        warnings=warned(preset, warnings),
+    )
 
 
 def _dtypes(cache: CacheSize) -> list[str]:
@@ -63,7 +71,10 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         Column("bytes", scale.name, scale.write),
         Column("share", "share", units.percent),
     )
-    rows = [Row([held.kind, held.layers, held.tokens, held.width, held.bytes, held.bytes / cache.bytes]) for held in cache.held]
+    rows = [
+        Row([held.kind, held.layers, held.tokens, held.width, held.bytes, held.bytes / cache.bytes])
+        for held in cache.held
+    ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
     return Table(preset.display, columns, rows, headline(cache), notes, units.memory(cache.bytes))
 
@@ -71,19 +82,30 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
 def headline(cache: CacheSize) -> str:
     """`KV cache of 8,192 tokens in bf16, 128.00 KiB a token`."""
     grows = cache.growth_per_token
-    each = f"{units.memory(cache.bytes_per_token)} a token" + ("" if grows == cache.bytes_per_token else f" at first, {units.memory(grows)} now")
+    each = f"{units.memory(cache.bytes_per_token)} a token" + (
+        "" if grows == cache.bytes_per_token else f" at first, {units.memory(grows)} now"
+    )
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {each}"
 
 
 def _what_ifs(cache: CacheSize, scale: units.Scale) -> Table:
     dtypes = _dtypes(cache)
-    rows: list[tuple[str, float, CacheSize]] = [("as it is", 1.0, cache), *((f.what.title, f.ratio, f.cache) for f in cache.what_if)]
+    rows: list[tuple[str, float, CacheSize]] = [
+        ("as it is", 1.0, cache),
+        *((f.what.title, f.ratio, f.cache) for f in cache.what_if),
+    ]
     columns = [
         Column("what_if", "what if", justify="left"),
         Column("ratio", "ratio", "{:.2f} ×".format),
-        *(Column(f"bytes_{units.short_dtype(name)}", f"{scale.name} {units.short_dtype(name)}", scale.write) for name in dtypes),
+        *(
+            Column(f"bytes_{units.short_dtype(name)}", f"{scale.name} {units.short_dtype(name)}", scale.write)
+            for name in dtypes
+        ),
     ]
-    filled = [Row([title, ratio, *(one.bytes_in(name) for name in dtypes)], strong=not i) for i, (title, ratio, one) in enumerate(rows)]
+    filled = [
+        Row([title, ratio, *(one.bytes_in(name) for name in dtypes)], strong=not i)
+        for i, (title, ratio, one) in enumerate(rows)
+    ]
     return Table("", columns, filled)
 
 
@@ -96,18 +118,33 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
         Column("bytes", scale.name + (f", {batch:,} sequences" if batch > 1 else ""), scale.write),
         Column("bytes_per_token", f"{per_token.name} a token, mean", per_token.write),
     )
-    rows = [Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq) for tokens, size in sizes.items()]
+    rows = [
+        Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
+        for tokens, size in sizes.items()
+    ]
     return Table("", columns, rows)
 
 
 def _notes(cache: CacheSize) -> list[str]:
     kinds = set(cache.by_layer_kind)
     scale = binary(units.memory_scale(cache.bytes))
-    notes = [f"keys and values of one layer are its elements a token; scales of quantised formats not included{'; ' * bool(scale)}{scale}"]
+    notes = [
+        "keys and values of one layer are its elements a token; scales of quantised formats not "
+        f"included{'; ' * bool(scale)}{scale}"
+    ]
     if kinds & {"sliding_attention", "chunked_attention"}:
-        notes.append("a sliding or chunked layer holds the last tokens of its window alone, as a cache that drops what has left the window does")
+        notes.append(
+            "a sliding or chunked layer holds the last tokens of its window alone, as a cache that drops what has "
+            "left the window does"
+        )
     if "latent_attention" in kinds:
-        notes.append("latent attention keeps one latent and one rotary key a token; as MHA, GQA or MQA it would keep its heads' own keys and values")
+        notes.append(
+            "latent attention keeps one latent and one rotary key a token; as MHA, GQA or MQA it would keep its "
+            "heads' own keys and values"
+        )
     if "cross_attention" in kinds:
-        notes.append("cross-attention keeps keys and values of the encoder's tokens, filled once; a token counts one on each side at first")
+        notes.append(
+            "cross-attention keeps keys and values of the encoder's tokens, filled once; a token counts one on "
+            "each side at first"
+        )
     return notes

@@ -37,9 +37,14 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} resident"
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
     notes = said([*warnings, *_notes(preset, use)])
-    parts = Table(preset.display, COLUMNS, _rows(use), f"in {use.phase}, {units.count(use.count.total)} parameters", notes, answer)
+    parts = Table(
+        preset.display, COLUMNS, _rows(use), f"in {use.phase}, {units.count(use.count.total)} parameters", notes, answer
+    )
     rows = [Row([fit.hardware.name, fit.hardware.memory_bytes, fit.share, fit.left_bytes, fit.fits]) for fit in fits]
-    note = "in all: what the device has, of which its driver keeps a little; left: for all that is not counted, or less than nothing by what is missing"
+    note = (
+        "in all: what the device has, of which its driver keeps a little; left: for all that is not counted, or "
+        "less than nothing by what is missing"
+    )
     fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note])
     return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings))
 
@@ -74,7 +79,9 @@ def _data(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> dict[str, Any]
 
 
 def _quantized_data(use: MemoryUse) -> dict[str, Any]:
-    """Bytes of the weights by part, and under which scheme; nothing of either where they are stored as plain numbers."""
+    """Bytes of the weights by part, and under which scheme;
+    nothing of either where they are stored as plain numbers.
+    """
     size = use.quantized
     if size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
@@ -107,7 +114,10 @@ def _rows(use: MemoryUse) -> list[Row]:
     state = use.optimizer
     if state is not None:
         rows.append(row(f"optimizer ({state.name})", "", state.bytes))
-        rows += [row(name, "" if state.dtype == "uint8" else _state_dtype(name, state), size, 1) for name, size in state.states.items()]
+        rows += [
+            row(name, "" if state.dtype == "uint8" else _state_dtype(name, state), size, 1)
+            for name, size in state.states.items()
+        ]
     return [*rows, row("total", "", use.total_bytes, strong=True)]
 
 
@@ -134,7 +144,10 @@ def _notes(preset: Preset, use: MemoryUse) -> list[str]:
         notes.append(f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(use.dtype)}")
     if use.kv_dtype:
         tokens, sequences = plural(use.workload.seq, "token"), plural(use.workload.batch, "sequence")
-        notes.append(f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, --seq){_whole_context(use)}")
+        notes.append(
+            f"KV cache: keys, values and any recurrent state of {sequences} of {tokens} (--batch, "
+            f"--seq){_whole_context(use)}"
+        )
     if use.phase == "training":
         notes += _training_notes(use, n)
     notes.append(f"not counted: {'; '.join(use.not_counted)}")
@@ -145,12 +158,18 @@ def _whole_context(use: MemoryUse) -> str:
     tokens = use.full_context
     if tokens is None or tokens <= use.workload.seq:
         return ""
-    return f"; of one sequence of its whole context, {units.exact(tokens)} tokens: {units.memory(use.kv_cache_of_full_context)}"
+    return (
+        f"; of one sequence of its whole context, {units.exact(tokens)} tokens: "
+        f"{units.memory(use.kv_cache_of_full_context)}"
+    )
 
 
 def _training_notes(use: MemoryUse, n: int) -> list[str]:
     state = use.optimizer
-    notes = ["by default gradients have the dtype of the weights, and states that of the weights the optimizer steps on, as in torch"]
+    notes = [
+        "by default gradients have the dtype of the weights, and states that of the weights the optimizer steps "
+        "on, as in torch"
+    ]
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
     if state is not None and "step" in state.states:
@@ -159,7 +178,8 @@ def _training_notes(use: MemoryUse, n: int) -> list[str]:
     difference = against(rule / use.total_bytes - 1, "this count")
     same = "; --master-weights fp32 counts that" if not use.has_master and use.dtype in ("bfloat16", "float16") else ""
     notes.append(
-        f"rule of thumb: {ZERO_RULE} bytes a parameter (bf16 weights and gradients, fp32 master weights and Adam states) = "
+        f"rule of thumb: {ZERO_RULE} bytes a parameter (bf16 weights and gradients, fp32 master weights and Adam "
+        "states) = "
         f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same}"
     )
     return notes

@@ -13,7 +13,10 @@ from ..tree import Node
 from ..workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
-PRODUCTS = f"{MULTIPLY_ADD}; products of matrices alone, as torch's flop counter counts them: look-ups, norms, softmax and activations count none"
+PRODUCTS = (
+    f"{MULTIPLY_ADD}; products of matrices alone, as torch's flop counter counts them: look-ups, norms, "
+    "softmax and activations count none"
+)
 FULL_PAIRS = "full pairs: every query by every key in memory"
 CAUSAL_PAIRS = "causal pairs: those that the mask lets through, windows and chunks included"
 PAIRS = {"full": FULL_PAIRS, "causal": CAUSAL_PAIRS}
@@ -28,7 +31,10 @@ def binary(scale: units.Scale) -> str:
 
 def flops_a_token(seq: int) -> str:
     """What a forward pass's FLOPs a token are, where one number stands for them."""
-    return f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}, full pairs, sequences of {seq:,} tokens, logits at every position"
+    return (
+        f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}, full pairs, sequences of {seq:,} "
+        "tokens, logits at every position"
+    )
 
 
 def cache_a_token(dtype: str) -> str:
@@ -50,7 +56,15 @@ def tokens_of(spec: ModelSpec, w: Workload) -> str:
     """`2,048 tokens`, `16 × 1 tokens after 8,192`, `2,048 tokens, 2,048 in the encoder`."""
     new = plural(w.seq, "token") if w.batch == 1 else f"{w.batch:,} × {w.seq:,} tokens"
     after = f" after {w.context:,}" if w.context else ""
-    return new + after + (f", {w.source if spec.source_tokens is None else spec.source_tokens:,} in the encoder" if spec.kind == "encoder-decoder" else "")
+    return (
+        new
+        + after
+        + (
+            f", {w.source if spec.source_tokens is None else spec.source_tokens:,} in the encoder"
+            if spec.kind == "encoder-decoder"
+            else ""
+        )
+    )
 
 
 def too_long(spec: ModelSpec, w: Workload) -> list[str]:
@@ -70,8 +84,15 @@ def warned(preset: Preset, notes: Sequence[str]) -> list[str]:
 def identity_experts(tree: Node) -> str:
     """How tokens are counted whose experts need not all be real ones; nothing for a model without identity experts."""
     found = dict.fromkeys(place.node.op for place in tree.walk() if isinstance(place.node.op, IdentityExperts))
-    which = ", ".join(f"all {one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,} identity ones" for one in found)
-    return f"experts of a token are counted as real, {which}, which hold and compute nothing: the most that a token can cost" if found else ""
+    which = ", ".join(
+        f"all {one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,} identity ones" for one in found
+    )
+    return (
+        f"experts of a token are counted as real, {which}, which hold and compute nothing: the most that a token "
+        "can cost"
+        if found
+        else ""
+    )
 
 
 def also_called(aliases: Sequence[str]) -> str:

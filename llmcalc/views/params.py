@@ -48,7 +48,9 @@ def report(preset: Preset, count: ParameterCount) -> Report:
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     if count.active != total:
         rows.append(Row(["active a token", None, None, count.active, count.active / total], strong=True))
-    return Report(data, [Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))])
+    return Report(
+        data, [Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))]
+    )
 
 
 def answer(count: ParameterCount) -> str:
@@ -93,17 +95,24 @@ def _notes(preset: Preset, count: ParameterCount) -> list[str]:
     notes.append(identity_experts(count.tree))
     if count.active_at_least != count.active:
         evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
-        notes.append(f"active a token with identity experts among its own: {evenly} on average if all experts are chosen alike, {least} at least")
+        notes.append(
+            f"active a token with identity experts among its own: {evenly} on average if all experts are chosen "
+            f"alike, {least} at least"
+        )
     for option, size in count.left_out.items():
         notes.append(f"not counted: {option}, {units.count(size)} ({units.exact(size)}); --with-{option} counts it in")
     if count.buffers:
-        notes.append(f"not counted: {units.exact(count.buffers)} buffer elements in the checkpoint that no gradient reaches")
+        notes.append(
+            f"not counted: {units.exact(count.buffers)} buffer elements in the checkpoint that no gradient reaches"
+        )
     notes += [f"assumed: {text}" for text in preset.assumptions]
     return said(notes)
 
 
 def _published(preset: Preset, count: ParameterCount) -> list[str]:
-    """The count beside the publisher's figure; where they differ, why, or the first thing that a preset says of that."""
+    """The count beside the publisher's figure;
+    where they differ, why, or the first thing that a preset says of that.
+    """
     published, note = preset.published, preset.published.parameters_note or ""
     first, more, _ = note.partition("; ")
     if more and preset.name in model_names():
@@ -111,7 +120,9 @@ def _published(preset: Preset, count: ParameterCount) -> list[str]:
     why = f" ({note})" if note else ""
     if published.parameters is not None:
         difference = count.total - published.parameters
-        verdict = units.difference(difference) + (" (the published figure may not include what was asked in)" if difference and count.include else "")
+        verdict = units.difference(difference) + (
+            " (the published figure may not include what was asked in)" if difference and count.include else ""
+        )
         return [f"published {units.exact(published.parameters)}: {verdict}{why if difference else ''}"]
     if not published.nominal:
         return []
@@ -128,7 +139,10 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     heads = 1 if spec.tie_word_embeddings else 2
     thumb = 12 * layers * h**2 + heads * spec.vocab_size * h
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
-    return f"rule of thumb {name}, for MHA and an ungated 4h feed-forward: {units.count(thumb)}, {against(thumb / count.total - 1, 'the exact count')}"
+    return (
+        f"rule of thumb {name}, for MHA and an ungated 4h feed-forward: {units.count(thumb)}, "
+        f"{against(thumb / count.total - 1, 'the exact count')}"
+    )
 
 
 def _figures(node: Node, _: object) -> dict[str, Any]:

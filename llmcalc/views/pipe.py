@@ -1,4 +1,5 @@
-"""Tables for a pipe or a file: what `table` draws, without colour and so without rich, whose import takes longer than counting.
+"""Tables for a pipe or a file: what `table` draws, without colour and so without rich, whose import takes longer than
+counting.
 
 A test holds the two to the same text.
 """
@@ -18,7 +19,9 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether no colour is wanted there (rich's rules) and every table has its natural width: a column that folds is rich's business."""
+    """Whether no colour is wanted there (rich's rules) and every table has its natural width:
+    a column that folds is rich's business.
+    """
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
@@ -79,18 +82,25 @@ def _grid(table: Table) -> Iterator[str]:
     for i, cells in enumerate(texts):
         if i == 1:
             yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
-        padded = [t.rjust(w) if c.justify == "right" else t.ljust(w) for t, w, c in zip(cells, widths, table.columns, strict=True)]
+        padded = [
+            t.rjust(w) if c.justify == "right" else t.ljust(w)
+            for t, w, c in zip(cells, widths, table.columns, strict=True)
+        ]
         yield INDENT + GAP.join(padded)
 
 
 def indented(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """What stands above or below a table. hang: how much further in the lines after the first stand, so that one note ends where the next begins."""
+    """What stands above or below a table.
+    hang: how much further in the lines after the first stand, so that one note ends where the next begins.
+    """
     for line in _wrapped(text, width - len(INDENT), hang):
         yield INDENT + line
 
 
 def _wrapped(text: str, width: int, hang: str = "") -> Iterator[str]:
-    """Lines of at most `width`, broken between words, all but the first after `hang`. A word that is longer (a link) stays whole, on a line of its own."""
+    """Lines of at most `width`, broken between words, all but the first after `hang`. A word that is longer (a link)
+    stays whole, on a line of its own.
+    """
     line = ""
     for word in re.findall(r"\s*\S+\s*", text):
         if line.strip() and len(line) + len(word.rstrip()) > width:

@@ -1,4 +1,6 @@
-"""`llmcalc presets`: the models that come with llmcalc, how their counts compare with the published ones, and their sources."""
+"""`llmcalc presets`: the models that come with llmcalc, how their counts compare with the published ones,
+and their sources.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,14 @@ def _listed(chosen: Sequence[Counted]) -> Table:
     rows = []
     for preset, count in chosen:
         active = None if count.active == count.total else count.active
-        rows.append(Row([preset.name, preset.model.kind, preset.released, count.total, active, _verdict(preset, count)]))
+        rows.append(
+            Row([preset.name, preset.model.kind, preset.released, count.total, active, _verdict(preset, count)])
+        )
     notes = [
         CONVENTION,
         "total, active: billions of parameters; active: those a token uses, where that is not all of them",
-        "published: the total against the exact count of the released weights; ≈ the rounded figure, where no exact one was published",
+        "published: the total against the exact count of the released weights; ≈ the rounded figure, where no "
+        "exact one was published",
         "llmcalc presets NAME shows a model's aliases, sources, settings and assumptions",
     ]
     return Table("Models", LIST_COLUMNS, rows, notes=notes)
@@ -71,7 +76,11 @@ def _detailed(preset: Preset, count: ParameterCount) -> Table:
         rows.append(Row([f"not in the total: {option}", units.count(size), size]))
     if published.parameters is not None:
         rows.append(Row(["published weights", _verdict(preset, count), published.parameters]))
-    stated = {"published figure": published.nominal, "published active": published.active, "training tokens": published.training_tokens}
+    stated = {
+        "published figure": published.nominal,
+        "published active": published.active,
+        "training tokens": published.training_tokens,
+    }
     settings = training.model_dump(exclude_none=True, exclude={"note"})
     for name, value in {"dtype of the weights": preset.dtype, **stated, **settings}.items():
         if value is not None:

@@ -24,10 +24,23 @@ SIZE_COLUMNS = (
 FULL_COLUMNS = tuple(
     Column(key, key)
     for key in (
-        "target", "num_hidden_layers", "hidden_size", "aspect_ratio", "parameters", "budget_difference", "flops_per_token", "kv_bytes_per_token", "head_sizes",
-        "tokens", "train_flops", "in_kaplan_range", "past_tay", "critical_depth", "past_critical",
+        "target",
+        "num_hidden_layers",
+        "hidden_size",
+        "aspect_ratio",
+        "parameters",
+        "budget_difference",
+        "flops_per_token",
+        "kv_bytes_per_token",
+        "head_sizes",
+        "tokens",
+        "train_flops",
+        "in_kaplan_range",
+        "past_tay",
+        "critical_depth",
+        "past_critical",
     )
-)  # fmt: skip
+)
 LITERATURE_COLUMNS = (
     *SIZE_COLUMNS,
     Column("kaplan", f"Kaplan h/L {kaplan_range()[0]:.0f}–{kaplan_range()[1]:.0f}", justify="left"),
@@ -41,15 +54,34 @@ def report(study: Study, preset: Preset | None, flat: bool = False) -> Report:
     """The answer as data and as tables: costs, then the literature; one table of raw values where `flat` (CSV)."""
     shapes = [_data(shape) for shape in study.shapes]
     data: dict[str, Any] = {} if preset is None else {"model": model_data(preset)}
-    data |= {"budget": _budget(study), "proportions": _proportions(study), "shapes": shapes, "literature": _literature(study)}
+    data |= {
+        "budget": _budget(study),
+        "proportions": _proportions(study),
+        "shapes": shapes,
+        "literature": _literature(study),
+    }
     if flat:
         raw = [{**one, **one["literature"], "head_sizes": " ".join(map(str, one["head_sizes"]))} for one in shapes]
         return Report(data, [Table("", FULL_COLUMNS, [Row([one[c.key] for c in FULL_COLUMNS]) for one in raw])])
     value = study.budget.value
-    title = f"{units.count(value)} parameters" if study.budget.kind == "parameters" else f"{value:.3g} FLOPs of training".replace("e+", "e")
+    title = (
+        f"{units.count(value)} parameters"
+        if study.budget.kind == "parameters"
+        else f"{value:.3g} FLOPs of training".replace("e+", "e")
+    )
     subject = "standard proportions" if preset is None else f"proportions of {preset.display}"
-    costs = Table(f"{title}, {subject}", _cost_columns(study), [_cost_row(shape) for shape in study.shapes], notes=_notes(study, preset))
-    says = Table("What studies of depth and width say", LITERATURE_COLUMNS, [_literature_row(s) for s in study.shapes], notes=_sources(study, preset))
+    costs = Table(
+        f"{title}, {subject}",
+        _cost_columns(study),
+        [_cost_row(shape) for shape in study.shapes],
+        notes=_notes(study, preset),
+    )
+    says = Table(
+        "What studies of depth and width say",
+        LITERATURE_COLUMNS,
+        [_literature_row(s) for s in study.shapes],
+        notes=_sources(study, preset),
+    )
     return Report(data, [costs, says])
 
 
@@ -83,7 +115,9 @@ def _literature_row(shape: Shape) -> Row:
     v, layers = shape.verdicts, shape.stack.num_hidden_layers
     kaplan = "within" if v.in_kaplan_range else "outside"
     tay = "past" if v.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
-    return Row([*_sizes(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"], strong=shape.target)
+    return Row(
+        [*_sizes(shape), kaplan, tay, v.critical_depth, "past" if v.past_critical else "within"], strong=shape.target
+    )
 
 
 def _data(shape: Shape) -> dict[str, Any]:
@@ -146,7 +180,9 @@ def _proportions(study: Study) -> dict[str, Any]:
 
 
 def _literature(study: Study) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS]
+    found: list[dict[str, Any]] = [
+        {"key": f.key, "source": f.source, "arxiv": f.arxiv, "says": f.says, "limits": f.limits} for f in FINDINGS
+    ]
     if study.scaled is not None:
         h, layers, ratio = study.scaled
         found[-1]["scaled_from_target"] = {"hidden_size": h, "num_hidden_layers": layers, "compute_ratio": ratio}
@@ -157,22 +193,30 @@ def _notes(study: Study, preset: Preset | None) -> list[str]:
     budget, family, first = study.budget, study.family, study.shapes[0].stack
     notes = ["L layers, h hidden size; FLOPs and KV cache are those of a token"]
     notes.append(f"shapes within {100 * study.tolerance:g} % of the budget, the nearest depth at each h")
-    notes.append(f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes counted, h/L {LEAST_ASPECT:,} to {MOST_ASPECT:,}")
+    notes.append(
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes counted, h/L "
+        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}"
+    )
     tied = "tied" if family.spec.tie_word_embeddings else "untied"
     kv = (
         ""
         if first.num_key_value_heads is None
-        else f", {first.num_attention_heads} heads and {first.num_key_value_heads} kv heads at h = {first.hidden_size:,}"
+        else f", {first.num_attention_heads} heads and {first.num_key_value_heads} kv heads at h = "
+        f"{first.hidden_size:,}"
     )
     width = "active d_ff" if first.mixture_of_experts else "d_ff"
     notes.append(
-        f"kept: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary {family.spec.vocab_size:,} {tied}; "
+        f"kept: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary "
+        f"{family.spec.vocab_size:,} {tied}; "
         f"h a multiple of {family.step}, so that heads stay whole"
     )
     if preset is None:
         notes.append(f"standard proportions are Llama 3 8B's: {headline(family.spec)}; only the ratios count here")
     if first.mixture_of_experts:
-        notes.append("mixture of experts: their number and how many a token uses are kept, each one's width grows with h; the studies are of dense models")
+        notes.append(
+            "mixture of experts: their number and how many a token uses are kept, each one's width grows with h; "
+            "the studies are of dense models"
+        )
     if any(shape.target for shape in study.shapes):
         notes.append(f"{OWN} the model's own h and L")
     elif preset is not None:
@@ -180,19 +224,31 @@ def _notes(study: Study, preset: Preset | None) -> list[str]:
     if any(shape.in_dense_band for shape in study.shapes):
         notes.append(BAND)
     if budget.kind == "train_flops":
-        tokens = f"{TOKENS_PER_PARAMETER} tokens for each active parameter (Hoffmann 2022)" if budget.tokens is None else f"{units.count(budget.tokens)} tokens"
-        notes.append(f"training FLOPs: {tokens} × exact FLOPs of a token forward and backward, {MULTIPLY_ADD}, full pairs, sequences of {budget.seq:,}")
+        tokens = (
+            f"{TOKENS_PER_PARAMETER} tokens for each active parameter (Hoffmann 2022)"
+            if budget.tokens is None
+            else f"{units.count(budget.tokens)} tokens"
+        )
+        notes.append(
+            f"training FLOPs: {tokens} × exact FLOPs of a token forward and backward, {MULTIPLY_ADD}, full pairs, "
+            f"sequences of {budget.seq:,}"
+        )
     return [*notes, flops_a_token(study.seq), cache_a_token(study.dtype)]
 
 
 def _sources(study: Study, preset: Preset | None) -> Sequence[str]:
     notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
     if study.budget.kind == "parameters":
-        notes.append(f"{TOKENS_PER_PARAMETER} tokens a parameter are {units.count(TOKENS_PER_PARAMETER * study.shapes[0].active)} tokens here")
+        notes.append(
+            f"{TOKENS_PER_PARAMETER} tokens a parameter are "
+            f"{units.count(TOKENS_PER_PARAMETER * study.shapes[0].active)} tokens here"
+        )
     if study.scaled is not None and preset is not None:
         h, layers, ratio = study.scaled
         notes.append(
-            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {h:,.0f}, L = {layers:.0f}. The exponents are that "
-            "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in proportion to C^0.5"
+            f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {h:,.0f}, L = "
+            f"{layers:.0f}. The exponents are that "
+            "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
+            "proportion to C^0.5"
         )
     return notes

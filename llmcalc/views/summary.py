@@ -12,8 +12,12 @@ from ..model import ModelSpec
 from ..sources.preset import Preset
 
 SCORE_POSITIONS = {
-    "rope": "RoPE", "alibi": "ALiBi", "transformer_xl": "Transformer-XL relative", "relative_bias": "relative bias", "disentangled": "disentangled",
-}  # fmt: skip
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "transformer_xl": "Transformer-XL relative",
+    "relative_bias": "relative bias",
+    "disentangled": "disentangled",
+}
 """What a heading calls the positions that an attention has in its scores, by their type."""
 
 
@@ -34,7 +38,11 @@ def _merged(texts: list[str]) -> list[str]:
     """`GQA 16/8 × 256 with and without window 4096`, where layers differ in nothing else."""
     more = {text: text.removeprefix(f"{plain}, ") for plain in texts for text in texts if text.startswith(f"{plain}, ")}
     plains = {text: [rest for longer, rest in more.items() if longer == f"{text}, {rest}"] for text in texts}
-    return [f"{text} with and without {rests[0]}" if len(rests) == 1 else text for text, rests in plains.items() if text not in more or len(more) > 1]
+    return [
+        f"{text} with and without {rests[0]}" if len(rests) == 1 else text
+        for text, rests in plains.items()
+        if text not in more or len(more) > 1
+    ]
 
 
 def describe(part: Part, hidden_size: int) -> str:
@@ -72,7 +80,11 @@ def positions(spec: ModelSpec) -> list[str]:
     found: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:
-            found.append(f"learned {stack.position.max_position_embeddings}" if stack.position.type == "learned" else "sinusoidal")
+            found.append(
+                f"learned {stack.position.max_position_embeddings}"
+                if stack.position.type == "learned"
+                else "sinusoidal"
+            )
         if stack.relative_bias is not None:
             found.append("relative bias")
     for block in distinct_blocks(spec):

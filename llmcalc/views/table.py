@@ -50,7 +50,9 @@ def _indented(console: Console, text: str, hang: str = "") -> None:
     from rich.text import Text
 
     for line in pipe.indented(text, console.width, hang):
-        console.print(Text(line, style="dim"), soft_wrap=True)  # what is longer than a line is the terminal's to break: a link stays one
+        console.print(
+            Text(line, style="dim"), soft_wrap=True
+        )  # what is longer than a line is the terminal's to break: a link stays one
 
 
 def _rows(console: Console, table: Table) -> None:
@@ -58,7 +60,9 @@ def _rows(console: Console, table: Table) -> None:
 
     grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
     width, needed = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
-    console.width = max(width, needed)  # a number that is cut at an edge is another number: too wide a line is the terminal's to break
+    console.width = max(
+        width, needed
+    )  # a number that is cut at an edge is another number: too wide a line is the terminal's to break
     console.print(grid)
     console.width = width
 
@@ -68,13 +72,21 @@ def _grid(table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True)
+    grid = RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True
+    )
     texts = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
     for row, cells in zip(table.rows, texts, strict=True):
         cells[0] = "  " * row.depth + cells[0]
     for i, column in enumerate(table.columns):
         widest = max(len(column.title), *(len(cells[i]) for cells in texts))
-        grid.add_column(column.title, justify=column.justify, no_wrap=not column.wrap, min_width=None if column.wrap else widest, overflow="fold")
+        grid.add_column(
+            column.title,
+            justify=column.justify,
+            no_wrap=not column.wrap,
+            min_width=None if column.wrap else widest,
+            overflow="fold",
+        )
     for row, cells in zip(table.rows, texts, strict=True):
         grid.add_row(*(Text(cell) for cell in cells), style="bold" if row.strong else None)
     return grid

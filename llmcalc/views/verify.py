@@ -17,16 +17,23 @@ SHORT = {
 }  # fmt: skip
 
 NAMES = {
-    "parameters": "parameters", "buffers": "buffer elements", "forward_flops": "FLOPs of a forward pass", "train_flops": "FLOPs forward and backward",
-    "prefill_flops": "FLOPs of prefill", "decode_flops": "FLOPs of decoding", "cache_bytes": "bytes of cache",
-}  # fmt: skip
+    "parameters": "parameters",
+    "buffers": "buffer elements",
+    "forward_flops": "FLOPs of a forward pass",
+    "train_flops": "FLOPs forward and backward",
+    "prefill_flops": "FLOPs of prefill",
+    "decode_flops": "FLOPs of decoding",
+    "cache_bytes": "bytes of cache",
+}
 
 MOST_FAILURES = 20
 
 
 def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
     """One line a model, then one line a mismatch. skipped: model → why the witness could not serve it."""
-    data = [v.data() for v in verdicts] + [{"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()]
+    data = [v.data() for v in verdicts] + [
+        {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
+    ]
     return Report(one_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)])
 
 
@@ -41,11 +48,18 @@ def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
 
 def _speed(measured: dict[str, Any]) -> str:
     """What the device made of one forward pass, in a line."""
-    rate = f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
-    memory = (
-        f"; weights {units.memory(measured['weights_bytes'])}, peak {units.memory(measured['peak_allocated_bytes'])}" if "weights_bytes" in measured else ""
+    rate = (
+        f"{units.amount(measured['flops_per_second'], 'FLOP/s')} over a forward pass of {measured['tokens']:,} tokens"
     )
-    return f"{rate} in {units.seconds(measured['forward_seconds'])} on {measured['device']}, torch {measured['torch']}{memory} (information, not checked)"
+    memory = (
+        f"; weights {units.memory(measured['weights_bytes'])}, peak {units.memory(measured['peak_allocated_bytes'])}"
+        if "weights_bytes" in measured
+        else ""
+    )
+    return (
+        f"{rate} in {units.seconds(measured['forward_seconds'])} on {measured['device']}, torch "
+        f"{measured['torch']}{memory} (information, not checked)"
+    )
 
 
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
@@ -65,11 +79,16 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
         counted = f"{agreed} of {len(verdicts)} models agree in every one of their checks ({checks:,} in all)"
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
     notes.append(
-        "=: closed form and witness give the same at every node" + ("; ≠: at so many nodes they do not; difference: measured − closed form" if wrong else "")
+        "=: closed form and witness give the same at every node"
+        + ("; ≠: at so many nodes they do not; difference: measured − closed form" if wrong else "")
     )
     if verdicts and verdicts[0].witness.startswith("reference"):
         info = verdicts[0].info
-        size = f"{info['batch']} × {info['seq']} tokens" if len(verdicts) == 1 else f"batch {info['batch']}, enough tokens to fill every window"
+        size = (
+            f"{info['batch']} × {info['seq']} tokens"
+            if len(verdicts) == 1
+            else f"batch {info['batch']}, enough tokens to fill every window"
+        )
         shared = any(v.info["layers_run"] != v.info["layers"] for v in verdicts)
         notes.append(
             f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
@@ -81,7 +100,9 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     if verdicts and verdicts[0].witness == "published":
         notes.append("against the published count of the released weights")
     notes += [
-        f"{v.target}: {units.difference(v.info['difference'])} against the published count: {v.info['note']}" for v in verdicts if v.info.get("difference")
+        f"{v.target}: {units.difference(v.info['difference'])} against the published count: {v.info['note']}"
+        for v in verdicts
+        if v.info.get("difference")
     ]
     for verdict in verdicts:
         if "measured" in verdict.info:
@@ -95,15 +116,26 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
     """Every place where the two numbers differ: a table for each quantity of each model."""
     left = MOST_FAILURES
     columns = (
-        Column("node", "node", justify="left"), Column("closed_form", "closed form", units.exact), Column("measured", "measured", units.exact),
+        Column("node", "node", justify="left"),
+        Column("closed_form", "closed form", units.exact),
+        Column("measured", "measured", units.exact),
         Column("difference", "difference", justify="left", wrap=True),
-    )  # fmt: skip
+    )
     for verdict in verdicts:
         for quantity, group in groupby(verdict.failures, key=lambda c: c.quantity):
             checks = list(group)
             shown, left = checks[:left], left - len(checks[:left])
-            rows = [Row([c.where, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]) for c in shown]
+            rows = [
+                Row(
+                    [c.where, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]
+                )
+                for c in shown
+            ]
             notes = [f"{len(checks) - len(shown):,} more (--format json lists all)"] if len(shown) < len(checks) else []
             yield Table(
-                verdict.target, columns, rows, notes=notes, answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}"
+                verdict.target,
+                columns,
+                rows,
+                notes=notes,
+                answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}",
             )

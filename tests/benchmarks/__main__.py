@@ -1,4 +1,5 @@
-"""`python -m tests.benchmarks [startup|sweep|verify ...]` from the root of the repository: prints every ratio with its target.
+"""`python -m tests.benchmarks [startup|sweep|verify ...]` from the root of the repository: prints every ratio with its
+target.
 
 A target is what a change should not lose; times differ between machines, so nothing here passes or fails.
 """

@@ -37,7 +37,10 @@ def main() -> None:
     python = sys.executable
     ours, bare = processes([[python, "-c", ENTRY, *COMMAND], [python, "-c", BARE]], RUNS)
     heavy = subprocess.run([python, "-c", IMPORTED], check=True, capture_output=True, text=True).stdout.strip()
-    print(f"startup: llmcalc {' '.join(COMMAND)} against importing typer, rich and pydantic with one model (median of {RUNS})")
+    print(
+        f"startup: llmcalc {' '.join(COMMAND)} against importing typer, rich and pydantic with one model (median "
+        f"of {RUNS})"
+    )
     line("llmcalc, wall clock", f"{1000 * ours.wall:.0f} ms")
     line("bare imports, wall clock", f"{1000 * bare.wall:.0f} ms")
     line("ratio, wall clock", f"{ours.wall / bare.wall:.2f}", "≤ 1.3")

@@ -16,7 +16,9 @@ TARGET = "llama3-8b"
 
 
 def by_hand(h: Any, layers: Any) -> Any:
-    """Parameters of Llama 3 8B's family: q and o h·h each, k and v h·h/4 each, three maps of 3.5h, two norms; V = 128,256 untied."""
+    """Parameters of Llama 3 8B's family: q and o h·h each, k and v h·h/4 each, three maps of 3.5h, two norms;
+    V = 128,256 untied.
+    """
     heads = h // 128
     queries, keys = heads * 128, heads // 4 * 128
     width = h * 7 // 2
@@ -35,7 +37,9 @@ def main() -> None:
     if not np.array_equal(params(of.at(h, layers)).total, by_hand(h, layers)):
         raise RuntimeError("the closed form and the expression by hand differ")
     sized = of.at(h, layers)
-    whole, counted, hand = calls([lambda: params(of.at(h, layers)).total, lambda: params(sized).total, lambda: by_hand(h, layers)], RUNS)
+    whole, counted, hand = calls(
+        [lambda: params(of.at(h, layers)).total, lambda: params(sized).total, lambda: by_hand(h, layers)], RUNS
+    )
     print(f"sweep: {SHAPES:,} shapes of {TARGET}'s family (median of {RUNS})")
     line("closed form of the spec, sizes included", f"{1000 * whole:.0f} ms")
     line("closed form of the spec, sizes given", f"{1000 * counted:.0f} ms")

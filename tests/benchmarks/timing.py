@@ -22,7 +22,8 @@ class Run:
 
 
 def process(command: Sequence[str], bytecode: str) -> Run:
-    """Runs a command to its end, its output thrown away; compiled modules are kept in the folder `bytecode`, as installing keeps them.
+    """Runs a command to its end, its output thrown away; compiled modules are kept in the folder `bytecode`, as
+    installing keeps them.
 
     Raises `RuntimeError` where it fails.
     """
@@ -49,7 +50,10 @@ def processes(commands: Sequence[Sequence[str]], times: int) -> list[Run]:
                 if i:
                     kept.append(run)
     median = statistics.median
-    return [Run(median(r.wall for r in kept), median(r.user for r in kept), int(median(r.peak for r in kept))) for kept in runs]
+    return [
+        Run(median(r.wall for r in kept), median(r.user for r in kept), int(median(r.peak for r in kept)))
+        for kept in runs
+    ]
 
 
 def calls(functions: Sequence[Callable[[], object]], times: int) -> list[float]:

@@ -1,4 +1,6 @@
-"""Verifying Llama 3.1 405B on meta, against building `transformers`' model of it on meta and counting one forward pass."""
+"""Verifying Llama 3.1 405B on meta,
+against building `transformers`' model of it on meta and counting one forward pass.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Small configs of every family, one file for each adapter: what `SHAPES` says is read, and built by transformers too."""
+"""Small configs of every family, one file for each adapter:
+what `SHAPES` says is read, and built by transformers too.
+"""

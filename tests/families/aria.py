@@ -5,7 +5,13 @@ from __future__ import annotations
 from .llama import SMALL
 
 EXPERTS = {"moe_num_experts": 6, "moe_topk": 3}
-OTHERWISE = {"num_key_value_heads": 4, "head_dim": 12, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+OTHERWISE = {
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+}
 
 SHAPES = {
     "AriaTextForCausalLM": [

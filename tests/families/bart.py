@@ -3,14 +3,34 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 90, "pad_token_id": 1, "decoder_start_token_id": 2,
-}  # fmt: skip
-LOPSIDED = {**SMALL, "encoder_layers": 3, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 40, "activation_function": "relu"}
+    "vocab_size": 96,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 90,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+}
+LOPSIDED = {
+    **SMALL,
+    "encoder_layers": 3,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 40,
+    "activation_function": "relu",
+}
 
 
 def _both(kind: str) -> list[dict[str, Any]]:
-    return [{"model_type": kind, **SMALL}, {"model_type": kind, **LOPSIDED}, {"model_type": kind, **SMALL, "tie_word_embeddings": False}]
+    return [
+        {"model_type": kind, **SMALL},
+        {"model_type": kind, **LOPSIDED},
+        {"model_type": kind, **SMALL, "tie_word_embeddings": False},
+    ]
 
 
 def _alone(kind: str) -> list[dict[str, Any]]:
@@ -21,13 +41,21 @@ def _alone(kind: str) -> list[dict[str, Any]]:
     ]
 
 
-FSMT = {"model_type": "fsmt", **{k: v for k, v in SMALL.items() if k != "vocab_size"}, "src_vocab_size": 96, "tgt_vocab_size": 96}
+FSMT = {
+    "model_type": "fsmt",
+    **{k: v for k, v in SMALL.items() if k != "vocab_size"},
+    "src_vocab_size": 96,
+    "tgt_vocab_size": 96,
+}
 MARIAN = {"model_type": "marian", **SMALL, "share_encoder_decoder_embeddings": False}
 
 
 SHAPES = {
     "BartForConditionalGeneration": _both("bart"),
-    "BartForSequenceClassification": [{"model_type": "bart", **SMALL}, {"model_type": "bart", **SMALL, "id2label": {"0": "a", "1": "b"}}],
+    "BartForSequenceClassification": [
+        {"model_type": "bart", **SMALL},
+        {"model_type": "bart", **SMALL, "id2label": {"0": "a", "1": "b"}},
+    ],
     "BartForQuestionAnswering": [{"model_type": "bart", **SMALL}],
     "BartModel": [{"model_type": "bart", **SMALL}, {"model_type": "bart", **SMALL, "tie_word_embeddings": False}],
     "MBartForConditionalGeneration": _both("mbart"),
@@ -44,7 +72,14 @@ SHAPES = {
     "PLBartForConditionalGeneration": _both("plbart"),
     "FSMTForConditionalGeneration": [
         FSMT,
-        {**FSMT, "tgt_vocab_size": 80, "encoder_layers": 3, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 40},
+        {
+            **FSMT,
+            "tgt_vocab_size": 80,
+            "encoder_layers": 3,
+            "decoder_layers": 1,
+            "decoder_attention_heads": 2,
+            "decoder_ffn_dim": 40,
+        },
         {**FSMT, "tie_word_embeddings": True, "pad_token_id": 0},
     ],
     "FSMTModel": [FSMT],

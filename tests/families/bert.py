@@ -3,8 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 90,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 90,
+}
 BERT = {"model_type": "bert", **SMALL}
 ROBERTA = {"model_type": "roberta", **SMALL}
 XLM = {"model_type": "xlm-roberta", **SMALL}
@@ -13,7 +18,15 @@ MEGATRON = {"model_type": "megatron-bert", **SMALL}
 PRE = {"model_type": "roberta-prelayernorm", **SMALL}
 XL = {"model_type": "xlm-roberta-xl", **SMALL}
 DATA2VEC = {"model_type": "data2vec-text", **SMALL}
-DISTIL = {"model_type": "distilbert", "vocab_size": 96, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 90}
+DISTIL = {
+    "model_type": "distilbert",
+    "vocab_size": 96,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 90,
+}
 ELECTRA = {"model_type": "electra", **SMALL, "embedding_size": 12}
 ALBERT = {"model_type": "albert", **SMALL, "embedding_size": 12}
 MPNET = {"model_type": "mpnet", **SMALL}
@@ -33,16 +46,28 @@ SHAPES = {
     "XLMRobertaForMaskedLM": [XLM, {**XLM, "tie_word_embeddings": False}],
     "XLMRobertaForSequenceClassification": [XLM],
     "XLMRobertaModel": [XLM],
-    "CamembertForMaskedLM": [{"model_type": "camembert", **SMALL}, {"model_type": "camembert", **SMALL, "type_vocab_size": 1}],
-    "ErnieForMaskedLM": [{**ERNIE, "use_task_id": True}, {**ERNIE, "use_task_id": True, "task_type_vocab_size": 16, "tie_word_embeddings": False}],
+    "CamembertForMaskedLM": [
+        {"model_type": "camembert", **SMALL},
+        {"model_type": "camembert", **SMALL, "type_vocab_size": 1},
+    ],
+    "ErnieForMaskedLM": [
+        {**ERNIE, "use_task_id": True},
+        {**ERNIE, "use_task_id": True, "task_type_vocab_size": 16, "tie_word_embeddings": False},
+    ],
     "ErnieForSequenceClassification": [{**ERNIE, "num_labels": 3, "type_vocab_size": 4}],
     "ErnieModel": [{**ERNIE, "task_type_vocab_size": 16}],
     "ErnieForCausalLM": [{**ERNIE, "is_decoder": True}],
-    "MegatronBertForMaskedLM": [MEGATRON, {**MEGATRON, "tie_word_embeddings": False, "hidden_act": "relu", "num_attention_heads": 2}],
+    "MegatronBertForMaskedLM": [
+        MEGATRON,
+        {**MEGATRON, "tie_word_embeddings": False, "hidden_act": "relu", "num_attention_heads": 2},
+    ],
     "MegatronBertForPreTraining": [MEGATRON],
     "MegatronBertForCausalLM": [{**MEGATRON, "is_decoder": True}],
     "MegatronBertModel": [{**MEGATRON, "type_vocab_size": 3}],
-    "RobertaPreLayerNormForMaskedLM": [PRE, {**PRE, "tie_word_embeddings": False, "type_vocab_size": 1, "pad_token_id": 0}],
+    "RobertaPreLayerNormForMaskedLM": [
+        PRE,
+        {**PRE, "tie_word_embeddings": False, "type_vocab_size": 1, "pad_token_id": 0},
+    ],
     "RobertaPreLayerNormForSequenceClassification": [{**PRE, "num_labels": 3}],
     "RobertaPreLayerNormForCausalLM": [{**PRE, "is_decoder": True}],
     "RobertaPreLayerNormModel": [PRE],
@@ -62,7 +87,11 @@ SHAPES = {
     "ElectraForMaskedLM": [ELECTRA, {**ELECTRA, "tie_word_embeddings": False}],
     "ElectraForSequenceClassification": [ELECTRA],
     "ElectraModel": [ELECTRA],
-    "AlbertForMaskedLM": [ALBERT, {**ALBERT, "num_hidden_groups": 2, "inner_group_num": 2, "tie_word_embeddings": False}, {**ALBERT, "num_hidden_layers": 1}],
+    "AlbertForMaskedLM": [
+        ALBERT,
+        {**ALBERT, "num_hidden_groups": 2, "inner_group_num": 2, "tie_word_embeddings": False},
+        {**ALBERT, "num_hidden_layers": 1},
+    ],
     "AlbertForPreTraining": [ALBERT],
     "AlbertForSequenceClassification": [{**ALBERT, "num_labels": 3}],
     "AlbertModel": [{**ALBERT, "embedding_size": 32}],

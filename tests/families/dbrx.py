@@ -11,6 +11,11 @@ SMALL: dict[str, Any] = {
 SHAPES = {
     "DbrxForCausalLM": [
         SMALL,
-        {**SMALL, "n_layers": 3, "attn_config": {"clip_qkv": 4.0, "rope_theta": 10000.0}, "ffn_config": {"ffn_hidden_size": 24}},
+        {
+            **SMALL,
+            "n_layers": 3,
+            "attn_config": {"clip_qkv": 4.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 24},
+        },
     ],
 }

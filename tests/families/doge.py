@@ -3,18 +3,38 @@ from __future__ import annotations
 from typing import Any
 
 DOGE: dict[str, Any] = {
-    "model_type": "doge", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "doge",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
-}  # fmt: skip
+}
 MOE = {**DOGE, "is_moe": True, "num_experts": 36, "num_experts_per_tok": 5}
 
 SHAPES = {
     "DogeForCausalLM": [
         DOGE,
-        {**DOGE, "num_key_value_heads": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "keep_window_size": 20},
+        {
+            **DOGE,
+            "num_key_value_heads": None,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "keep_window_size": 20,
+        },
         {**DOGE, "head_dim": 12, "num_key_value_heads": 1, "sliding_window": 16, "keep_window_size": 8},
         MOE,
-        {**MOE, "num_experts": 41, "num_experts_per_tok": 1, "mlp_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu", "norm_topk_prob": True},
+        {
+            **MOE,
+            "num_experts": 41,
+            "num_experts_per_tok": 1,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "norm_topk_prob": True,
+        },
     ],
     "DogeModel": [DOGE, MOE],
     "DogeForSequenceClassification": [{**DOGE, "num_labels": 5, "pad_token_id": 0}],

@@ -3,8 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+}
 MOE: dict[str, Any] = {**SMALL, "moe_intermediate_size": 12, "moe_num_experts": 6, "moe_k": 2}
 ANGLES = {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [1, 1, 2]}
 VL: dict[str, Any] = {**SMALL, "moe_num_experts": 6, "moe_k": 2, "rope_parameters": ANGLES}
@@ -12,17 +17,44 @@ VL: dict[str, Any] = {**SMALL, "moe_num_experts": 6, "moe_k": 2, "rope_parameter
 SHAPES = {
     "Ernie4_5ForCausalLM": [
         {"model_type": "ernie4_5", **SMALL},
-        {"model_type": "ernie4_5", **SMALL, "head_dim": None, "num_key_value_heads": None, "use_bias": True, "tie_word_embeddings": False},
+        {
+            "model_type": "ernie4_5",
+            **SMALL,
+            "head_dim": None,
+            "num_key_value_heads": None,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+        },
         {"model_type": "ernie4_5", **SMALL, "head_dim": 6, "use_bias": None},
     ],
     "Ernie4_5_MoeForCausalLM": [
         {"model_type": "ernie4_5_moe", **MOE},
-        {"model_type": "ernie4_5_moe", **MOE, "use_bias": True, "tie_word_embeddings": False, "moe_num_shared_experts": 1, "num_nextn_predict_layers": 0},
-        {"model_type": "ernie4_5_moe", **MOE, "moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
+        {
+            "model_type": "ernie4_5_moe",
+            **MOE,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "moe_num_shared_experts": 1,
+            "num_nextn_predict_layers": 0,
+        },
+        {
+            "model_type": "ernie4_5_moe",
+            **MOE,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+        },
         {"model_type": "ernie4_5_moe", **MOE, "use_bias": True, "head_dim": 10, "moe_layer_start_index": 2},
     ],
     "Ernie4_5_VLMoeTextModel": [
         {"model_type": "ernie4_5_vl_moe_text", **VL, "moe_intermediate_size": [12, 5], "pad_token_id": 0},
-        {"model_type": "ernie4_5_vl_moe_text", **VL, "use_bias": True, "moe_num_shared_experts": 0, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
+        {
+            "model_type": "ernie4_5_vl_moe_text",
+            **VL,
+            "use_bias": True,
+            "moe_num_shared_experts": 0,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
     ],
 }

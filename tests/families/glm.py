@@ -9,11 +9,25 @@ SMALL = {**LLAMA, "pad_token_id": 0}
 SHAPES = {
     "GlmForCausalLM": [
         {"model_type": "glm", **SMALL},
-        {"model_type": "glm", **SMALL, "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "partial_rotary_factor": 0.5},
+        {
+            "model_type": "glm",
+            **SMALL,
+            "head_dim": 12,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.5,
+        },
     ],
     "Glm4ForCausalLM": [
         {"model_type": "glm4", **SMALL},
-        {"model_type": "glm4", **SMALL, "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "partial_rotary_factor": 0.5},
+        {
+            "model_type": "glm4",
+            **SMALL,
+            "head_dim": 12,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.5,
+        },
     ],
     "Glm4Model": [{"model_type": "glm4", **SMALL}],
 }

@@ -12,8 +12,18 @@ SHAPES = {
     ],
     "GPT2LMHeadModel": [
         {"model_type": "gpt2", **SMALL},
-        {"model_type": "gpt2", "vocab_size": 96, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 70,
-         "n_inner": 40, "activation_function": "relu", "reorder_and_upcast_attn": True, "tie_word_embeddings": False},
+        {
+            "model_type": "gpt2",
+            "vocab_size": 96,
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 70,
+            "n_inner": 40,
+            "activation_function": "relu",
+            "reorder_and_upcast_attn": True,
+            "tie_word_embeddings": False,
+        },
         {"model_type": "gpt-sw3", **SMALL},
         {"model_type": "gpt-sw3", **SMALL, "n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False},
     ],
@@ -26,9 +36,22 @@ SHAPES = {
         {"model_type": "gpt_bigcode", **SMALL, "multi_query": False, "n_inner": 40, "tie_word_embeddings": False},
     ],
     "GPTNeoForCausalLM": [
-        {"model_type": "gpt_neo", **NEO, "num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 16},
-        {"model_type": "gpt_neo", **NEO, "num_layers": 3, "attention_types": [[["global"], 2], [["local"], 1]], "window_size": 16, "intermediate_size": 40,
-         "tie_word_embeddings": False},
+        {
+            "model_type": "gpt_neo",
+            **NEO,
+            "num_layers": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": 16,
+        },
+        {
+            "model_type": "gpt_neo",
+            **NEO,
+            "num_layers": 3,
+            "attention_types": [[["global"], 2], [["local"], 1]],
+            "window_size": 16,
+            "intermediate_size": 40,
+            "tie_word_embeddings": False,
+        },
     ],
     "GPTJForCausalLM": [
         {"model_type": "gptj", **SMALL, "rotary_dim": 4},
@@ -41,12 +64,26 @@ SHAPES = {
     ],
     "GPTNeoXForCausalLM": [
         {"model_type": "gpt_neox", **NEOX, "rotary_pct": 0.5, "rotary_emb_base": 10000},
-        {"model_type": "gpt_neox", **NEOX, "use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True},
+        {
+            "model_type": "gpt_neox",
+            **NEOX,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
     ],
     "GPTNeoXJapaneseForCausalLM": [
         {"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 3},
-        {"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 1, "intermediate_multiple_size": 3, "hidden_act": "relu", "rotary_pct": 0.5,
-         "rotary_emb_base": 10000, "tie_word_embeddings": False},
+        {
+            "model_type": "gpt_neox_japanese",
+            **JAPANESE,
+            "num_hidden_layers": 1,
+            "intermediate_multiple_size": 3,
+            "hidden_act": "relu",
+            "rotary_pct": 0.5,
+            "rotary_emb_base": 10000,
+            "tie_word_embeddings": False,
+        },
     ],
     "GPTNeoXJapaneseModel": [{"model_type": "gpt_neox_japanese", **JAPANESE, "num_hidden_layers": 2}],
-}  # fmt: skip
+}

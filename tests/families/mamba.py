@@ -6,8 +6,17 @@ HEADS = {"num_heads": 4, "head_dim": 16}
 SHAPES = {
     "MambaForCausalLM": [
         {"model_type": "mamba", **SMALL},
-        {"model_type": "mamba", **SMALL, "hidden_size": 40, "expand": 3, "conv_kernel": 3, "time_step_rank": 5, "use_bias": True, "use_conv_bias": False,
-         "tie_word_embeddings": False},
+        {
+            "model_type": "mamba",
+            **SMALL,
+            "hidden_size": 40,
+            "expand": 3,
+            "conv_kernel": 3,
+            "time_step_rank": 5,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "tie_word_embeddings": False,
+        },
         {"model_type": "mamba", **SMALL, "intermediate_size": 80},
     ],
     "MambaModel": [{"model_type": "mamba", **SMALL}],
@@ -17,8 +26,17 @@ SHAPES = {
     ],
     "Mamba2ForCausalLM": [
         {"model_type": "mamba2", **SMALL, **HEADS, "n_groups": 2, "chunk_size": 16},
-        {"model_type": "mamba2", **SMALL, **HEADS, "n_groups": 1, "chunk_size": 24, "tie_word_embeddings": True, "use_bias": True, "use_conv_bias": False},
+        {
+            "model_type": "mamba2",
+            **SMALL,
+            **HEADS,
+            "n_groups": 1,
+            "chunk_size": 24,
+            "tie_word_embeddings": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+        },
         {"model_type": "mamba2", **SMALL, **HEADS, "n_groups": 4, "conv_kernel": 5},
     ],
     "Mamba2Model": [{"model_type": "mamba2", **SMALL, **HEADS, "n_groups": 2, "chunk_size": 16}],
-}  # fmt: skip
+}

@@ -3,11 +3,22 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 48,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+}
 FLASH: dict[str, Any] = {
-    **SMALL, "model_type": "mimo_v2_flash", "head_dim": 12, "v_head_dim": 8, "moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 2,
-}  # fmt: skip
+    **SMALL,
+    "model_type": "mimo_v2_flash",
+    "head_dim": 12,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+}
 
 SHAPES = {
     "Qwen2ForCausalLM": [
@@ -16,7 +27,15 @@ SHAPES = {
     ],
     "MiMoV2FlashForCausalLM": [
         {**FLASH, "sliding_window": 16},
-        {**FLASH, "sliding_window_size": 16, "attention_bias": True, "tie_word_embeddings": True, "num_hidden_layers": 2, "num_key_value_heads": 2,
-         "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["sparse", "sparse"]},
+        {
+            **FLASH,
+            "sliding_window_size": 16,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["sparse", "sparse"],
+        },
     ],
-}  # fmt: skip
+}

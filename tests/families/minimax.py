@@ -1,15 +1,30 @@
 from __future__ import annotations
 
 SMALL = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
     "num_local_experts": 6,
-}  # fmt: skip
+}
 LISTED = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
 
 SHAPES = {
     "MiniMaxForCausalLM": [
         {"model_type": "minimax", **SMALL},
-        {"model_type": "minimax", **SMALL, "head_dim": 12, "block_size": 20, "layer_types": LISTED, "tie_word_embeddings": True, "num_experts_per_tok": 3},
+        {
+            "model_type": "minimax",
+            **SMALL,
+            "head_dim": 12,
+            "block_size": 20,
+            "layer_types": LISTED,
+            "tie_word_embeddings": True,
+            "num_experts_per_tok": 3,
+        },
     ],
-    "MiniMaxModel": [{"model_type": "minimax", **SMALL, "num_key_value_heads": 4, "block_size": 8, "mlp_alpha_factor": 3.5}],
+    "MiniMaxModel": [
+        {"model_type": "minimax", **SMALL, "num_key_value_heads": 4, "block_size": 8, "mlp_alpha_factor": 3.5}
+    ],
 }

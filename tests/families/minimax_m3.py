@@ -3,15 +3,33 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {
-    "model_type": "minimax_m3_vl_text", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "rotary_dim": 4, "intermediate_size": 20, "dense_intermediate_size": 48, "shared_intermediate_size": 24, "num_local_experts": 6,
-    "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 8, "index_topk_blocks": 2,
-}  # fmt: skip
+    "model_type": "minimax_m3_vl_text",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "intermediate_size": 20,
+    "dense_intermediate_size": 48,
+    "shared_intermediate_size": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_block_size": 8,
+    "index_topk_blocks": 2,
+}
 TYPES = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"]
 OLDER = {
-    "sparse_attention_freq": [0, 1, 1, 1], "sparse_num_index_heads": 1, "sparse_index_dim": 6, "sparse_block_size": 16, "sparse_topk_blocks": 1,
+    "sparse_attention_freq": [0, 1, 1, 1],
+    "sparse_num_index_heads": 1,
+    "sparse_index_dim": 6,
+    "sparse_block_size": 16,
+    "sparse_topk_blocks": 1,
     "sparse_local_block": 1,
-}  # fmt: skip
+}
 
 SHAPES = {
     "MiniMaxM3VLForCausalLM": [

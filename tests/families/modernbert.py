@@ -4,11 +4,23 @@ from typing import Any
 
 IDS = {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 90,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 90,
+}
 MODERN: dict[str, Any] = {"model_type": "modernbert", **SMALL, **IDS, "local_attention": 16}
 DECODER: dict[str, Any] = {"model_type": "modernbert-decoder", **SMALL, **IDS, "local_attention": 32}
-EURO: dict[str, Any] = {"model_type": "eurobert", **SMALL, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "mask_token_id": 2}
+EURO: dict[str, Any] = {
+    "model_type": "eurobert",
+    **SMALL,
+    "pad_token_id": 1,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "mask_token_id": 2,
+}
 NOMIC: dict[str, Any] = {"model_type": "nomic_bert", **SMALL}
 GTE: dict[str, Any] = {"model_type": "gte", **SMALL}
 JINA: dict[str, Any] = {"model_type": "jina_embeddings_v3", **SMALL}
@@ -23,20 +35,45 @@ SHAPES = {
         {**MODERN, "num_hidden_layers": 1},
     ],
     "ModernBertModel": [MODERN],
-    "ModernBertForSequenceClassification": [{**MODERN, "classifier_pooling": "mean"}, {**MODERN, "classifier_bias": True, "num_labels": 3}],
+    "ModernBertForSequenceClassification": [
+        {**MODERN, "classifier_pooling": "mean"},
+        {**MODERN, "classifier_bias": True, "num_labels": 3},
+    ],
     "ModernBertForTokenClassification": [MODERN],
-    "ModernBertDecoderForCausalLM": [DECODER, {**DECODER, **BIASED, "global_attn_every_n_layers": 1, "tie_word_embeddings": False}],
+    "ModernBertDecoderForCausalLM": [
+        DECODER,
+        {**DECODER, **BIASED, "global_attn_every_n_layers": 1, "tie_word_embeddings": False},
+    ],
     "ModernBertDecoderForSequenceClassification": [DECODER],
-    "EuroBertForMaskedLM": [EURO, {**EURO, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 12}],
+    "EuroBertForMaskedLM": [
+        EURO,
+        {
+            **EURO,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 12,
+        },
+    ],
     "EuroBertForSequenceClassification": [EURO, {**EURO, "classifier_pooling": "mean"}],
     "EuroBertForTokenClassification": [EURO],
-    "NomicBertForMaskedLM": [NOMIC, {**NOMIC, "head_dim": 12, "type_vocab_size": 3}, {**NOMIC, "tie_word_embeddings": False}],
+    "NomicBertForMaskedLM": [
+        NOMIC,
+        {**NOMIC, "head_dim": 12, "type_vocab_size": 3},
+        {**NOMIC, "tie_word_embeddings": False},
+    ],
     "NomicBertModel": [NOMIC],
     "GteForMaskedLM": [GTE, {**GTE, "head_dim": 12, "type_vocab_size": 0, "tie_word_embeddings": False}],
-    "GteForSequenceClassification": [{**GTE, "num_labels": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}],
+    "GteForSequenceClassification": [
+        {**GTE, "num_labels": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+    ],
     "GteForTokenClassification": [GTE],
     "GteModel": [{**GTE, "type_vocab_size": 2}],
-    "JinaEmbeddingsV3ForMaskedLM": [JINA, {**JINA, "head_dim": 12, "type_vocab_size": 3, "hidden_act": "relu", "tie_word_embeddings": False}],
+    "JinaEmbeddingsV3ForMaskedLM": [
+        JINA,
+        {**JINA, "head_dim": 12, "type_vocab_size": 3, "hidden_act": "relu", "tie_word_embeddings": False},
+    ],
     "JinaEmbeddingsV3ForSequenceClassification": [{**JINA, "num_labels": 3}],
     "JinaEmbeddingsV3Model": [JINA],
     "NomicBertForSequenceClassification": [NOMIC],

@@ -1,6 +1,8 @@
-"""Encoders of images and of sound that stand beside a text model, and what maps their output to its width. One file each.
+"""Encoders of images and of sound that stand beside a text model, and what maps their output to its width. One file
+each.
 
-Their parameters are counted; their FLOPs are not, for most of them see as many patches or frames as an image or a sound has.
+Their parameters are counted; their FLOPs are not, for most of them see as many patches or frames as an image or a sound
+has.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` where a projector reads another width than the encoder above it gives, or the projector just above it."""
+    """Raises `ValueError` where a projector reads another width than the encoder above it gives,
+    or the projector just above it.
+    """
     given: dict[str, int] = {}
     for name, tower in towers.items():
         if tower.type != "projector" or tower.raw:

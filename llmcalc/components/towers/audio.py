@@ -1,4 +1,5 @@
-"""A transformer over the frames of a sound: Whisper's encoder (Radford 2022, arXiv:2212.04356, §2.2) beside a text model.
+"""A transformer over the frames of a sound: Whisper's encoder (Radford 2022, arXiv:2212.04356, §2.2) beside a text
+model.
 
 transformers: models/qwen2_audio, models/voxtral.
 """
@@ -61,7 +62,13 @@ class AudioTower(Component):
         plain = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
         block = Block(attention=mixer, feed_forward=plain, norm=layernorm, norm_placement="pre")
         stem = ConvStem(num_mel_bins=5, max_source_positions=9)
-        stack = Stack(num_hidden_layers=2, block=block, stem=stem, position=Learned(max_position_embeddings=9), final_norm=layernorm)
+        stack = Stack(
+            num_hidden_layers=2,
+            block=block,
+            stem=stem,
+            position=Learned(max_position_embeddings=9),
+            final_norm=layernorm,
+        )
         return [cls(hidden_size=12, stack=stack)]
 
 

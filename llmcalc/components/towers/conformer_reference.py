@@ -42,7 +42,10 @@ def conformer_class() -> type[nn.Module]:
             return torch.cat([angles.sin(), angles.cos()], -1).to(like.dtype)
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-            q, k, v = (self.get_submodule(f"{which}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for which in "qkv")
+            q, k, v = (
+                self.get_submodule(f"{which}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for which in "qkv"
+            )
             frames, width = x.shape[1:]
             if hasattr(self, "r_proj"):
                 q = q * nn.functional.softplus(self.q_scale.weight) / math.log(2)
@@ -136,7 +139,9 @@ def conformer_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _bias(self, frames: int, like: Tensor) -> Tensor | None:
-            """Of each distance, [heads, frames, frames]: half of the table is for what comes before, half for what comes after."""
+            """Of each distance, [heads, frames, frames]:
+            half of the table is for what comes before, half for what comes after.
+            """
             if self.buckets is None:
                 return None
             where, half = torch.arange(frames, device=like.device), self.buckets // 2

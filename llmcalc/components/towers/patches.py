@@ -57,8 +57,18 @@ class PatchEmbedder(Component):
     def examples(cls) -> list[Self]:
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         return [
-            cls(hidden_size=10, patches=Patches(patch_size=4, bias=True), positions=PatchPositions(rows=9, axes=2), norm=layernorm),
-            cls(hidden_size=12, patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2), positions=PatchPositions(rows=16), norm=rms),
+            cls(
+                hidden_size=10,
+                patches=Patches(patch_size=4, bias=True),
+                positions=PatchPositions(rows=9, axes=2),
+                norm=layernorm,
+            ),
+            cls(
+                hidden_size=12,
+                patches=Patches(patch_size=2, num_channels=1, temporal_patch_size=2),
+                positions=PatchPositions(rows=16),
+                norm=rms,
+            ),
         ]
 
 
@@ -83,12 +93,18 @@ def _reference() -> type[nn.Module]:
             p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
             rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
             cut = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
-            x = self.patch_norm(self.patch_embedding(self.pixel_norm(cut.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))))
+            x = self.patch_norm(
+                self.patch_embedding(self.pixel_norm(cut.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
+            )
             place = torch.arange(rows * columns, device=x.device)
             if self.spec.positions.axes == 1:
                 x = x + self.position_embedding(place)
             else:
-                x = x + self.position_embedding(place % columns) + self.position_embedding(self.spec.positions.rows + place // columns)
+                x = (
+                    x
+                    + self.position_embedding(place % columns)
+                    + self.position_embedding(self.spec.positions.rows + place // columns)
+                )
             out: Tensor = self.norm(x)
             return out
 

@@ -1,8 +1,9 @@
 """From a tower's width to the text model's: neighbouring patches made one, a norm, one map or several.
 
-Gemma 3 takes the mean of a square of patches; Pixtral, Qwen-VL and Kimi put their vectors side by side, which is the pixel
-shuffle of Llama 4, Aya and SmolVLM; ERNIE does it with frames too. transformers: models/gemma3, gemma3n, gemma4, mistral3,
-qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl, phi4_multimodal.
+Gemma 3 takes the mean of a square of patches; Pixtral, Qwen-VL and Kimi put their vectors side by side, which is the
+pixel shuffle of Llama 4, Aya and SmolVLM; ERNIE does it with frames too. transformers: models/gemma3, gemma3n, gemma4,
+mistral3, qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl,
+phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class Map(Part):
-    """One linear map. size: of what it gives. hidden_act: on that; where it is `gated`, on its second half, which the first is multiplied by."""
+    """One linear map. size: of what it gives.
+    hidden_act: on that; where it is `gated`, on its second half, which the first is multiplied by.
+    """
 
     size: Width
     bias: Flag = False
@@ -35,11 +38,12 @@ class Map(Part):
 class Projector(Component):
     """Patches of input_size → what the text model reads.
 
-    merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. frames: images in a row
-    that become one, side by side. norm: on each patch before they are put side by side, on what they give together where it is
-    `norm_of = "merged"`; on the mean, where it is the mean. out_norm: on what the last map gives; out_act: on that. vocab_size: tokens that stand
-    for what is not text, with vectors of input_size and a norm of their own (Gemma 3n). input_marks, output_marks: learned
-    vectors that are put among what the maps read or give (line ends, separators). raw: it reads what no tower gives (frames of sound as they
+    merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. frames: images
+    in a row that become one, side by side. norm: on each patch before they are put side by side, on what they give
+    together where it is `norm_of = "merged"`; on the mean, where it is the mean. out_norm: on what the last map gives;
+    out_act: on that. vocab_size: tokens that stand for what is not text, with vectors of input_size and a norm of their
+    own (Gemma 3n). input_marks, output_marks: learned vectors that are put among what the maps read or give (line ends,
+    separators). raw: it reads what no tower gives (frames of sound as they
     are: the unified Gemma 4).
     """
 
@@ -62,9 +66,13 @@ class Projector(Component):
     def _check(self) -> Self:
         for one in self.maps:
             if one.gated and one.size % 2:
-                raise ValueError(f"maps.size: {one.size} has no two halves; expected an even number where a map is gated")
+                raise ValueError(
+                    f"maps.size: {one.size} has no two halves; expected an even number where a map is gated"
+                )
         if self.merged == "mean" and (self.frames > 1 or self.norm_of == "merged"):
-            raise ValueError('merged: "mean" takes the mean of one image\'s patches; expected no frames and no norm_of = "merged"')
+            raise ValueError(
+                'merged: "mean" takes the mean of one image\'s patches; expected no frames and no norm_of = "merged"'
+            )
         if self.vocab_size is not None and self.norm is None:
             raise ValueError("vocab_size: tokens have the norm of patches once more; expected a norm")
         return self
@@ -106,9 +114,20 @@ class Projector(Component):
         rms, layernorm, bare = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
-            cls(input_size=12, maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)), merge=2, norm=layernorm),
+            cls(
+                input_size=12,
+                maps=(Map(size=48, bias=True, hidden_act="gelu"), Map(size=24, bias=True)),
+                merge=2,
+                norm=layernorm,
+            ),
             cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
-            cls(input_size=10, maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)), merge=2, norm=layernorm, norm_of="merged"),
+            cls(
+                input_size=10,
+                maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),
+                merge=2,
+                norm=layernorm,
+                norm_of="merged",
+            ),
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
             cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=bare, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
@@ -129,7 +148,8 @@ def _reference() -> type[nn.Module]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ProjectorReference(nn.Module):
-        """x: [images, patches, input_size], row by row of an image of `columns` patches a row → [images / frames, patches / merge², size].
+        """x: [images, patches, input_size], row by row of an image of `columns` patches a row → [images / frames,
+        patches / merge², size].
 
         Marks stand behind all the rest, where the published classes put them at the end of rows or of images.
         """

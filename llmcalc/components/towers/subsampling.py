@@ -1,6 +1,8 @@
-"""What stands below an encoder of sound: convolutions over time and pitch that leave fewer frames, and a map of what is left to one vector a frame.
+"""What stands below an encoder of sound: convolutions over time and pitch that leave fewer frames, and a map of what is
+left to one vector a frame.
 
-transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023, arXiv:2305.05084, §2.1).
+transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023,
+arXiv:2305.05084, §2.1).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class SpectrumConv(Part):
-    """A convolution over time and pitch, and a ReLU. kernel, stride: of time and of pitch; one zero stands on either side of the pitches.
+    """A convolution over time and pitch, and a ReLU. kernel, stride: of time and of pitch; one zero stands on either
+    side of the pitches.
 
     separable: of each channel by itself, then a map of the channels.
     """
@@ -36,8 +39,8 @@ class SpectrumConv(Part):
 class Subsampling(Component):
     """Frames of num_mel_bins pitches → fewer frames of as many values as the tower is wide.
 
-    norm: on the channels after each convolution. bias: on the map. standardize: a mean and a scale of each pitch that a checkpoint
-    holds and no gradient reaches.
+    norm: on the channels after each convolution. bias: on the map. standardize: a mean and a scale of each pitch that a
+    checkpoint holds and no gradient reaches.
     """
 
     num_mel_bins: Width
@@ -52,7 +55,9 @@ class Subsampling(Component):
         for conv in self.convolutions:
             pitches = (pitches + 2 - conv.kernel[1]) // conv.stride[1] + 1
             if pitches < 1:
-                raise ValueError(f"num_mel_bins: {self.num_mel_bins} pitches are too few for these convolutions; expected more")
+                raise ValueError(
+                    f"num_mel_bins: {self.num_mel_bins} pitches are too few for these convolutions; expected more"
+                )
         if self.convolutions[0].separable:
             raise ValueError("convolutions: the first reads one channel; expected it not separable")
         return self
@@ -64,7 +69,11 @@ class Subsampling(Component):
         for i, conv in enumerate(self.convolutions, 1):
             time, pitch = conv.kernel
             if conv.separable:
-                parts.append(Node(f"depthwise_{i}", ops.Conv1d(channels, channels, time * pitch, groups=channels, bias=conv.bias)))
+                parts.append(
+                    Node(
+                        f"depthwise_{i}", ops.Conv1d(channels, channels, time * pitch, groups=channels, bias=conv.bias)
+                    )
+                )
                 parts.append(Node(f"pointwise_{i}", ops.Linear(channels, conv.channels, conv.bias)))
             else:
                 parts.append(Node(f"conv_{i}", ops.Conv1d(channels, conv.channels, time * pitch, bias=conv.bias)))
@@ -94,7 +103,9 @@ def _reference() -> type[nn.Module]:
             return out
 
     class SubsamplingReference(nn.Module):
-        """frames: [sounds, frames, num_mel_bins] → [sounds, fewer frames, hidden]. A frame sees its neighbours of both sides."""
+        """frames: [sounds, frames, num_mel_bins] → [sounds, fewer frames, hidden].
+        A frame sees its neighbours of both sides.
+        """
 
         def __init__(self, spec: Subsampling, hidden_size: int) -> None:
             super().__init__()
@@ -104,10 +115,15 @@ def _reference() -> type[nn.Module]:
             for i, conv in enumerate(spec.convolutions, 1):
                 padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
-                    self.add_module(f"depthwise_{i}", nn.Conv2d(seen, seen, conv.kernel, conv.stride, padding, groups=seen, bias=conv.bias))
+                    self.add_module(
+                        f"depthwise_{i}",
+                        nn.Conv2d(seen, seen, conv.kernel, conv.stride, padding, groups=seen, bias=conv.bias),
+                    )
                     self.add_module(f"pointwise_{i}", nn.Linear(seen, conv.channels, bias=conv.bias))
                 else:
-                    self.add_module(f"conv_{i}", nn.Conv2d(seen, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias))
+                    self.add_module(
+                        f"conv_{i}", nn.Conv2d(seen, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias)
+                    )
                 if spec.norm is not None:
                     self.add_module(f"norm_{i}", spec.norm.reference(Around(conv.channels)))
                 seen, left = conv.channels, (left + 2 - conv.kernel[1]) // conv.stride[1] + 1

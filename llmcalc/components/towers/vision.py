@@ -1,8 +1,10 @@
-"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, mapped to vectors, through an encoder.
+"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, mapped to vectors, through an
+encoder.
 
-CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have a table of positions, CLIP a class vector and
-SigLIP perhaps a pooling head; Pixtral (Agrawal 2024, arXiv:2410.07073) turns queries and keys instead; Qwen's and Kimi's do both;
-Gemma 4's has a table for each axis of the image; LFM3-VL's has convolutions over the grid of patches among its layers.
+CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have a table of positions, CLIP a class
+vector and SigLIP perhaps a pooling head; Pixtral (Agrawal 2024, arXiv:2410.07073) turns queries and keys instead;
+Qwen's and Kimi's do both; Gemma 4's has a table for each axis of the image; LFM3-VL's has convolutions over the grid of
+patches among its layers.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class AttentionPooling(Part):
 class VisionTower(Component):
     """Patches → vectors of hidden_size → the stack's layers. What stands in `stack` sees both ways.
 
-    class_embedding: a vector beside those of the patches. standardize: a mean and a scale that a checkpoint holds and no
-    gradient reaches (Gemma 4). clamps: bounds held beside each map of each layer, in values a layer (Gemma 4).
+    class_embedding: a vector beside those of the patches. standardize: a mean and a scale that a checkpoint holds and
+    no gradient reaches (Gemma 4). clamps: bounds held beside each map of each layer, in values a layer (Gemma 4).
     """
 
     type: Literal["vision"] = "vision"
@@ -75,10 +77,17 @@ class VisionTower(Component):
         self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=True)
         if self.pooling is not None:
             self.pooling.attention.check_width("pooling.attention", self.hidden_size)
-        if self.class_embedding and any(getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()):
-            raise ValueError("class_embedding: a convolution over the grid of patches has no place for it; expected false")
+        if self.class_embedding and any(
+            getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()
+        ):
+            raise ValueError(
+                "class_embedding: a convolution over the grid of patches has no place for it; expected false"
+            )
         if self.stack.position is not None or self.stack.stem is not None or self.stack.type_vocab_size is not None:
-            raise ValueError("stack: a tower reads patches; expected no position, stem or type_vocab_size (positions stand beside it)")
+            raise ValueError(
+                "stack: a tower reads patches; expected no position, stem or type_vocab_size (positions stand "
+                "beside it)"
+            )
         return self
 
     @property
@@ -103,7 +112,11 @@ class VisionTower(Component):
         if self.pooling is not None:
             head = self.pooling
             probe = Node("probe", ops.Weight(h))
-            inside = (head.attention.anatomy("attention", replace(own, cross=True)), head.norm.anatomy("norm", own), head.feed_forward.anatomy("mlp", own))
+            inside = (
+                head.attention.anatomy("attention", replace(own, cross=True)),
+                head.norm.anatomy("norm", own),
+                head.feed_forward.anatomy("mlp", own),
+            )
             parts.append(Node("pooling", children=(probe, *inside)))
         return Node(name, children=tuple(parts), source="Dosovitskiy et al. 2020, §3.1")
 
@@ -126,16 +139,36 @@ class VisionTower(Component):
         square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled = siglip.model_copy(update={"residual_scale": "output"})
         conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
-        mixed = Stack(num_hidden_layers=3, block=conv, variants={"full": conv.model_copy(update={"attention": biased})}, pattern=("block", "full"))
-        stacks = [Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm), Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms), mixed,
-                  Stack(num_hidden_layers=2, block=scaled)]  # fmt: skip
+        mixed = Stack(
+            num_hidden_layers=3,
+            block=conv,
+            variants={"full": conv.model_copy(update={"attention": biased})},
+            pattern=("block", "full"),
+        )
+        stacks = [
+            Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
+            Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
+            mixed,
+            Stack(num_hidden_layers=2, block=scaled),
+        ]
         return [
             cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=16), pooling=head),
-            cls(hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True),
+            cls(
+                hidden_size=12, patches=square, stack=stacks[0], positions=PatchPositions(rows=17), class_embedding=True
+            ),
             cls(hidden_size=10, patches=film, stack=stacks[1]),
             cls(hidden_size=12, patches=square, stack=stacks[2]),
-            cls(hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True),
-            cls(hidden_size=10, patches=film, stack=stacks[1], positions=PatchPositions(rows=9, axes=2), standardize=True, clamps=28),
+            cls(
+                hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
+            ),
+            cls(
+                hidden_size=10,
+                patches=film,
+                stack=stacks[1],
+                positions=PatchPositions(rows=9, axes=2),
+                standardize=True,
+                clamps=28,
+            ),
         ]
 
 
@@ -166,16 +199,20 @@ def _reference() -> type[nn.Module]:
             return out
 
     class VisionTowerReference(nn.Module):
-        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row; with a head [images, 1, hidden].
+        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row; with a head
+        [images, 1, hidden].
 
-        Rotary positions go by a patch's place in that row, where the published classes turn half of a head by its row and
-        half by its column: angles, and no parameter. A class vector stands last and is left out of what is given back.
+        Rotary positions go by a patch's place in that row, where the published classes turn half of a head by its row
+        and half by its column: angles, and no parameter. A class vector stands last and is left out of what is given
+        back.
         """
 
         def __init__(self, spec: VisionTower) -> None:
             super().__init__()
             self.spec, hidden, p = spec, spec.hidden_size, spec.patches
-            self.patch_embedding = nn.Linear(p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias)
+            self.patch_embedding = nn.Linear(
+                p.num_channels * p.temporal_patch_size * p.patch_size**2, hidden, bias=p.bias
+            )
             if spec.class_embedding:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.positions is not None:
@@ -198,7 +235,10 @@ def _reference() -> type[nn.Module]:
             if self.spec.positions.axes == 1:
                 along: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + along
-            across, down = torch.arange(columns, device=x.device).repeat(rows), torch.arange(rows, device=x.device).repeat_interleave(columns)
+            across, down = (
+                torch.arange(columns, device=x.device).repeat(rows),
+                torch.arange(rows, device=x.device).repeat_interleave(columns),
+            )
             both: Tensor = self.position_embedding(across) + self.position_embedding(self.spec.positions.rows + down)
             return x + both
 

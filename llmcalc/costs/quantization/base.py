@@ -1,7 +1,8 @@
 """What a scheme stores of each tensor, summed over a model.
 
-All sizes are those of the tensors that a checkpoint of the scheme holds, tensor by tensor: its header and metadata are not counted.
-Layers are taken one by one, since a scheme may treat them differently; stacked experts are one matrix each.
+All sizes are those of the tensors that a checkpoint of the scheme holds, tensor by tensor: its header and metadata are
+not counted. Layers are taken one by one, since a scheme may treat them differently; stacked experts are one matrix
+each.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MOST_TAKEN_APART = 1000
 class Parts:
     """Bytes. weights: the codes of converted weights. scales: what they are multiplied with, scales of scales included.
 
-    zeros: zero points, or minima. other: group indices, code books, stored shapes, scales of activations. unconverted: all
-    tensors that keep a plain number format.
+    zeros: zero points, or minima. other: group indices, code books, stored shapes, scales of activations. unconverted:
+    all tensors that keep a plain number format.
     """
 
     weights: Number = 0
@@ -67,7 +68,8 @@ class Site:
     """One tensor of one layer. path: of its module, as in the reference model. kind: the component it counts under.
 
     layer: which one of its stack, None outside of layers. times: more than 1 only where the depth is no integer.
-    parent: the node that its module stands in. optional: the option that counts it in (`mtp`), empty for the model's own.
+    parent: the node that its module stands in. optional: the option that counts it in (`mtp`), empty for the model's
+    own.
     """
 
     path: str
@@ -108,7 +110,9 @@ def _below(node: Node, here: Site, include: frozenset[str]) -> Iterator[Site]:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How weights are stored. label: its short name. source: where its layout is from. remarks: what its reader has to say."""
+    """How weights are stored. label: its short name. source: where its layout is from.
+    remarks: what its reader has to say.
+    """
 
     label: str
     source: str
@@ -144,20 +148,28 @@ class QuantizedSize:
         return self.by_part.total
 
 
-def quantized(spec: ModelSpec, scheme: Scheme, dtype: str = "bfloat16", include: frozenset[str] = frozenset()) -> QuantizedSize:
+def quantized(
+    spec: ModelSpec, scheme: Scheme, dtype: str = "bfloat16", include: frozenset[str] = frozenset()
+) -> QuantizedSize:
     """Bytes of all parameters, a tied one once; those of towers are not converted.
 
-    dtype: full name of the number format of what is not converted. include: optional parts to count in (`mtp`, `towers`).
-    Raises `InputError` for a tensor that the scheme's format cannot hold.
+    dtype: full name of the number format of what is not converted. include: optional parts to count in (`mtp`,
+    `towers`). Raises `InputError` for a tensor that the scheme's format cannot hold.
     """
     total, by_component = Parts(), dict[str, Parts]()
     deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(deepest, int) and deepest > MOST_TAKEN_APART:
-        raise InputError(f"num_hidden_layers: {deepest} layers are too many to take one by one; expected at most {MOST_TAKEN_APART} for a scheme")
+        raise InputError(
+            f"num_hidden_layers: {deepest} layers are too many to take one by one; expected at most "
+            f"{MOST_TAKEN_APART} for a scheme"
+        )
     found = list(sites(spec.anatomy(), include))
     text, towers = [s for s in found if s.optional != TOWERS_OPTION], [s for s in found if s.optional == TOWERS_OPTION]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
-        raise InputError(f"--with-towers: {scheme.label} stores no towers: they are a file of their own; expected a count without them")
+        raise InputError(
+            f"--with-towers: {scheme.label} stores no towers: they are a file of their own; expected a count "
+            "without them"
+        )
     beside = ((site, plain(site.tensor.size, dtype)) for site in towers)
     for site, each in chain(scheme.store(spec, text, dtype), beside):
         stored = each * site.times

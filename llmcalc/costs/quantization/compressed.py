@@ -1,7 +1,9 @@
-"""Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with a format of its own.
+"""Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with a format of its
+own.
 
-Layouts: `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20 (`weight_g_idx`, of actorder "group", at
-0.10). ModelOpt's NVFP4 holds `weight_scale_2` and `input_scale` in fp32, its FP8 `weight_scale` and `input_scale`.
+Layouts: `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20 (`weight_g_idx`, of
+actorder "group", at 0.10). ModelOpt's NVFP4 holds `weight_scale_2` and `input_scale` in fp32, its FP8 `weight_scale`
+and `input_scale`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt
 from .linear import Group, LinearScheme
 from .patterns import Named
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp8-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)
 KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
 ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
 """Fields of how weights or activations are quantised that every scheme has; some are looked at below."""
@@ -40,10 +50,22 @@ def compressed_tensors(c: Fields) -> Scheme:
         groups.append(group)
         labels.append(label)
     kept = Named(c.texts("ignore"), "compressed-tensors", "ignore")
-    remarks = ["scales in the model's own number format"] if any(isinstance(g.format, PackedInt | WholeInt) for g in groups) else []
+    remarks = (
+        ["scales in the model's own number format"]
+        if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
+        else []
+    )
     if c.get("kv_cache_scheme"):
         remarks.append(KV)
-    return LinearScheme("+".join(dict.fromkeys(labels)), "compressed-tensors", tuple(remarks), tuple(groups), head=True, everywhere=True, kept=kept)
+    return LinearScheme(
+        "+".join(dict.fromkeys(labels)),
+        "compressed-tensors",
+        tuple(remarks),
+        tuple(groups),
+        head=True,
+        everywhere=True,
+        kept=kept,
+    )
 
 
 def _group(c: Fields, overall: Any) -> tuple[Group, str]:
@@ -62,7 +84,9 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
 
 
 def _static(inputs: Fields | None) -> Static:
-    """What is stored of the scales of activations: nothing where they are computed as the model runs, one where only those of groups are."""
+    """What is stored of the scales of activations:
+    nothing where they are computed as the model runs, one where only those of groups are.
+    """
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
@@ -78,7 +102,12 @@ def _static(inputs: Fields | None) -> Static:
 def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
     w.ignore(*ARGUMENTS)
     w.must("dynamic", False, None)
-    kind, bits, group, symmetric = w.get("type", "int"), w.get("num_bits"), w.group("group_size"), w.get("symmetric", True)
+    kind, bits, group, symmetric = (
+        w.get("type", "int"),
+        w.get("num_bits"),
+        w.group("group_size"),
+        w.get("symmetric", True),
+    )
     strategy = w.get("strategy") or ("tensor" if group is None else "group")
     blocks = w.pair("block_structure")
     w.all_read()
@@ -95,7 +124,11 @@ def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
             return FP4(group or 16, 1, static.scales), "nvfp4"
         if strategy == "group" and layout == "mxfp4-pack-quantized":
             return FP4(group or 32, 0), "mxfp4-linear"
-        raise w.wrong("format", layout, "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats")
+        raise w.wrong(
+            "format",
+            layout,
+            "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats",
+        )
     if kind == "float":
         w.one_of("num_bits", bits, 8)
         w.one_of("symmetric", symmetric, True)
@@ -116,7 +149,9 @@ def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
         return packed, f"w{bits}a16" + (f"-g{group}" if strategy == "group" else "")
     w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)  # each in a byte of its own
     w.one_of("strategy", strategy, "channel", "tensor", "group")
-    shared: int | Whole = "tensor" if strategy == "tensor" else "row" if strategy == "channel" or group is None else group
+    shared: int | Whole = (
+        "tensor" if strategy == "tensor" else "row" if strategy == "channel" or group is None else group
+    )
     return WholeInt(shared, symmetric, static), f"w{bits}a8" if bits != 8 else "w8a8"
 
 
@@ -129,7 +164,11 @@ def modelopt(c: Fields) -> Scheme:
     kept = Named(names, "modelopt", "ignore")
     if algorithm == "NVFP4":
         group = c.group("group_size", 16)
-        return LinearScheme("nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=kept)
+        return LinearScheme(
+            "nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=kept
+        )
     if algorithm == "FP8":
-        return LinearScheme("fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=kept)
+        return LinearScheme(
+            "fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=kept
+        )
     raise InputError(f"quantization_config: quant_algo: {shown(algorithm)}; expected NVFP4 or FP8")

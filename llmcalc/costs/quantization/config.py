@@ -1,7 +1,7 @@
 """A Hugging Face `quantization_config` → the scheme that the checkpoint was made with.
 
-Fields are those of `transformers.utils.quantization_config` and, for compressed-tensors and ModelOpt, of those libraries' own
-configs. A field that is not known is refused: it could change what is stored.
+Fields are those of `transformers.utils.quantization_config` and, for compressed-tensors and ModelOpt, of those
+libraries' own configs. A field that is not known is refused: it could change what is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ WITHOUT = "--quantize none counts without it"
 
 
 def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
-    """The scheme of a parsed `config.json`; None where it has no `quantization_config`, or one that stores plain weights.
+    """The scheme of a parsed `config.json`; None where it has no `quantization_config`, or one that stores plain
+    weights.
 
     Raises `InputError` for a method or a field that is not known, or a value that its method does not have.
     """
@@ -44,7 +45,10 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if not isinstance(method, str) or method not in METHODS:
         known = ", ".join(METHODS)
         near = suggest(method, list(METHODS)) if isinstance(method, str) else ""
-        raise InputError(f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known}.{near} ({WITHOUT})")
+        raise InputError(
+            f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known}.{near} "
+            f"({WITHOUT})"
+        )
     c = Fields(table, f"quantization_config of {method}")
     try:
         scheme = METHODS[method](c)
@@ -66,7 +70,8 @@ def _kept(c: Fields, *names: str) -> Named:
 
 
 def _every(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """The scheme as `transformers` converts a model: every `nn.Linear` but those that the list under one of `names` names.
+    """The scheme as `transformers` converts a model: every `nn.Linear` but those that the list under one of `names`
+    names.
 
     The output head stays as it is only where there is no list, or one that names it.
     """
@@ -86,21 +91,51 @@ def _fp8(c: Fields) -> Scheme:
     each = 1 if scale == "ue8m0" else 4
     one = FP8(block or "tensor", each if block else 4, 1 if scheme == "static" else 0)
     of_experts = FP4(32, scale_bytes=each, static=one.static) if experts == "fp4" else None
-    remarks = ("scales in one byte, as transformers holds ue8m0; checkpoints of DeepSeek-V3.1 hold them in fp32",) if scale == "ue8m0" and block else ()
+    remarks = (
+        ("scales in one byte, as transformers holds ue8m0; checkpoints of DeepSeek-V3.1 hold them in fp32",)
+        if scale == "ue8m0" and block
+        else ()
+    )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
-    return _every(c, LinearScheme(label, source, remarks, (Group(one, experts=of_experts),)), "modules_to_not_convert", "ignored_layers")
+    return _every(
+        c,
+        LinearScheme(label, source, remarks, (Group(one, experts=of_experts),)),
+        "modules_to_not_convert",
+        "ignored_layers",
+    )
 
 
 def _fbgemm(c: Fields) -> Scheme:
     c.ignore("activation_scale_ub")
-    return _every(c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert")
+    return _every(
+        c, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
+    )
 
 
 def _awq(c: Fields) -> Scheme:
-    c.ignore("backend", "do_fuse", "fuse_max_seq_len", "exllama_config", "modules_to_fuse", "dataset", "tokenizer", "damp_percent", "desc_act", "sym",
-             "true_sequential", "act_group_aware", "batch_size", "block_name_to_quantize", "cache_block_outputs", "max_input_length", "meta",
-             "model_seqlen", "module_name_preceding_first_block", "pad_token_id")  # fmt: skip
+    c.ignore(
+        "backend",
+        "do_fuse",
+        "fuse_max_seq_len",
+        "exllama_config",
+        "modules_to_fuse",
+        "dataset",
+        "tokenizer",
+        "damp_percent",
+        "desc_act",
+        "sym",
+        "true_sequential",
+        "act_group_aware",
+        "batch_size",
+        "block_name_to_quantize",
+        "cache_block_outputs",
+        "max_input_length",
+        "meta",
+        "model_seqlen",
+        "module_name_preceding_first_block",
+        "pad_token_id",
+    )
     c.must("bits", 4, absent=4)
     c.must("w_bit", 4, absent=4)
     c.must("zero_point", True, absent=True)
@@ -108,14 +143,49 @@ def _awq(c: Fields) -> Scheme:
     layout = c.lower("version", c.get("format", "gemm"))
     c.one_of("version", layout, "gemm")
     group = c.group("group_size", 128)
-    return LinearScheme(f"awq-int4{_g(group)}", named.AWQ_SOURCE, (), (Group(AWQ(group)),), kept=Named(c.texts("modules_to_not_convert"), "awq"))
+    return LinearScheme(
+        f"awq-int4{_g(group)}",
+        named.AWQ_SOURCE,
+        (),
+        (Group(AWQ(group)),),
+        kept=Named(c.texts("modules_to_not_convert"), "awq"),
+    )
 
 
 def _gptq(c: Fields) -> Scheme:
-    c.ignore("damp_percent", "desc_act", "static_groups", "sym", "true_sequential", "act_group_aware", "dataset", "tokenizer", "meta", "backend",
-             "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size", "pad_token_id", "max_input_length",
-             "cache_block_outputs", "use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "max_input_len", "model_name_or_path",
-             "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype", "hyb_act", "offload_to_disk")  # fmt: skip
+    c.ignore(
+        "damp_percent",
+        "desc_act",
+        "static_groups",
+        "sym",
+        "true_sequential",
+        "act_group_aware",
+        "dataset",
+        "tokenizer",
+        "meta",
+        "backend",
+        "model_seqlen",
+        "block_name_to_quantize",
+        "module_name_preceding_first_block",
+        "batch_size",
+        "pad_token_id",
+        "max_input_length",
+        "cache_block_outputs",
+        "use_cuda_fp16",
+        "use_exllama",
+        "disable_exllama",
+        "exllama_config",
+        "max_input_len",
+        "model_name_or_path",
+        "model_file_base_name",
+        "damp_auto_increment",
+        "mse",
+        "v2",
+        "quantizer",
+        "pack_dtype",
+        "hyb_act",
+        "offload_to_disk",
+    )
     c.one_of("checkpoint_format", c.lower("checkpoint_format", c.get("format", "gptq")), "gptq", "gptq_v2")
     c.must("dynamic", None, {}, absent=None)
     c.must("is_marlin_format", False, None)
@@ -126,16 +196,24 @@ def _gptq(c: Fields) -> Scheme:
     inner = c.get("modules_in_block_to_quantize")
     some = None
     if inner is not None:
-        names: list[Any] = [name for row in inner for name in (row if isinstance(row, list) else [row])] if isinstance(inner, list) else [None]
+        names: list[Any] = (
+            [name for row in inner for name in (row if isinstance(row, list) else [row])]
+            if isinstance(inner, list)
+            else [None]
+        )
         if any(not isinstance(name, str) for name in names):
             raise c.wrong("modules_in_block_to_quantize", inner, "lists of module names")
         some = Named(names, field="modules_in_block_to_quantize")
     groups, kept = (Group(GPTQ(bits, group), some),), _kept(c, "modules_to_not_convert")
-    return LinearScheme(f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (named.ZERO_BIASES,), groups, head=head, kept=kept)
+    return LinearScheme(
+        f"gptq-int{bits}{_g(group)}", named.GPTQ_SOURCE, (named.ZERO_BIASES,), groups, head=head, kept=kept
+    )
 
 
 def _bitsandbytes(c: Fields) -> Scheme:
-    c.ignore("bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage")
+    c.ignore(
+        "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
+    )
     four, eight = (c.get(name, c.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     c.ignore("_load_in_4bit", "_load_in_8bit")
     c.must("llm_int8_has_fp16_weight", False, absent=False)
@@ -143,7 +221,9 @@ def _bitsandbytes(c: Fields) -> Scheme:
     if four is eight or any(type(one) not in (bool, type(None)) for one in (four, eight)):
         raise c.wrong("load_in_4bit", four, "that or load_in_8bit to be true")
     if eight:
-        return _every(c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules")
+        return _every(
+            c, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
+        )
     c.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
     c.one_of("bnb_4bit_use_double_quant", double, False, True)
     return _every(c, named.bnb4(f"{kind}-double" if double else str(kind), bool(double)), "llm_int8_skip_modules")
@@ -167,7 +247,9 @@ def _bitnet(c: Fields) -> Scheme | None:
 
 def _eetq(c: Fields) -> Scheme:
     c.must("weights", "int8", absent="int8")
-    return _every(c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert")
+    return _every(
+        c, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
+    )
 
 
 def _g(group: int | None) -> str:

@@ -55,7 +55,9 @@ class Fields:
             value = self.get(name)
             if value is None:
                 continue
-            if not isinstance(value, list) or any(not isinstance(one, str) or not one or len(one) > 500 for one in value):
+            if not isinstance(value, list) or any(
+                not isinstance(one, str) or not one or len(one) > 500 for one in value
+            ):
                 raise self.wrong(name, value, "a list of module names")
             return value
         return []
@@ -73,7 +75,11 @@ class Fields:
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != 2 or any(type(n) is not int or not 0 < n <= LARGEST for n in value):
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or any(type(n) is not int or not 0 < n <= LARGEST for n in value)
+        ):
             raise self.wrong(name, value, "two positive whole numbers, or null")
         return value[0], value[1]
 

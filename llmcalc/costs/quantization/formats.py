@@ -1,18 +1,22 @@
 """How one linear map is stored: n_out × n_in weights as the tensors of each format, in bytes.
 
-- FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one a block of 128 × 128, ⌈·⌉ on both
-  axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one a row).
-- FP4: OCP Microscaling Formats 1.0, §5.2-5.3 (MXFP4: 32 elements of 4 bits under one e8m0 byte); NVIDIA NVFP4: 16 elements under one e4m3
-  byte, and one fp32 for the tensor.
-- AWQ: AutoAWQ WQLinear_GEMM: qweight int32 [in, out/8], qzeros int32 [in/g, out/8], scales fp16 [in/g, out] (Lin 2023, arXiv:2306.00978).
-- GPTQ: AutoGPTQ, GPTQModel: qweight int32 [in·b/32, out], qzeros int32 [⌈in/g⌉, out·b/32], scales fp16 [⌈in/g⌉, out], g_idx int32 [in].
-- bitsandbytes Linear4bit (Dettmers 2023, arXiv:2305.14314, §3): two codes a byte, absmax fp32 a block of 64, quant_map of 16 fp32; double
-  quantisation: absmax in one byte each, nested_absmax fp32 a block of 256 of them, nested_quant_map of 256 fp32. Linear8bitLt
-  (arXiv:2208.07339): int8, SCB fp32 a row, weight_format of one byte.
-- compressed-tensors: weight_packed int32 [out, ⌈in·b/32⌉], weight_scale [out, ⌈in/g⌉] in the model's dtype, weight_shape of two int64,
-  weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] where asymmetric, weight_g_idx int32 [in] where reordered; of static activations input_scale
-  and, where asymmetric, input_zero_point.
-- `transformers` BitLinear: four ternary weights a byte [out/4, in], weight_scale [1]; EetqLinear: int8, weight_scales fp16 [out].
+- FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one a block of 128 × 128,
+  ⌈·⌉ on both axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one a row).
+- FP4: OCP Microscaling Formats 1.0, §5.2-5.3 (MXFP4: 32 elements of 4 bits under one e8m0 byte); NVIDIA NVFP4: 16
+  elements under one e4m3 byte, and one fp32 for the tensor.
+- AWQ: AutoAWQ WQLinear_GEMM: qweight int32 [in, out/8], qzeros int32 [in/g, out/8], scales fp16 [in/g, out] (Lin 2023,
+  arXiv:2306.00978).
+- GPTQ: AutoGPTQ, GPTQModel: qweight int32 [in·b/32, out], qzeros int32 [⌈in/g⌉, out·b/32], scales fp16 [⌈in/g⌉, out],
+  g_idx int32 [in].
+- bitsandbytes Linear4bit (Dettmers 2023, arXiv:2305.14314, §3): two codes a byte, absmax fp32 a block of 64, quant_map
+  of 16 fp32; double
+  quantisation: absmax in one byte each, nested_absmax fp32 a block of 256 of them, nested_quant_map of 256 fp32.
+  Linear8bitLt (arXiv:2208.07339): int8, SCB fp32 a row, weight_format of one byte.
+- compressed-tensors: weight_packed int32 [out, ⌈in·b/32⌉], weight_scale [out, ⌈in/g⌉] in the model's dtype,
+  weight_shape of two int64, weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] where asymmetric, weight_g_idx int32 [in]
+  where reordered; of static activations input_scale and, where asymmetric, input_zero_point.
+- `transformers` BitLinear: four ternary weights a byte [out/4, in], weight_scale [1]; EetqLinear: int8, weight_scales
+  fp16 [out].
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class Static:
 class FP8(LinearFormat):
     """One byte a weight. over: what shares a scale, a block (rows, columns), a `row` or the `tensor`.
 
-    scale_bytes: of each, that of the model's number format if None. static: scales of activations, in that format too or in fp32.
+    scale_bytes: of each, that of the model's number format if None. static: scales of activations, in that format too
+    or in fp32.
     static_zeros: their zero points, of one byte.
     """
 
@@ -75,7 +80,11 @@ class FP8(LinearFormat):
             scales = ceil_div(n_out, rows) * ceil_div(n_in, columns)
         else:
             scales = n_out if self.over == "row" else 1
-        return Parts(weights=n_out * n_in, scales=scales * one, other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros)
+        return Parts(
+            weights=n_out * n_in,
+            scales=scales * one,
+            other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
+        )
 
     def describe(self) -> str:
         each = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
@@ -85,7 +94,9 @@ class FP8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class FP4(LinearFormat):
-    """Half a byte a weight; `block` of a row under one scale of `scale_bytes`; tensor_scales: fp32 scales of the whole tensor."""
+    """Half a byte a weight; `block` of a row under one scale of `scale_bytes`;
+    tensor_scales: fp32 scales of the whole tensor.
+    """
 
     block: int
     tensor_scales: int = 0
@@ -94,13 +105,19 @@ class FP4(LinearFormat):
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         blocks = n_out * ceil_div(n_in, self.block)
-        return Parts(weights=n_out * ceil_div(n_in, 2), scales=blocks * self.scale_bytes + FP32 * self.tensor_scales, other=FP32 * self.static)
+        return Parts(
+            weights=n_out * ceil_div(n_in, 2),
+            scales=blocks * self.scale_bytes + FP32 * self.tensor_scales,
+            other=FP32 * self.static,
+        )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _divides("columns", n_in, self.block)
 
     def describe(self) -> str:
-        return f"4 bits, one scale of {8 * self.scale_bytes} bits a block of {self.block}" + (", one fp32 scale a tensor" if self.tensor_scales else "")
+        return f"4 bits, one scale of {8 * self.scale_bytes} bits a block of {self.block}" + (
+            ", one fp32 scale a tensor" if self.tensor_scales else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +156,9 @@ class GPTQ(LinearFormat):
         return _divides("columns", n_in, unit) or _divides("rows", n_out, unit)
 
     def describe(self) -> str:
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point a {_group(self.group)}, one int32 index a column"
+        return (
+            f"GPTQ int{self.bits}, one fp16 scale and one zero point a {_group(self.group)}, one int32 index a column"
+        )
 
 
 BNB_BLOCK, BNB_NESTED = 64, 256
@@ -177,7 +196,9 @@ class Bnb8(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(LinearFormat):
-    """`pack-quantized` of compressed-tensors. group: columns that share a scale; None for a row. whole: one scale for the tensor."""
+    """`pack-quantized` of compressed-tensors. group: columns that share a scale; None for a row.
+    whole: one scale for the tensor.
+    """
 
     bits: int
     group: int | None
@@ -200,7 +221,9 @@ class PackedInt(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class WholeInt(LinearFormat):
-    """`int-quantized` of compressed-tensors and EETQ: one byte a weight. over: what shares a scale. scale_bytes: of each, as FP8's."""
+    """`int-quantized` of compressed-tensors and EETQ: one byte a weight. over: what shares a scale.
+    scale_bytes: of each, as FP8's.
+    """
 
     over: int | Whole = "row"
     symmetric: bool = True
@@ -212,7 +235,9 @@ class WholeInt(LinearFormat):
         if isinstance(self.over, int):
             scales = n_out * ceil_div(n_in, self.over)
         one = plain_bytes if self.scale_bytes is None else self.scale_bytes
-        return Parts(n_out * n_in, scales * one, 0 if self.symmetric else scales, self.static.scales * one + self.static.zeros)
+        return Parts(
+            n_out * n_in, scales * one, 0 if self.symmetric else scales, self.static.scales * one + self.static.zeros
+        )
 
     def describe(self) -> str:
         each = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"

@@ -1,13 +1,15 @@
 """llama.cpp's mixes: which ggml type each tensor of a `.gguf` file gets, and how many bytes that is.
 
-Rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, use_more_bits, tensor_type_fallback) as of
-2026-09. Blocks: ggml-common.h. What is not quantised has the type that the converter wrote (conversion/base.py, prepare_tensors): F32 for
-1-D tensors, biases, norms, routers, convolutions and tables of positions; 16 bits for the few maps that the quantiser leaves alone. Of MLA
-the file holds kv_b_proj as two tensors, the keys' one turned.
+Rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, use_more_bits,
+tensor_type_fallback) as of 2026-09. Blocks: ggml-common.h. What is not quantised has the type that the converter wrote
+(conversion/base.py, prepare_tensors): F32 for 1-D tensors, biases, norms, routers, convolutions and tables of
+positions; 16 bits for the few maps that the quantiser leaves alone. Of MLA the file holds kv_b_proj as two tensors, the
+keys' one turned.
 
-q, k and v are three tensors, or, where the checkpoint holds them in one, `attn_qkv`. Since #19770 (2026-03) that one is typed as `attn_v`;
-before, it was Q5_K in Q4_K_M, Q6_K in Q5_K_M, Q4_K in Q3_K_M and Q3_K_L, of the mix's own type in the rest. Not taken: the exceptions for
-Falcon, layers of prediction modules that some converters count among the model's (they move the eighths of the depth).
+q, k and v are three tensors, or, where the checkpoint holds them in one, `attn_qkv`. Since #19770 (2026-03) that one is
+typed as `attn_v`; before, it was Q5_K in Q4_K_M, Q6_K in Q5_K_M, Q4_K in Q3_K_M and Q3_K_L, of the mix's own type in
+the rest. Not taken: the exceptions for Falcon, layers of prediction modules that some converters count among the
+model's (they move the eighths of the depth).
 """
 
 from __future__ import annotations
@@ -22,17 +24,41 @@ from ...ops import AttentionCore
 from .base import Parts, Scheme, Site, plain, sites
 
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
-    "Q4_0": (32, 16, 2, 0), "Q4_1": (32, 16, 2, 2), "Q5_0": (32, 20, 2, 0), "Q5_1": (32, 20, 2, 2), "Q8_0": (32, 32, 2, 0),
-    "Q2_K": (256, 64, 10, 10), "Q3_K": (256, 96, 14, 0), "Q4_K": (256, 128, 8, 8), "Q5_K": (256, 160, 8, 8), "Q6_K": (256, 192, 18, 0),
-    "IQ4_NL": (32, 16, 2, 0), "IQ4_XS": (256, 128, 8, 0), "MXFP4": (32, 16, 1, 0),
-}  # fmt: skip
+    "Q4_0": (32, 16, 2, 0),
+    "Q4_1": (32, 16, 2, 2),
+    "Q5_0": (32, 20, 2, 0),
+    "Q5_1": (32, 20, 2, 2),
+    "Q8_0": (32, 32, 2, 0),
+    "Q2_K": (256, 64, 10, 10),
+    "Q3_K": (256, 96, 14, 0),
+    "Q4_K": (256, 128, 8, 8),
+    "Q5_K": (256, 160, 8, 8),
+    "Q6_K": (256, 192, 18, 0),
+    "IQ4_NL": (32, 16, 2, 0),
+    "IQ4_XS": (256, 128, 8, 0),
+    "MXFP4": (32, 16, 1, 0),
+}
 """Type → elements a block, and of its bytes those of codes, of scales and of minima."""
 
 MIXES = {
-    "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q2_K": "Q2_K", "Q3_K_S": "Q3_K", "Q3_K_M": "Q3_K", "Q3_K_L": "Q3_K",
-    "Q4_K_S": "Q4_K", "Q4_K_M": "Q4_K", "Q5_K_S": "Q5_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL", "IQ4_XS": "IQ4_XS",
+    "Q4_0": "Q4_0",
+    "Q4_1": "Q4_1",
+    "Q5_0": "Q5_0",
+    "Q5_1": "Q5_1",
+    "Q8_0": "Q8_0",
+    "Q2_K": "Q2_K",
+    "Q3_K_S": "Q3_K",
+    "Q3_K_M": "Q3_K",
+    "Q3_K_L": "Q3_K",
+    "Q4_K_S": "Q4_K",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_S": "Q5_K",
+    "Q5_K_M": "Q5_K",
+    "Q6_K": "Q6_K",
+    "IQ4_NL": "IQ4_NL",
+    "IQ4_XS": "IQ4_XS",
     "MXFP4_MOE": "MXFP4",
-}  # fmt: skip
+}
 """Mix → the type of most tensors in it."""
 
 FALLBACK = {"IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -43,7 +69,8 @@ MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_
 
 @dataclass(frozen=True)
 class GGUFMix(Scheme):
-    """mix: as llama-quantize names it. imatrix: whether it was given an importance matrix, which changes the types of some tensors.
+    """mix: as llama-quantize names it. imatrix: whether it was given an importance matrix, which changes the types of
+    some tensors.
 
     fused: whether the file holds q, k and v of a layer in one tensor.
     """
@@ -58,7 +85,9 @@ class GGUFMix(Scheme):
             yield site, model.parts(site)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
-        """How many tensors have each type, as llama.cpp lists them when it loads a file (F32 ones: those of the parameters)."""
+        """How many tensors have each type, as llama.cpp lists them when it loads a file (F32 ones:
+        those of the parameters).
+        """
         counts: dict[str, int] = {}
         found = list(sites(spec.anatomy()))
         model = self._rules(spec, found)
@@ -72,22 +101,37 @@ class GGUFMix(Scheme):
     def _rules(self, spec: ModelSpec, found: list[Site]) -> _Model:
         """Raises `InputError` for a model that they are not for."""
         if spec.kind == "encoder-decoder":
-            raise InputError(f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a decoder or an encoder")
+            raise InputError(
+                f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
+                "decoder or an encoder"
+            )
         more = next((site.optional for site in found if site.optional), "")
         if more:
-            raise InputError(f"--quantize {self.label}: its rules are for the model's own layers; expected no --with-{more}")
+            raise InputError(
+                f"--quantize {self.label}: its rules are for the model's own layers; expected no --with-{more}"
+            )
         if not all(isinstance(axis, int) for site in found for axis in (*site.tensor.shape, site.times)):
-            raise InputError(f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols")
+            raise InputError(
+                f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
+            )
         return _Model(self, spec, found)
 
     def notes(self) -> list[str]:
         with_matrix = ", with an importance matrix" if self.imatrix else ""
-        texts = [f"{self.label} ({self.source}): each tensor in the type that llama-quantize {self.mix} gives it{with_matrix}"]
-        texts.append("norms, biases, routers and tables of positions in F32; metadata and padding of the file are not counted")
+        texts = [
+            f"{self.label} ({self.source}): each tensor in the type that llama-quantize {self.mix} gives "
+            f"it{with_matrix}"
+        ]
+        texts.append(
+            "norms, biases, routers and tables of positions in F32; metadata and padding of the file are not counted"
+        )
         if self.fused:
             texts.append("q, k and v as one tensor (attn_qkv), typed as llama.cpp does since March 2026")
         else:
-            texts.append(f"q, k and v as three tensors; for files that hold them in one (GPT-2, Phi-3, Bloom, …): --quantize {self.label}-qkv")
+            texts.append(
+                "q, k and v as three tensors; for files that hold them in one (GPT-2, Phi-3, Bloom, …): "
+                f"--quantize {self.label}-qkv"
+            )
         return [*texts, *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
@@ -102,7 +146,9 @@ class _Model:
         ordered = sorted(found, key=lambda site: -1 if site.layer is None else site.layer)  # as a file's tensors are
         self.values = _numbered(_module(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
         self.downs = _numbered(site.path for site in ordered if _category(site) == "ffn_down")
-        self.experts = next((site.tensor.shape[0] for site in found if site.kind == "experts" and len(site.tensor.shape) == 3), 0)
+        self.experts = next(
+            (site.tensor.shape[0] for site in found if site.kind == "experts" and len(site.tensor.shape) == 3), 0
+        )
         self.tied = not any(_category(site) == "output" for site in found)
         self.gqa = _grouped(found)
 
@@ -196,7 +242,8 @@ class _Model:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are no multiple of {kind}'s {BLOCKS[kind][0]}, and llama-quantize has "
+                f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are no multiple of {kind}'s "
+                f"{BLOCKS[kind][0]}, and llama-quantize has "
                 "no other type for it; expected another scheme"
             )
         return other if columns % BLOCKS[other][0] == 0 else "F16"
@@ -221,37 +268,53 @@ CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_pro
 
 
 def _category(site: Site) -> str:
-    """The kind of tensor that the rules know it as; empty for one that stays F32, `kept` for one that stays in the converter's 16 bits."""
+    """The kind of tensor that the rules know it as;
+    empty for one that stays F32, `kept` for one that stays in the converter's 16 bits.
+    """
     kind, name = site.kind, site.name
     if site.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
     if site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
     beside = {child.name for child in site.parent.children}
-    if kind == "streams" or site.path == "per_layer_embedding.projection" or {"left", "right"} <= beside or site.tensor.shape[0] == 1:
+    if (
+        kind == "streams"
+        or site.path == "per_layer_embedding.projection"
+        or {"left", "right"} <= beside
+        or site.tensor.shape[0] == 1
+    ):
         return "kept"  # altup, per_layer_model_proj, laurel; one row is one dimension
     if ".indexer." in site.path:
-        return "other" if "weights_proj" in beside else "kept"  # blocks are chosen by maps too small to quantise (MiniMax)
+        return (
+            "other" if "weights_proj" in beside else "kept"
+        )  # blocks are chosen by maps too small to quantise (MiniMax)
     if kind == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
     if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
-    if kind == "attention" or (kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= beside and not _gated_delta(site)):  # Kimi's
+    if kind == "attention" or (
+        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= beside and not _gated_delta(site)
+    ):  # Kimi's
         return CATEGORIES.get(name, "other")
     return "other"
 
 
 def _gated_delta(site: Site) -> bool:
     """A gated DeltaNet's: of its maps q, k and v are one tensor, `attn_qkv`, in every file."""
-    return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {child.name for child in site.parent.children}
+    return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
+        child.name for child in site.parent.children
+    }
 
 
 def _grouped(found: list[Site]) -> Number:
     """Query heads a key-value head in the first layer (n_gqa): 0 where that has none, 1 in a model without any.
 
-    A converter writes one number for all layers of a model with gated DeltaNets, and one for each layer of other hybrids.
+    A converter writes one number for all layers of a model with gated DeltaNets, and one for each layer of other
+    hybrids.
     """
-    with_keys = [site for site in found if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path]
+    with_keys = [
+        site for site in found if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
+    ]
     if not with_keys:
         return 1
     site = min(with_keys, key=lambda one: -1 if one.layer is None else one.layer)

@@ -1,9 +1,10 @@
 """Schemes that convert the linear maps of a model, each by itself, and leave everything else as it is.
 
-Left unconverted: embeddings, norms, biases, convolutions, everything that is no matrix of a product; routers, which published
-checkpoints keep whatever the scheme; maps between residual streams, which are no modules of their own; a matrix that stands for several
-outside of experts, for such block-diagonal maps are no `nn.Linear`, but for that of an attention's output (DeepSeek-V4), which is; the
-output head, unless the scheme is told to convert it; towers of other modalities; and what the config names.
+Left unconverted: embeddings, norms, biases, convolutions, everything that is no matrix of a product; routers, which
+published checkpoints keep whatever the scheme; maps between residual streams, which are no modules of their own; a
+matrix that stands for several outside of experts, for such block-diagonal maps are no `nn.Linear`, but for that of an
+attention's output (DeepSeek-V4), which is; the output head, unless the scheme is told to convert it; towers of other
+modalities; and what the config names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ HEADS = ("lm_head", "classifier")
 """Components whose maps make the output."""
 
 KEPT = ("router", "residual", "mtp")
-"""Components that no scheme converts: of prediction modules that is the map of their input (`eh_proj`), which DeepSeek-V3 holds in bf16."""
+"""Components that no scheme converts:
+of prediction modules that is the map of their input (`eh_proj`), which DeepSeek-V3 holds in bf16.
+"""
 
 OUTSIDE = ("embedding", "pooler", *HEADS)
 """Components outside of layers, of which AutoAWQ and AutoGPTQ convert nothing."""
@@ -35,7 +38,9 @@ OUTSIDE = ("embedding", "pooler", *HEADS)
 
 @dataclass(frozen=True)
 class Group:
-    """Maps that share a format. named: which ones; None for all. experts: the format of routed experts, where that is another."""
+    """Maps that share a format. named: which ones; None for all.
+    experts: the format of routed experts, where that is another.
+    """
 
     format: LinearFormat
     named: Named | None = None
@@ -44,9 +49,9 @@ class Group:
 
 @dataclass(frozen=True)
 class LinearScheme(Scheme):
-    """scope: linear maps, or routed experts alone. head: whether output heads are converted. everywhere: whether every `nn.Linear` is, outside
-    of layers and the gate of shared experts, a map to one number, too. kept: modules that stay unconverted. Of several groups, the first
-    that names a map holds.
+    """scope: linear maps, or routed experts alone. head: whether output heads are converted. everywhere: whether every
+    `nn.Linear` is, outside of layers and the gate of shared experts, a map to one number, too. kept: modules that stay
+    unconverted. Of several groups, the first that names a map holds.
     """
 
     groups: tuple[Group, ...] = ()
@@ -66,11 +71,16 @@ class LinearScheme(Scheme):
             count, n_out, n_in = _matrices(site)
             why = chosen.refuses(n_out, n_in)
             if why:
-                raise InputError(f"--quantize {self.label}: {site.path}: {why}; expected another scheme, or a model whose sizes it can hold")
+                raise InputError(
+                    f"--quantize {self.label}: {site.path}: {why}; expected another scheme, or a model whose sizes "
+                    "it can hold"
+                )
             yield site, chosen.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not converted:
             what = "routed experts" if self.scope == "experts" else "linear maps that are not left out"
-            raise InputError(f"--quantize {self.label}: converts {what}, and this model has none; expected another scheme")
+            raise InputError(
+                f"--quantize {self.label}: converts {what}, and this model has none; expected another scheme"
+            )
 
     def _format(self, site: Site) -> LinearFormat | None:
         """The format that a tensor is converted to, None where it is not."""
@@ -79,7 +89,11 @@ class LinearScheme(Scheme):
         if site.tensor.role != "matrix" or site.kind in KEPT or not (experts or single):
             return None
         output = site.kind in HEADS and site.name not in ("dense", "head_proj")
-        if (output and not self.head) or (not self.everywhere and _beside(site) and not output) or site.path in self.kept:
+        if (
+            (output and not self.head)
+            or (not self.everywhere and _beside(site) and not output)
+            or site.path in self.kept
+        ):
             return None
         group = next((one for one in self.groups if one.named is None or site.path in one.named), None)
         if group is None:
@@ -91,7 +105,10 @@ class LinearScheme(Scheme):
         texts = [f"{self.label} ({self.source}): {what}: {'; '.join(dict.fromkeys(self._formats()))}"]
         head = "" if self.head else ", output head"
         others = ", attention" if self.scope == "experts" else ""
-        texts.append(f"unconverted: embeddings{head}{others}, norms, biases, routers" + (" and what the config names" if self.kept.entries else ""))
+        texts.append(
+            f"unconverted: embeddings{head}{others}, norms, biases, routers"
+            + (" and what the config names" if self.kept.entries else "")
+        )
         unused = self.kept.unused
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""

@@ -1,8 +1,10 @@
-"""What mlx-lm stores: the `quantization` table of its configs (mlx-community), which newer versions repeat as `quantization_config`.
+"""What mlx-lm stores: the `quantization` table of its configs (mlx-community), which newer versions repeat as
+`quantization_config`.
 
-mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding: weight uint32 [out, in·b/32]; in mode affine scales and biases [out, in/g], of
-the model's number format; in mxfp4, mxfp8 and nvfp4 scales of one byte and no biases). mlx-lm: utils.quantize_model (what has no whole groups
-stays as it is; the table names the modules that are stored otherwise), utils.load_model.
+mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding: weight uint32 [out, in·b/32]; in mode affine scales and
+biases [out, in/g], of the model's number format; in mxfp4, mxfp8 and nvfp4 scales of one byte and no biases). mlx-lm:
+utils.quantize_model (what has no whole groups stays as it is; the table names the modules that are stored otherwise),
+utils.load_model.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import Named
 
 KNOWN = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
-"""Components that mlx-lm converts in every model; whether a router or a part of a recurrence is a module of its own differs by class."""
+"""Components that mlx-lm converts in every model;
+whether a router or a part of a recurrence is a module of its own differs by class.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,10 @@ class MLXScheme(Scheme):
             yield site, one.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         unused = [entry for named, _ in self.others for entry in named.entries if entry not in named.used]
         if unused:
-            raise InputError(f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none counts without it)")
+            raise InputError(
+                f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none "
+                "counts without it)"
+            )
 
     def _of(self, site: Site) -> Stored | None:
         """How a tensor is stored, None where it keeps its number format.
@@ -79,13 +86,19 @@ class MLXScheme(Scheme):
         other = next((stored for named, stored in self.others if site.path in named), self.usual)
         if other is self.usual and site.kind not in KNOWN:
             what = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
-            raise InputError(f"quantization: {what}; expected an entry for it, or --quantize none, which counts without it")
+            raise InputError(
+                f"quantization: {what}; expected an entry for it, or --quantize none, which counts without it"
+            )
         columns = site.tensor.shape[-1]
         return None if other is None or (isinstance(columns, int) and columns % other.group) else other
 
     def notes(self) -> list[str]:
         more = "; some modules otherwise, as the config says" if self.others else ""
-        return [f"{self.label} ({self.source}): linear maps, embeddings and output head: {self.usual.format.describe()}{more}", "unconverted: norms, biases"]
+        return [
+            f"{self.label} ({self.source}): linear maps, embeddings and output head: "
+            f"{self.usual.format.describe()}{more}",
+            "unconverted: norms, biases",
+        ]
 
 
 def mlx(c: Fields) -> Scheme:

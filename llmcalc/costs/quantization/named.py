@@ -28,7 +28,9 @@ LLAMA_CPP = "llama.cpp"
 BITNET_SOURCE = "transformers BitLinear"
 EETQ_SOURCE = "transformers EetqLinear"
 
-STACKED = "experts as maps of their own, as transformers 4 held them; transformers 5 stacks them and leaves them unconverted"
+STACKED = (
+    "experts as maps of their own, as transformers 4 held them; transformers 5 stacks them and leaves them unconverted"
+)
 ZERO_BIASES = "checkpoints that AutoGPTQ made hold a bias for every map, too, zeros of 2 bytes a row: not counted"
 BLOB = "each weight's description, some 100 bytes of JSON in a checkpoint, is not counted"
 
@@ -65,10 +67,26 @@ _FIXED: dict[str, Callable[[str], Scheme]] = {
 }
 
 _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = (
-    ("fp8-blockN", r"fp8-block(?P<group>\d+)", lambda label, bits, group: layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128)))),
-    ("awq-int4-gN", r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, AWQ_SOURCE, AWQ(group))),
-    ("gptq-intB-gN", r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES)),
-    ("wBa16-gN", r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?", lambda label, bits, group: layers(label, COMPRESSED, PackedInt(bits, group))),
+    (
+        "fp8-blockN",
+        r"fp8-block(?P<group>\d+)",
+        lambda label, bits, group: layers(label, DEEPSEEK_SOURCE, FP8((group or 128, group or 128))),
+    ),
+    (
+        "awq-int4-gN",
+        r"awq-int(?P<bits>4)(?:-g(?P<group>\d+))?",
+        lambda label, bits, group: layers(label, AWQ_SOURCE, AWQ(group)),
+    ),
+    (
+        "gptq-intB-gN",
+        r"gptq-int(?P<bits>[2348])(?:-g(?P<group>\d+))?",
+        lambda label, bits, group: layers(label, GPTQ_SOURCE, GPTQ(bits, group), ZERO_BIASES),
+    ),
+    (
+        "wBa16-gN",
+        r"w(?P<bits>[48])a16(?:-g(?P<group>\d+))?",
+        lambda label, bits, group: layers(label, COMPRESSED, PackedInt(bits, group)),
+    ),
 )
 """How a name is written, what it matches, and what it makes. Without a group, a scale a row."""
 
@@ -80,7 +98,8 @@ NAMES = (*(name for name, _, _ in _SIZED), *_FIXED, *(mix.lower() for mix in MIX
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:
-    """The scheme of that name. After a llama.cpp mix: `-imatrix`, made with an importance matrix; `-qkv`, q, k and v are one tensor.
+    """The scheme of that name. After a llama.cpp mix: `-imatrix`, made with an importance matrix; `-qkv`, q, k and v
+    are one tensor.
 
     Raises `InputError`, which lists all names, for one that is not known.
     """
@@ -101,4 +120,7 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
             return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
     near = suggest(label, list(COMMON))
-    raise InputError(f"{option} {name[:40]}: no scheme of that name; expected one of {', '.join(NAMES)} (llama.cpp's also with -imatrix, -qkv), or none.{near}")
+    raise InputError(
+        f"{option} {name[:40]}: no scheme of that name; expected one of {', '.join(NAMES)} (llama.cpp's also with "
+        f"-imatrix, -qkv), or none.{near}"
+    )

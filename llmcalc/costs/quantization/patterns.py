@@ -1,8 +1,9 @@
 """Which modules a config's list names, though our modules are called otherwise.
 
-A module of ours has the names that published models give it (`mlp.router` is `mlp.gate` in most); a list names a module where it
-names any of them. Rules of matching:
-- `transformers`, should_convert_module: a name is the start of the module's up to a step, or its end, or a regular expression at its start.
+A module of ours has the names that published models give it (`mlp.router` is `mlp.gate` in most); a list names a module
+where it names any of them. Rules of matching:
+- `transformers`, should_convert_module: a name is the start of the module's up to a step, or its end, or a regular
+  expression at its start.
 - AutoAWQ: part of a name; taken here as whole steps of it, so that `gate` does not name `gate_proj`.
 - compressed-tensors, match_name: the whole name, or `re:` and a regular expression at its start.
 - ModelOpt: the whole name with `*` for anything.
@@ -38,8 +39,10 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "gate_proj": ("gate_proj", "gate_up_proj"), "up_proj": ("up_proj", "gate_up_proj"),
 }  # fmt: skip
 EXPERTS: dict[str, tuple[str, ...]] = {
-    "gate_proj": ("gate_proj", "gate_up_proj", "w1"), "up_proj": ("up_proj", "gate_up_proj", "w3"), "down_proj": ("down_proj", "w2"),
-}  # fmt: skip
+    "gate_proj": ("gate_proj", "gate_up_proj", "w1"),
+    "up_proj": ("up_proj", "gate_up_proj", "w3"),
+    "down_proj": ("down_proj", "w2"),
+}
 
 NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
 """Entries that may name nothing here and are no surprise: norms under other names than ours, heads that are tied."""
@@ -47,7 +50,9 @@ NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 WORDS = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
 MOST_WAYS, WAYS_TO_REPEAT = 24, 6
-"""A config may come from anyone: no pattern is tried that could match in more than 2^24 ways. A repeat has about 2^6, a choice 2."""
+"""A config may come from anyone: no pattern is tried that could match in more than 2^24 ways.
+A repeat has about 2^6, a choice 2.
+"""
 
 LONGEST_MATCHING = 1.0
 """Seconds that all patterns of a list may take."""
@@ -73,17 +78,25 @@ def names_of(path: str) -> tuple[str, ...]:
 class Named:
     """Modules that a list names. Remembers which of its entries named one.
 
-    Raises `InputError` for an entry that is no regular expression where it must be one or a slow one, and for one that names single
+    Raises `InputError` for an entry that is no regular expression where it must be one or a slow one, and for one that
+    names single
     experts: experts are counted alike.
     """
 
-    def __init__(self, entries: Iterable[str], rule: Rule = "transformers", field: str = "modules_to_not_convert") -> None:
+    def __init__(
+        self, entries: Iterable[str], rule: Rule = "transformers", field: str = "modules_to_not_convert"
+    ) -> None:
         self.entries, self.rule, self.used = tuple(dict.fromkeys(entries)), rule, set[str]()
         if len(self.entries) > MOST_ENTRIES:
-            raise InputError(f"quantization_config.{field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}")
+            raise InputError(
+                f"quantization_config.{field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"
+            )
         for entry in self.entries:
             if ONE_EXPERT.search(entry):
-                raise InputError(f"quantization_config.{field}: '{entry[:60]}' names one expert; expected entries that treat all experts of a layer alike")
+                raise InputError(
+                    f"quantization_config.{field}: '{entry[:60]}' names one expert; expected entries that treat "
+                    "all experts of a layer alike"
+                )
         self._plain, self._tests = set[str](), list[tuple[str, Callable[[str], bool]]]()
         for entry in self.entries:
             test = self._test(entry, field)
@@ -108,11 +121,16 @@ class Named:
         else:
             return None
         if REPEATED_GROUP.search(text) or _ways(text) > MOST_WAYS:
-            raise InputError(f"quantization_config.{field}: '{entry[:60]}' repeats a group or too much else; expected a pattern that is quick to match")
+            raise InputError(
+                f"quantization_config.{field}: '{entry[:60]}' repeats a group or too much else; expected a pattern "
+                "that is quick to match"
+            )
         try:
             pattern = re.compile(f"(?:{text}){boundary}")
         except re.error:
-            raise InputError(f"quantization_config.{field}: '{entry[:60]}' is no regular expression; expected a module's name or one") from None
+            raise InputError(
+                f"quantization_config.{field}: '{entry[:60]}' is no regular expression; expected a module's name or one"
+            ) from None
         return lambda name: pattern.match(name) is not None
 
     def __contains__(self, path: object) -> bool:
@@ -138,7 +156,10 @@ class Named:
         entry = next((entry for entry, test in self._tests if test(name)), None)
         self._spent += process_time() - began
         if self._spent > LONGEST_MATCHING:
-            raise InputError(f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; expected names, or simpler patterns")
+            raise InputError(
+                f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "
+                "expected names, or simpler patterns"
+            )
         if entry is not None:
             self.used.add(entry)
         return entry is not None

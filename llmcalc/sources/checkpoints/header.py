@@ -81,7 +81,10 @@ class BoundedReader:
 
     def _pass(self, count: int, what: str) -> None:
         if not 0 <= count <= self.size - self.at:
-            raise InputError(f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is truncated or no such checkpoint")
+            raise InputError(
+                f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
+                "truncated or no such checkpoint"
+            )
         self.at += count
 
     def number(self, form: str, what: str) -> Any:

@@ -27,4 +27,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return read_safetensors(path)
     if path.suffix == ".gguf":
         return read_gguf(path)
-    raise InputError(f"{path}: expected a .safetensors, .safetensors.index.json or .gguf file, or a folder that holds one")
+    raise InputError(
+        f"{path}: expected a .safetensors, .safetensors.index.json or .gguf file, or a folder that holds one"
+    )

@@ -1,7 +1,7 @@
 """Headers of `.safetensors` files, single or sharded behind an index.
 
-Format: https://github.com/huggingface/safetensors#format: eight bytes of length, that many bytes of JSON, then data. The
-library of that name maps the whole file and checks that all data is there; a header fetched without its data needs
+Format: https://github.com/huggingface/safetensors#format: eight bytes of length, that many bytes of JSON, then data.
+The library of that name maps the whole file and checks that all data is there; a header fetched without its data needs
 these few lines.
 """
 
@@ -24,14 +24,17 @@ DTYPE_BITS = {
 def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
     """The tensors of one file.
 
-    whole: the data must be there too; False for a file that holds the header alone. Raises `InputError` for a length that
-    the file does not hold, a header that is no JSON, and a tensor whose bytes are not those of its shape.
+    whole: the data must be there too; False for a file that holds the header alone. Raises `InputError` for a length
+    that the file does not hold, a header that is no JSON, and a tensor whose bytes are not those of its shape.
     """
     file, size = open_bounded(path)
     with file:
         length = int.from_bytes(file.read(8), "little")
         if size < 10 or not 2 <= length <= LARGEST_HEADER or length > size - 8:
-            raise InputError(f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or no safetensors checkpoint")
+            raise InputError(
+                f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or no "
+                "safetensors checkpoint"
+            )
         text = file.read(length)
     return parse_header(text, str(path), size - 8 - length if whole else None)
 
@@ -74,13 +77,21 @@ def read_index(path: Path) -> Checkpoint:
 
     data = read_json(path, LARGEST_HEADER)
     weight_map = data.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) and Path(v).name == v for v in weight_map.values()):
-        raise InputError(f"{path}: weight_map: expected a table of tensor names and the files beside this one that hold them")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(v, str) and Path(v).name == v for v in weight_map.values()
+    ):
+        raise InputError(
+            f"{path}: weight_map: expected a table of tensor names and the files beside this one that hold them"
+        )
     found: dict[str, StoredTensor] = {}
     for shard in dict.fromkeys(weight_map.values()):
         found |= {t.name: t for t in read_safetensors(path.parent / shard).tensors}
     missing = [name for name in weight_map if name not in found]
     if missing:
-        raise InputError(f"{path}: {missing[0]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)")
+        raise InputError(
+            f"{path}: {missing[0]}: {weight_map[missing[0]]} does not hold it ({len(missing)} such tensors)"
+        )
     metadata = data.get("metadata")
-    return Checkpoint("safetensors", tuple(found[name] for name in weight_map), metadata if isinstance(metadata, dict) else {})
+    return Checkpoint(
+        "safetensors", tuple(found[name] for name in weight_map), metadata if isinstance(metadata, dict) else {}
+    )

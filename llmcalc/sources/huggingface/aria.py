@@ -1,4 +1,5 @@
-"""Text models of Aria, which has experts in every layer, and of Emu 3, which is Llama's: what stands beside them is not counted.
+"""Text models of Aria, which has experts in every layer, and of Emu 3, which is Llama's: what stands beside them is not
+counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
 """
@@ -21,7 +22,9 @@ def _aria(c: Config) -> Table:
     """Routed experts are SwiGLU networks without biases, whatever hidden_act and mlp_bias say of the shared ones."""
     width, shared = c.size("intermediate_size"), c.size("moe_num_shared_experts")
     expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
-    return _pre_norm(c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared)))
+    return _pre_norm(
+        c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared))
+    )
 
 
 def _emu3(c: Config) -> Table:
@@ -29,20 +32,42 @@ def _emu3(c: Config) -> Table:
 
 
 COMMON: dict[str, Any] = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "head_dim": None, "hidden_act": "silu", "tie_word_embeddings": False,
-    "attention_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
 
 FAMILIES = {
     "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text"),
     "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model"),
     "aria_text": Family(
         _aria,
-        {**COMMON, "vocab_size": 32000, "intermediate_size": 4096, "num_key_value_heads": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-         "moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 2},
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "intermediate_size": 4096,
+            "num_key_value_heads": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "moe_num_experts": 8,
+            "moe_topk": 2,
+            "moe_num_shared_experts": 2,
+        },
     ),
     "emu3_text_model": Family(
         _emu3,
-        {**COMMON, "vocab_size": 184622, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 9216, "rms_norm_eps": 1e-5},
+        {
+            **COMMON,
+            "vocab_size": 184622,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 9216,
+            "rms_norm_eps": 1e-5,
+        },
     ),
-}  # fmt: skip
+}

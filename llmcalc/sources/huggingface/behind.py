@@ -1,6 +1,8 @@
-"""Which fields of a `config.json` a field of its description was made of: those that change it where they are changed and the config is read again.
+"""Which fields of a `config.json` a field of its description was made of: those that change it where they are changed
+and the config is read again.
 
-So an error about `num_experts` can name `n_routed_experts`, which is what the file says, and no family has to list what it makes of what.
+So an error about `num_experts` can name `n_routed_experts`, which is what the file says, and no family has to list what
+it makes of what.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ LONGEST = 0.5
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """` (…)` with the fields of a config that those which a message names were made of; empty where they are called the same."""
+    """` (…)` with the fields of a config that those which a message names were made of;
+    empty where they are called the same.
+    """
     stop = process_time() + LONGEST
     try:
         where, given, _ = text_of(config)
@@ -35,7 +39,11 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
     if not asked:
         return ""
     places = ((path, value) for path, value in _places(given) if path[-1] not in named)
-    behind = [".".join(path) for path, value in places if process_time() < stop and _changes(config, given, path, value, made, asked)]
+    behind = [
+        ".".join(path)
+        for path, value in places
+        if process_time() < stop and _changes(config, given, path, value, made, asked)
+    ]
     return f" (in the config: {', '.join(where + name for name in behind)})" if behind else ""
 
 
@@ -60,13 +68,25 @@ def _places(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every field that may matter, and what it holds; those of a table within, too."""
     for name, value in given.items():
         if name not in IRRELEVANT:
-            yield from (((name, inner), one) for inner, one in value.items()) if isinstance(value, dict) else (((name,), value),)
+            yield from (
+                (((name, inner), one) for inner, one in value.items())
+                if isinstance(value, dict)
+                else (((name,), value),)
+            )
 
 
-def _changes(config: Mapping[str, Any], given: Mapping[str, Any], path: tuple[str, ...], value: Any, made: Values, asked: set[str]) -> bool:
+def _changes(
+    config: Mapping[str, Any],
+    given: Mapping[str, Any],
+    path: tuple[str, ...],
+    value: Any,
+    made: Values,
+    asked: set[str],
+) -> bool:
     """Whether one of the fields asked for has other values where that of a config has another one that can be read.
 
-    Fewer or more of the same are none, for so a field changes that says how many layers are of a kind; but a flag can change in no other way.
+    Fewer or more of the same are none, for so a field changes that says how many layers are of a kind; but a flag can
+    change in no other way.
     """
     for other in _others(value):
         inner = given[path[0]]

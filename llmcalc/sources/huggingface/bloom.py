@@ -15,13 +15,22 @@ from .parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 def _bloom(c: Config) -> Table:
     norm = layernorm(c.number("layer_norm_epsilon"))
     mixer = heads_of(c, position={"type": "alibi"}, **biases(True, *QKVO))
-    block = {"attention": mixer, "feed_forward": mlp(4 * c.size("hidden_size"), "gelu_tanh"), "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu_tanh"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     return decoder(c, block, norm, stack={"embedding_norm": norm})
 
 
 def _falcon(c: Config) -> Table:
     norm, heads = layernorm(c.number("layer_norm_epsilon")), c.size("num_attention_heads")
-    new, parallel, norms = _on(c, "new_decoder_architecture"), _on(c, "parallel_attn"), c.maybe("num_ln_in_parallel_attn")
+    new, parallel, norms = (
+        _on(c, "new_decoder_architecture"),
+        _on(c, "parallel_attn"),
+        c.maybe("num_ln_in_parallel_attn"),
+    )
     if new and not parallel:
         raise c.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
     if parallel and not new and norms == 2:
@@ -33,7 +42,12 @@ def _falcon(c: Config) -> Table:
     mixer = heads_of(c, num_key_value_heads=kv_heads, position=position, **biases(_on(c, "bias"), *QKVO))
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
-    block: Table = {"attention": mixer, "feed_forward": inner(c, "ffn_hidden_size", "activation", _on(c, "bias")), "norm": norm, "norm_placement": "pre"}
+    block: Table = {
+        "attention": mixer,
+        "feed_forward": inner(c, "ffn_hidden_size", "activation", _on(c, "bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     if parallel:
         block["parallel"] = "separate" if new and norms in (None, 2) else "shared"
     return decoder(c, block, norm)
@@ -56,43 +70,112 @@ def _mpt(c: Config) -> Table:
     given.must("qk_ln", False)
     unknown = given.left_over(OF_ATTENTION)
     if unknown:
-        c.notes.append(f"not understood, and taken to change no count: {', '.join(given.where + name for name in unknown)}")
+        c.notes.append(
+            f"not understood, and taken to change no count: {', '.join(given.where + name for name in unknown)}"
+        )
     network = c.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise c.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
     mixer = heads_of(c, position={"type": "alibi"})
-    block = {"attention": mixer, "feed_forward": mlp(4 * c.size("hidden_size"), "gelu", bias=False), "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu", bias=False),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     return decoder(c, block, norm)
 
 
 ATTENTION: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
-OF_ATTENTION = frozenset({"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"})
+OF_ATTENTION = frozenset(
+    {"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"}
+)
 
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        {"vocab_size": 250880, "hidden_size": 64, "n_layer": 2, "n_head": 8, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-        frozenset({
-            "apply_residual_connection_post_layernorm", "attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "n_inner", "offset_alibi",
-            "seq_length", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "unk_token_id",
-        }),
+        {
+            "vocab_size": 250880,
+            "hidden_size": 64,
+            "n_layer": 2,
+            "n_head": 8,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {
+                "apply_residual_connection_post_layernorm",
+                "attention_softmax_in_fp32",
+                "bias_dropout_fusion",
+                "masked_softmax_fusion",
+                "n_inner",
+                "offset_alibi",
+                "seq_length",
+                "skip_bias_add",
+                "skip_bias_add_qkv",
+                "slow_but_exact",
+                "unk_token_id",
+            }
+        ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     ),
     "falcon": Family(
         _falcon,
-        {"vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "num_ln_in_parallel_attn": None,
-         "layer_norm_epsilon": 1e-5, "num_kv_heads": None, "alibi": False, "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True,
-         "bias": False, "max_position_embeddings": 2048, "ffn_hidden_size": None, "activation": "gelu", "tie_word_embeddings": True},
-        frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}), aliases={"hidden_size": "n_embed"},
+        {
+            "vocab_size": 65024,
+            "hidden_size": 4544,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 71,
+            "num_ln_in_parallel_attn": None,
+            "layer_norm_epsilon": 1e-5,
+            "num_kv_heads": None,
+            "alibi": False,
+            "new_decoder_architecture": False,
+            "multi_query": True,
+            "parallel_attn": True,
+            "bias": False,
+            "max_position_embeddings": 2048,
+            "ffn_hidden_size": None,
+            "activation": "gelu",
+            "tie_word_embeddings": True,
+        },
+        frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
+        aliases={"hidden_size": "n_embed"},
     ),
     "mpt": Family(
         _mpt,
-        {"vocab_size": 50368, "d_model": 2048, "n_layers": 24, "n_heads": 16, "max_seq_len": 2048,
-         "expansion_ratio": 4, "layer_norm_epsilon": 1e-5, "no_bias": True, "attn_config": None, "ffn_config": None, "tie_word_embeddings": True},
-        frozenset({
-            "emb_pdrop", "embedding_fraction", "fc_type", "init_config", "init_device", "learned_pos_emb", "logit_scale", "norm_type", "tokenizer_name",
-            "verbose",
-        }),
-        aliases={"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "max_position_embeddings": "max_seq_len"},
+        {
+            "vocab_size": 50368,
+            "d_model": 2048,
+            "n_layers": 24,
+            "n_heads": 16,
+            "max_seq_len": 2048,
+            "expansion_ratio": 4,
+            "layer_norm_epsilon": 1e-5,
+            "no_bias": True,
+            "attn_config": None,
+            "ffn_config": None,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {
+                "emb_pdrop",
+                "embedding_fraction",
+                "fc_type",
+                "init_config",
+                "init_device",
+                "learned_pos_emb",
+                "logit_scale",
+                "norm_type",
+                "tokenizer_name",
+                "verbose",
+            }
+        ),
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+        },
     ),
-}  # fmt: skip
+}

@@ -1,7 +1,8 @@
 """Cohere's Command models: one LayerNorm a layer, for attention and feed-forward side by side.
 
 cohere (Command R): with a norm a head on queries and keys in R+. cohere2 (Command A, R7B): windows with positions, full
-layers without. cohere2_moe: experts, perhaps after some dense layers. cohere_compass: positions as each kind of layer has them.
+layers without. cohere2_moe: experts, perhaps after some dense layers. cohere_compass: positions as each kind of layer
+has them.
 transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 """
 
@@ -31,7 +32,13 @@ from .parts import (
 
 
 def _parallel(c: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
-    block = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
+    block = {
+        "attention": mixer,
+        "feed_forward": feed_forward,
+        "norm": norm,
+        "norm_placement": "pre",
+        "parallel": "shared",
+    }
     return decoder(c, block, norm, stack=stack)
 
 
@@ -63,15 +70,24 @@ def _cohere2_moe(c: Config) -> Table:
     depth, dense = c.size("num_hidden_layers"), c.count("first_k_dense_replace")
     if dense > depth:
         raise c.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
-    dense_period, period, window = c.size("prefix_dense_sliding_window_pattern"), c.maybe("sliding_window_pattern") or 4, c.maybe("sliding_window")
+    dense_period, period, window = (
+        c.size("prefix_dense_sliding_window_pattern"),
+        c.maybe("sliding_window_pattern") or 4,
+        c.maybe("sliding_window"),
+    )
     default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
     seen = listed(c, "layer_types", FULL_OR_SLIDING, default)
-    inner = listed(c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense"] * dense + ["sparse"] * (depth - dense))
+    inner = listed(
+        c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense"] * dense + ["sparse"] * (depth - dense)
+    )
     shared = c.count("num_shared_experts")
     experts = moe(
-        c.size("num_experts"), c.size("num_experts_per_tok"), glu(c), glu(c, width=shared * c.size("intermediate_size")) if shared else None,
+        c.size("num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c),
+        glu(c, width=shared * c.size("intermediate_size")) if shared else None,
         scoring_func=c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn"),
-    )  # fmt: skip
+    )
     wide = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
     variants: Table = {}
     for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
@@ -88,7 +104,10 @@ def _compass(c: Config) -> Table:
     """`rope_parameters` has a table for each kind of layer; one that is null leaves them without positions."""
     given = c.data.get("rope_parameters")
     tables = given if isinstance(given, dict) else {}
-    window, names = c.maybe("sliding_window"), listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers"))
+    window, names = (
+        c.maybe("sliding_window"),
+        listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers")),
+    )
     kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, kind in FULL_OR_SLIDING.items():
         kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(c, kind=field)
@@ -99,16 +118,36 @@ def _compass(c: Config) -> Table:
 
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64,
-    "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "tie_word_embeddings": True,
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
     "attention_bias": False,
-}  # fmt: skip
+}
 
 IGNORED = frozenset(
-    {"logit_scale", "model_max_length", "cache_implementation", "layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct",
-     "use_embedding_sharing", "use_gated_activation", "use_parallel_block", "use_parallel_embedding", "norm_topk_prob",
-     "shared_expert_combination_strategy"}
-)  # fmt: skip
+    {
+        "logit_scale",
+        "model_max_length",
+        "cache_implementation",
+        "layer_switch",
+        "order_of_interleaved_layers",
+        "position_embedding_type",
+        "rotary_pct",
+        "use_embedding_sharing",
+        "use_gated_activation",
+        "use_parallel_block",
+        "use_parallel_embedding",
+        "norm_topk_prob",
+        "shared_expert_combination_strategy",
+    }
+)
 
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
@@ -116,14 +155,30 @@ FAMILIES = {
     "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
     "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
     "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text"),
-    "cohere_compass_text": Family(_compass, {**COMMON, "sliding_window": 4096, "layer_types": None}, IGNORED | {"pooling", "sliding_window_pattern"}),
+    "cohere_compass_text": Family(
+        _compass,
+        {**COMMON, "sliding_window": 4096, "layer_types": None},
+        IGNORED | {"pooling", "sliding_window_pattern"},
+    ),
     "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
     "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
         _cohere2_moe,
-        {**COMMON, **WINDOWS, "head_dim": 128, "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0, "expert_selection_fn": "softmax",
-         "mlp_layer_types": None, "first_k_dense_replace": 0, "prefix_dense_sliding_window_pattern": 1, "prefix_dense_intermediate_size": None,
-         "rms_norm_eps": None, "use_qk_norm": None},
+        {
+            **COMMON,
+            **WINDOWS,
+            "head_dim": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 0,
+            "expert_selection_fn": "softmax",
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 0,
+            "prefix_dense_sliding_window_pattern": 1,
+            "prefix_dense_intermediate_size": None,
+            "rms_norm_eps": None,
+            "use_qk_norm": None,
+        },
         IGNORED,
     ),
-}  # fmt: skip
+}

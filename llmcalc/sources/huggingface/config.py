@@ -14,40 +14,52 @@ HeadKind: TypeAlias = Literal["lm", "none", "classification"]
 
 IRRELEVANT = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels add_cross_attention architectures
-    attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32 attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids
-    begin_suppress_tokens bos_token bos_token_id chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size custom_pipelines
-    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop encoder_no_repeat_ngram_size eos_token
-    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout
-    hidden_dropout_prob id2label init_method init_std initializer_factor initializer_range is_decoder is_encoder_decoder label2id language
-    layer_norm_eps layer_norm_epsilon length_penalty license mask_token mask_token_id max_length max_sequence_length min_length model_type name
-    name_or_path no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_router_logits output_scores pad_token pad_token_id prefix pretraining_tp problem_type pruned_heads
-    quantization quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict return_dict_in_generate
-    rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32
-    scale_attn_by_inverse_layer_idx scale_attn_weights sentence_transformers sep_token sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version trust_remote_code
-    typical_p unk_token unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attn use_return_dict
+    _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
+    add_cross_attention architectures attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32
+    attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token bos_token_id
+    chat_template chunk_size_feed_forward classifier_dropout cross_attention_hidden_size custom_pipelines
+    decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_dropout embd_pdrop
+    encoder_no_repeat_ngram_size eos_token eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob id2label
+    init_method init_std initializer_factor initializer_range is_decoder is_encoder_decoder label2id language
+    layer_norm_eps layer_norm_epsilon length_penalty license mask_token mask_token_id max_length max_sequence_length
+    min_length model_type name name_or_path no_repeat_ngram_size norm_eps norm_epsilon num_beam_groups num_beams
+    num_labels num_return_sequences output_attentions output_hidden_states output_past output_router_logits
+    output_scores pad_token pad_token_id prefix pretraining_tp problem_type pruned_heads quantization
+    quantization_config remove_invalid_values repetition_penalty resid_dropout resid_pdrop residual_dropout return_dict
+    return_dict_in_generate rms_norm_eps rope_parameters rope_scaling rope_theta router_aux_loss_coef
+    router_jitter_noise scale_attention_softmax_in_fp32 scale_attn_by_inverse_layer_idx scale_attn_weights
+    sentence_transformers sep_token sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+    trust_remote_code typical_p unk_token unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    use_flash_attention use_flash_attn use_return_dict
     """.split()  # noqa: SIM905
 )
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
 
 MOST: dict[str, int] = {
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS),
+    **dict.fromkeys(
+        ("num_hidden_layers", "num_layers", "num_decoder_layers", "decoder_layers", "num_blocks", "depth"), MOST_LAYERS
+    ),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS
+    ),
 }
 """Field, under its usual name → the largest value of it: adapters list layers one by one. `LARGEST` for any other."""
 
 
 @dataclass
 class Config:
-    """One configuration. Every getter takes the field's name, then other names for the same. Of several that the config gives one holds:
+    """One configuration. Every getter takes the field's name, then other names for the same. Of several that the config
+    gives one holds:
 
-    a configuration class sets the fields of its own first, and then whatever else a config has, so a name that is none of its own
-    (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces what its own one says; of others the first.
+    a configuration class sets the fields of its own first, and then whatever else a config has, so a name that is none
+    of its own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces what its own one says; of others the
+    first.
 
-    data: the parsed JSON. defaults: what the family's configuration class says where the JSON says nothing, under the names of
-    its own fields. where: the path from the top of the file, for messages (`text_config.`). aliases: the usual name of a field → its name in this family.
+    data: the parsed JSON. defaults: what the family's configuration class says where the JSON says nothing, under the
+    names of its own fields. where: the path from the top of the file, for messages (`text_config.`). aliases: the usual
+    name of a field → its name in this family.
     """
 
     data: Mapping[str, Any]
@@ -60,7 +72,9 @@ class Config:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for parameters of RoPE that are neither a table nor none (false, in ZAYA's): a share of the head may be in them."""
+        """Raises `InputError` for parameters of RoPE that are neither a table nor none (false, in ZAYA's):
+        a share of the head may be in them.
+        """
         for name in ("rope_parameters", "rope_scaling"):
             if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
                 raise self.wrong(name, self.data[name], "a table of fields")
@@ -92,7 +106,9 @@ class Config:
     def _held(self, names: tuple[str, ...]) -> str | None:
         """Of the names that the config gives the one that holds; a null replaces nothing."""
         given = [n for n in names if n in self.data]
-        return next((n for n in given if n not in self.defaults and self.data[n] is not None), given[0] if given else None)
+        return next(
+            (n for n in given if n not in self.defaults and self.data[n] is not None), given[0] if given else None
+        )
 
     def _standing(self, names: tuple[str, ...]) -> str:
         """The name under which the config has the field; the usual one where it has none."""
@@ -109,7 +125,11 @@ class Config:
     def _whole(self, names: tuple[str, ...], least: int, expected: str) -> int:
         value, most = self.get(*names), MOST.get(names[0], LARGEST)
         if type(value) is not int or not least <= value <= most:
-            raise self.wrong(self._standing(names), value, expected + (f", at most {most}" if type(value) is int and value > most else ""))
+            raise self.wrong(
+                self._standing(names),
+                value,
+                expected + (f", at most {most}" if type(value) is int and value > most else ""),
+            )
         return value
 
     def maybe(self, *names: str) -> int | None:
@@ -163,10 +183,16 @@ class Config:
         return options[value]
 
     def must(self, name: str, *allowed: Any) -> None:
-        """Raises `InputError` where the field has a value under which the class would make other weights than counted here."""
+        """Raises `InputError` where the field has a value under which the class would make other weights than
+        counted here.
+        """
         value = self.get(name)
         if value not in allowed:
-            raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)) + f" (what is counted for {self.model_type} knows no other)")
+            raise self.wrong(
+                name,
+                value,
+                "one of " + ", ".join(map(repr, allowed)) + f" (what is counted for {self.model_type} knows no other)",
+            )
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
         """dividend / divisor, where the class would need it whole."""
@@ -182,21 +208,25 @@ class Config:
 
     def left_over(self, ignored: frozenset[str]) -> list[str]:
         """Fields of the config that nobody asked for and that are not known to be irrelevant."""
-        return sorted(k for k in self.data if k not in self.asked and k not in IRRELEVANT and k not in ignored and not k.startswith("_"))
+        return sorted(
+            k
+            for k in self.data
+            if k not in self.asked and k not in IRRELEVANT and k not in ignored and not k.startswith("_")
+        )
 
 
 @dataclass(frozen=True)
 class Family:
     """How one `model_type` is read.
 
-    read: a config → the `model` table of a native description. defaults: of its configuration class in `transformers`, for
-    every field that `read` asks for (a test compares them with the installed class). ignored: fields of its own that
-    change no count. text: the family of its `text_config`, for a model that wraps a text model. aliases: its `attribute_map`,
-    usual name → the name in its configs (`hidden_size` → `n_embd`). like: the model type whose class in `transformers` computes
-    it, where there is none under its own name. ties: whose `tie_word_embeddings` the class of a wrapper goes by, where both it and
-    its `text_config` have one: the wrapper's, the text's, either that is true, or `never` where it ties nothing. filled: what the
-    wrapper's class lays under its `text_config`. towers: how the names of the classes begin that build towers beside a text model
-    whose config is not nested.
+    read: a config → the `model` table of a native description. defaults: of its configuration class in `transformers`,
+    for every field that `read` asks for (a test compares them with the installed class). ignored: fields of its own
+    that change no count. text: the family of its `text_config`, for a model that wraps a text model. aliases: its
+    `attribute_map`, usual name → the name in its configs (`hidden_size` → `n_embd`). like: the model type whose class
+    in `transformers` computes it, where there is none under its own name. ties: whose `tie_word_embeddings` the class
+    of a wrapper goes by, where both it and its `text_config` have one: the wrapper's, the text's, either that is true,
+    or `never` where it ties nothing. filled: what the wrapper's class lays under its `text_config`. towers: how the
+    names of the classes begin that build towers beside a text model whose config is not nested.
     """
 
     read: Callable[[Config], dict[str, Any]] | None

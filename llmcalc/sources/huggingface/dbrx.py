@@ -18,7 +18,12 @@ def _dbrx(c: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
-    block = {"attention": mixer, "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert), "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": mixer,
+        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     return decoder(c, block, norm)
 
 
@@ -32,9 +37,22 @@ FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ff
 FAMILIES = {
     "dbrx": Family(
         _dbrx,
-        {"vocab_size": 32000, "d_model": 2048, "n_heads": 16, "n_layers": 24, "max_seq_len": 2048, "attn_config": None, "ffn_config": None,
-         "tie_word_embeddings": False},
+        {
+            "vocab_size": 32000,
+            "d_model": 2048,
+            "n_heads": 16,
+            "n_layers": 24,
+            "max_seq_len": 2048,
+            "attn_config": None,
+            "ffn_config": None,
+            "tie_word_embeddings": False,
+        },
         frozenset({"emb_pdrop"}),
-        aliases={"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers", "max_position_embeddings": "max_seq_len"},
+        aliases={
+            "num_attention_heads": "n_heads",
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "max_position_embeddings": "max_seq_len",
+        },
     ),
-}  # fmt: skip
+}

@@ -22,7 +22,9 @@ def _deberta(c: Config) -> Table:
 
 def _deberta_v2(c: Config) -> Table:
     block, longest = bert_block(c), _span(c)
-    if c.has("attention_head_size") and c.size("attention_head_size") * c.size("num_attention_heads") != c.size("hidden_size"):
+    if c.has("attention_head_size") and c.size("attention_head_size") * c.size("num_attention_heads") != c.size(
+        "hidden_size"
+    ):
         raise c.wrong("attention_head_size", c.get("attention_head_size"), "hidden_size / num_attention_heads")
     buckets = c.get("position_buckets")
     binned = {"position_buckets": buckets} if type(buckets) is int and buckets > 0 else {}
@@ -36,7 +38,11 @@ def _convolution(c: Config) -> Table:
     if not c.has("conv_kernel_size") or c.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(c.number("layer_norm_eps"))
-    table = {"conv_kernel_size": c.size("conv_kernel_size"), "conv_groups": c.size("conv_groups"), "conv_act": c.choice(ACTIVATIONS, "conv_act")}
+    table = {
+        "conv_kernel_size": c.size("conv_kernel_size"),
+        "conv_groups": c.size("conv_groups"),
+        "conv_act": c.choice(ACTIVATIONS, "conv_act"),
+    }
     return {"side_convolution": {**table, "norm": norm}}
 
 
@@ -59,8 +65,15 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
         if position.get("share_att_key") and len({*kinds}) < 2:
             raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
         if kinds or position.get("share_att_key"):
-            block["attention"]["position"] = {"type": "disentangled", **position, "c2p": "c2p" in kinds, "p2c": "p2c" in kinds}
-    model: Table = {} if c.flag("legacy") else {"tie_word_embeddings": True}  # its newer head maps by the embedding, whatever the config says
+            block["attention"]["position"] = {
+                "type": "disentangled",
+                **position,
+                "c2p": "c2p" in kinds,
+                "p2c": "p2c" in kinds,
+            }
+    model: Table = (
+        {} if c.flag("legacy") else {"tie_word_embeddings": True}
+    )  # its newer head maps by the embedding, whatever the config says
     model |= {} if c.flag("position_biased_input") else {"max_position_embeddings": c.size("max_position_embeddings")}
     return encoder(c, block, stack, bert_head(c, bert_act(c)), bert_score("gelu"), **model)
 
@@ -81,18 +94,45 @@ def _parts(c: Config, name: str) -> list[str]:
 
 
 DEBERTA: dict[str, Any] = {
-    **COMMON, "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "relative_attention": False, "max_relative_positions": -1,
-    "position_biased_input": True, "pos_att_type": None, "legacy": True, "embedding_size": None, "talking_head": None,
-}  # fmt: skip
+    **COMMON,
+    "vocab_size": 50265,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    "legacy": True,
+    "embedding_size": None,
+    "talking_head": None,
+}
 V2: dict[str, Any] = {
-    **{k: v for k, v in DEBERTA.items() if k != "talking_head"}, "vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24,
-    "num_attention_heads": 24, "intermediate_size": 6144, "position_buckets": None, "norm_rel_ebd": None, "share_att_key": None,
-    "attention_head_size": None, "conv_kernel_size": None, "conv_groups": 1, "conv_act": "tanh",
-}  # fmt: skip
+    **{k: v for k, v in DEBERTA.items() if k != "talking_head"},
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "position_buckets": None,
+    "norm_rel_ebd": None,
+    "share_att_key": None,
+    "attention_head_size": None,
+    "conv_kernel_size": None,
+    "conv_groups": 1,
+    "conv_act": "tanh",
+}
 IGNORED = OLD | {
-    "conv_act", "conv_groups", "cls_dropout", "model_name", "pooler_dropout", "pooler_hidden_act", "padding_idx", "z_steps", "mask_token_id",
+    "conv_act",
+    "conv_groups",
+    "cls_dropout",
+    "model_name",
+    "pooler_dropout",
+    "pooler_hidden_act",
+    "padding_idx",
+    "z_steps",
+    "mask_token_id",
     "cls_token_id",
-}  # fmt: skip
+}
 
 FAMILIES = {
     "deberta": Family(_deberta, DEBERTA, IGNORED),

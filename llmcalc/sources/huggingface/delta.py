@@ -1,4 +1,5 @@
-"""Linear attention by the delta rule, with full attention every few layers: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear, Ling 3.
+"""Linear attention by the delta rule, with full attention every few layers: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
+Linear, Ling 3.
 
 transformers: models/qwen3_next, models/qwen3_5, models/qwen3_5_moe, models/olmo_hybrid, models/kimi_linear,
 models/bailing_hybrid.
@@ -11,20 +12,48 @@ from typing import Any
 from ...components.base import LARGEST
 from .config import Config, Family
 from .deepseek import SIGMOID, mla
-from .parts import QKVO, Table, attention, biases, decoder, dense_or_moe, glu, listed, mixed, moe, prediction, qk_norm, rmsnorm, rope
+from .parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed,
+    mixed,
+    moe,
+    prediction,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
 
 def gated_delta_net(c: Config, **fields: Any) -> Table:
-    names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
-    return {"type": "gated_delta_net", **{name: c.size(name) for name in names if name not in fields}, "norm_eps": c.number("rms_norm_eps"), **fields}
+    names = (
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    )
+    return {
+        "type": "gated_delta_net",
+        **{name: c.size(name) for name in names if name not in fields},
+        "norm_eps": c.number("rms_norm_eps"),
+        **fields,
+    }
 
 
 def _qwen(c: Config, sparse: list[bool]) -> Table:
     """sparse: whether each layer has experts. A layer is `linear`, `full`, or either with `_moe`."""
     norm, depth, biased = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
-    full = attention(c, position=rope(c, 0.25), output_gate="element", **biases(biased, *QKVO, "gate_bias"), **qk_norm(norm))
+    full = attention(
+        c, position=rope(c, 0.25), output_gate="element", **biases(biased, *QKVO, "gate_bias"), **qk_norm(norm)
+    )
     mixers: Table = {"linear": gated_delta_net(c), "full": {"type": "attention", **full}}
     networks: Table = {}
     if not all(sparse):
@@ -32,9 +61,16 @@ def _qwen(c: Config, sparse: list[bool]) -> Table:
     if any(sparse):
         shared = glu(c, width=c.size("shared_expert_intermediate_size"))
         expert = glu(c, width=c.size("moe_intermediate_size"))
-        networks["_moe"] = moe(c.size("num_experts"), c.size("num_experts_per_tok"), expert, shared, shared_expert_gate=True)
+        networks["_moe"] = moe(
+            c.size("num_experts"), c.size("num_experts_per_tok"), expert, shared, shared_expert_gate=True
+        )
     kinds = {
-        mixer + network: {"attention": mixers[mixer], "feed_forward": networks[network], "norm": norm, "norm_placement": "pre"}
+        mixer + network: {
+            "attention": mixers[mixer],
+            "feed_forward": networks[network],
+            "norm": norm,
+            "norm_placement": "pre",
+        }
         for mixer in mixers
         for network in networks
     }
@@ -52,7 +88,13 @@ def _prediction(c: Config, names: list[str]) -> Table:
     full = next((name for name in reversed(names) if name.startswith("full")), None)
     if layers != 1 or full is None or c.head != "lm":
         return {}
-    return {"mtp": {"num_nextn_predict_layers": 1, "norm": rmsnorm(c.number("rms_norm_eps")), **({"layer": full} if len(set(names)) > 1 else {})}}
+    return {
+        "mtp": {
+            "num_nextn_predict_layers": 1,
+            "norm": rmsnorm(c.number("rms_norm_eps")),
+            **({"layer": full} if len(set(names)) > 1 else {}),
+        }
+    }
 
 
 def _qwen3_next(c: Config) -> Table:
@@ -74,12 +116,19 @@ def _kimi_linear(c: Config) -> Table:
     c.must("moe_layer_freq", 1)
     own = Config(
         c.table("linear_attn_config") if c.has("linear_attn_config") else {},
-        {"num_heads": c.size("linear_num_heads"), "head_dim": c.size("linear_head_dim"), "short_conv_kernel_size": c.size("linear_conv_kernel_dim")},
-        c.model_type, where=f"{c.where}linear_attn_config.",
-    )  # fmt: skip
+        {
+            "num_heads": c.size("linear_num_heads"),
+            "head_dim": c.size("linear_head_dim"),
+            "short_conv_kernel_size": c.size("linear_conv_kernel_dim"),
+        },
+        c.model_type,
+        where=f"{c.where}linear_attn_config.",
+    )
     linear = _kda(c, own.size("num_heads"), own.size("head_dim"), own.size("short_conv_kernel_size"))
     table = _with_latent(c, linear, mla(c, mla_use_nope=True), _kimi_mixers(c, own, c.size("num_hidden_layers")))
-    c.notes += [f"not understood, and taken to change no count: {own.where}{name}" for name in own.left_over(frozenset())]
+    c.notes += [
+        f"not understood, and taken to change no count: {own.where}{name}" for name in own.left_over(frozenset())
+    ]
     return {**table, **prediction(c)}
 
 
@@ -103,7 +152,9 @@ def _kda(c: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Ta
 
 
 def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Table:
-    """A model whose layers have linear or latent attention, as `mixing` says, and some first ones no experts. Its class ties no head."""
+    """A model whose layers have linear or latent attention, as `mixing` says, and some first ones no experts.
+    Its class ties no head.
+    """
     c.must("num_key_value_heads", None, c.size("num_attention_heads"))
     norm = rmsnorm(c.number("rms_norm_eps"))
     block: Table = {"norm": norm, "norm_placement": "pre"}
@@ -113,13 +164,17 @@ def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Ta
     experts = moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c, width=width), wide, **SIGMOID)
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
     networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(c)}} if "dense" in names else {})}
-    kinds = {f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()}
+    kinds = {
+        f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()
+    }
     stack = mixed(kinds, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
     return {**decoder(c, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 
 
 def _kimi_mixers(c: Config, own: Config, depth: int) -> list[str]:
-    """`layer_types`, else the two lists of the checkpoint (which count from 1), else every fourth layer but the first full."""
+    """`layer_types`, else the two lists of the checkpoint (which count from 1),
+    else every fourth layer but the first full.
+    """
     default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
     if own.has("full_attn_layers") and own.has("kda_layers"):
         full, linear = own.sizes("full_attn_layers"), own.sizes("kda_layers")
@@ -136,9 +191,13 @@ def _olmo_hybrid(c: Config) -> Table:
     values = c.maybe("linear_num_value_heads") or heads
     key_dim = c.maybe("linear_key_head_dim") or int(0.75 * c.size("hidden_size") / keys)
     linear = gated_delta_net(
-        c, linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=key_dim,
-        linear_value_head_dim=c.maybe("linear_value_head_dim") or 2 * key_dim, linear_allow_neg_eigval=c.flag("linear_allow_neg_eigval"),
-    )  # fmt: skip
+        c,
+        linear_num_key_heads=keys,
+        linear_num_value_heads=values,
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=c.maybe("linear_value_head_dim") or 2 * key_dim,
+        linear_allow_neg_eigval=c.flag("linear_allow_neg_eigval"),
+    )
     full = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection"))
     if not _turns(c):
         del full["position"]
@@ -161,46 +220,89 @@ def _turns(c: Config) -> bool:
 
 
 QWEN: dict[str, Any] = {
-    "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_act": "silu", "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "layer_types": None, "full_attention_interval": 4,
-}  # fmt: skip
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+}
 
 MOE: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 
-IGNORED = frozenset({"attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob", "partial_rotary_factor"})
+IGNORED = frozenset(
+    {
+        "attn_output_gate",
+        "mamba_ssm_dtype",
+        "mlp_only_layers",
+        "mtp_use_dedicated_embeddings",
+        "norm_topk_prob",
+        "partial_rotary_factor",
+    }
+)
 
 ROUTING = frozenset(
     """
-    head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob num_expert_group partial_rotary_factor
-    routed_scaling_factor topk_group use_grouped_topk
+    head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob
+    num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
     """.split()  # noqa: SIM905
 )
 """Which experts are chosen, and fields that Kimi Linear makes nothing of."""
 
 OF_LING = frozenset(
     """
-    embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers moe_router_enable_expert_bias
-    moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
-    router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
+    embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
+    moe_router_enable_expert_bias moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers
+    num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim router_dtype score_function sliding_window use_bias
+    use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
     """.split()  # noqa: SIM905
 )
 """Fields of the checkpoints of Ling that its class does not have."""
 
 KIMI_NAMES = {
-    "max_position_embeddings": "model_max_length", "num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token",
+    "max_position_embeddings": "model_max_length",
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
     "n_shared_experts": "num_shared_experts",
-}  # fmt: skip
+}
 
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
-        {**QWEN, **MOE, "vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48, "num_experts": 512, "num_experts_per_tok": 10,
-         "decoder_sparse_step": 1, "mlp_only_layers": None},
+        {
+            **QWEN,
+            **MOE,
+            "vocab_size": 151936,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
         IGNORED | {"intermediate_size", "use_sliding_window"},
     ),
     "qwen3_5_text": Family(
-        _qwen3_5, {**QWEN, "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4}, IGNORED
+        _qwen3_5,
+        {
+            **QWEN,
+            "vocab_size": 248320,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 4,
+        },
+        IGNORED,
     ),
     "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
     "qwen3_5_moe_text": Family(
@@ -211,31 +313,104 @@ FAMILIES = {
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
     "kimi_linear": Family(
         _kimi_linear,
-        {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
-         "num_attention_heads": 32, "num_key_value_heads": 32, "n_shared_experts": 1, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
-         "v_head_dim": 128, "qk_nope_head_dim": 128, "num_experts_per_tok": 8, "hidden_act": "silu", "max_position_embeddings": 1048576,
-         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False, "num_local_experts": 256, "mlp_layer_types": None,
-         "layer_types": None, "linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4, "first_k_dense_replace": 1, "moe_layer_freq": 1},
+        {
+            "vocab_size": 163840,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "moe_intermediate_size": 1024,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 128,
+            "num_experts_per_tok": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "num_local_experts": 256,
+            "mlp_layer_types": None,
+            "layer_types": None,
+            "linear_head_dim": 128,
+            "linear_num_heads": 32,
+            "linear_conv_kernel_dim": 4,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+        },
         ROUTING,
         aliases=KIMI_NAMES,
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
-        {"vocab_size": 157184, "hidden_size": 2560, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 42,
-         "num_attention_heads": 32, "num_key_value_heads": 32, "n_shared_experts": 1, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
-         "v_head_dim": 128, "qk_nope_head_dim": 128, "num_experts_per_tok": 8, "first_k_dense_replace": 2, "hidden_act": "silu",
-         "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "num_local_experts": 512,
-         "head_dim": 128, "short_conv_kernel_size": 4, "layer_group_size": 6, "kda_safe_gate": True, "kda_lower_bound": -5.0, "layer_types": None,
-         "mlp_layer_types": None},
+        {
+            "vocab_size": 157184,
+            "hidden_size": 2560,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 128,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 2,
+            "hidden_act": "silu",
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "num_local_experts": 512,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "layer_group_size": 6,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -5.0,
+            "layer_types": None,
+            "mlp_layer_types": None,
+        },
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,
-        {"vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 30,
-         "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-         "attention_bias": False, "layer_types": None, "linear_num_key_heads": None, "linear_num_value_heads": None, "linear_key_head_dim": None,
-         "linear_value_head_dim": None, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},
-        frozenset({"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor", "partial_rotary_factor"}),
+        {
+            "vocab_size": 100352,
+            "hidden_size": 3840,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 30,
+            "num_key_value_heads": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "layer_types": None,
+            "linear_num_key_heads": None,
+            "linear_num_value_heads": None,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        frozenset(
+            {
+                "linear_a_log_min",
+                "linear_a_log_max",
+                "linear_dt_min",
+                "linear_dt_max",
+                "linear_dt_init_floor",
+                "partial_rotary_factor",
+            }
+        ),
     ),
-}  # fmt: skip
+}

@@ -1,4 +1,5 @@
-"""Doge: a mask learned from the values, a weight on the residual stream, and perhaps very many experts of one unit each.
+"""Doge: a mask learned from the values, a weight on the residual stream, and perhaps very many experts of one unit
+each.
 
 transformers: models/doge.
 """
@@ -26,7 +27,12 @@ def _doge(c: Config) -> Table:
     if c.maybe("sliding_window") is not None:
         mixer["sliding_window"] = c.size("sliding_window")
     dense = glu(c, c.flag("mlp_bias"))
-    block = {"attention": mixer, "feed_forward": _experts(c, dense) if c.flag("is_moe") else dense, "norm": norm, "norm_placement": "pre"}
+    block = {
+        "attention": mixer,
+        "feed_forward": _experts(c, dense) if c.flag("is_moe") else dense,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
     return decoder(c, {**block, "residual_scale": "stream"}, norm)
 
 
@@ -42,18 +48,40 @@ def _experts(c: Config, shared: Table) -> Table:
     experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
     keys = isqrt(experts)
     if chosen > keys**2:
-        raise c.wrong("num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that stand in a square")
-    routed = {"num_experts": experts, "num_keys": keys, "num_experts_per_tok": chosen, "hidden_act": c.choice(ACTIVATIONS, "hidden_act")}
+        raise c.wrong(
+            "num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that stand in a square"
+        )
+    routed = {
+        "num_experts": experts,
+        "num_keys": keys,
+        "num_experts_per_tok": chosen,
+        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+    }
     return {"type": "product_key_moe", **routed, "shared_expert": shared}
 
 
 FAMILIES = {
     "doge": Family(
         _doge,
-        {"vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-         "tie_word_embeddings": False, "max_position_embeddings": 2048, "num_attention_heads": 8, "num_key_value_heads": None,
-         "attention_bias": False, "mlp_bias": False, "sliding_window": None, "keep_window_size": 2048, "is_moe": False, "num_experts": 16384,
-         "num_experts_per_tok": 64},
+        {
+            "vocab_size": 32768,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 32,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 8,
+            "num_key_value_heads": None,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "sliding_window": None,
+            "keep_window_size": 2048,
+            "is_moe": False,
+            "num_experts": 16384,
+            "num_experts_per_tok": 64,
+        },
         frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
     ),
-}  # fmt: skip
+}

@@ -26,7 +26,9 @@ def read_json(path: Path, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
     except (RecursionError, ValueError):
-        raise InputError(f"{path}: nested too deeply, or with a number of thousands of digits; expected a config.json") from None
+        raise InputError(
+            f"{path}: nested too deeply, or with a number of thousands of digits; expected a config.json"
+        ) from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: holds no object; expected a config.json of a transformers model")
     require_shallow(data, str(path))
@@ -44,7 +46,11 @@ def describe_config(path: Path, head: HeadKind | None = None) -> tuple[str, dict
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     given = data.get("_name_or_path")
-    name = one_line(given)[:LONGEST_NAME] if isinstance(given, str) and given else (path.parent.name if path.name == "config.json" else path.stem)
+    name = (
+        one_line(given)[:LONGEST_NAME]
+        if isinstance(given, str) and given
+        else (path.parent.name if path.name == "config.json" else path.stem)
+    )
     dtype = data.get("dtype") or data.get("torch_dtype")
     description: dict[str, Any] = {"model": model, "config": data, "notes": [one_line(note) for note in notes]}
     if isinstance(dtype, str):

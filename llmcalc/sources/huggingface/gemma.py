@@ -1,7 +1,8 @@
-"""Gemma 1 to 3, and VaultGemma: gated GELU, heads whose size is no fraction of the width, a norm on each side of a sublayer (2, 3).
+"""Gemma 1 to 3, and VaultGemma: gated GELU, heads whose size is no fraction of the width, a norm on each side of a
+sublayer (2, 3).
 
-transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A model that sees both ways (EmbeddingGemma) is
-an encoder here.
+transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A model that sees both ways
+(EmbeddingGemma) is an encoder here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, qk_norm, rmsnorm, rope, seen_both_ways, windowed
+from .parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    qk_norm,
+    rmsnorm,
+    rope,
+    seen_both_ways,
+    windowed,
+)
 
 
-def gemma_like(c: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation") -> Table:
+def gemma_like(
+    c: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
+) -> Table:
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
     table = decoder(c, block, norm, stack=stack)
@@ -27,7 +43,11 @@ def _mixer(c: Config, **fields: Any) -> Table:
 
 def capped(c: Config) -> Table:
     """Attention whose scores stay under a bound, where the config names one."""
-    return {} if c.get("attn_logit_softcapping") is None else {"attn_logit_softcapping": c.number("attn_logit_softcapping")}
+    return (
+        {}
+        if c.get("attn_logit_softcapping") is None
+        else {"attn_logit_softcapping": c.number("attn_logit_softcapping")}
+    )
 
 
 def _gemma(c: Config) -> Table:
@@ -35,7 +55,9 @@ def _gemma(c: Config) -> Table:
 
 
 def _gemma2(c: Config) -> Table:
-    return gemma_like(c, _mixer(c, **capped(c)), "sandwich", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+    return gemma_like(
+        c, _mixer(c, **capped(c)), "sandwich", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2))
+    )
 
 
 def _vaultgemma(c: Config) -> Table:
@@ -58,32 +80,69 @@ def _gemma3(c: Config) -> Table:
 
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True, "attention_bias": False, "sliding_window": 4096, "layer_types": None, "use_bidirectional_attention": None,
-}  # fmt: skip
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "use_bidirectional_attention": None,
+}
 
 IGNORED = frozenset(
-    {"query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "cache_implementation", "rope_local_base_freq", "sliding_window_size",
-     "num_image_tokens"}
-)  # fmt: skip
+    {
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        "attn_logit_softcapping",
+        "cache_implementation",
+        "rope_local_base_freq",
+        "sliding_window_size",
+        "num_image_tokens",
+    }
+)
 
 FAMILIES = {
     "gemma": Family(
         _gemma,
-        {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28, "num_attention_heads": 16,
-         "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
-         "tie_word_embeddings": True, "attention_bias": False, "use_bidirectional_attention": None},
+        {
+            "vocab_size": 256000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "use_bidirectional_attention": None,
+        },
         frozenset({"hidden_activation", "num_image_tokens"}),
     ),
     "gemma2": Family(_gemma2, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
     "vaultgemma": Family(_vaultgemma, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
         _gemma3,
-        {**COMMON, "vocab_size": 262208, "max_position_embeddings": 131072, "use_bidirectional_attention": False, "sliding_window_pattern": 6},
+        {
+            **COMMON,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "use_bidirectional_attention": False,
+            "sliding_window_pattern": 6,
+        },
         IGNORED | {"hidden_act"},
     ),
     "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
     "shieldgemma2": Family(None, text="gemma3_text", ties="either"),
     "paligemma": Family(None, {"tie_word_embeddings": True}, text="gemma"),
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's with experts. transformers: models/glm4v, models/glm4v_moe."""
+"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's with experts. transformers:
+models/glm4v, models/glm4v_moe.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +34,50 @@ def _glm4v_moe_text(c: Config) -> Table:
     return deepseek(c, mixer, routed(c, **SIGMOID), names)
 
 
-COMMON: dict[str, Any] = {"hidden_size": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "head_dim": None}
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "head_dim": None,
+}
 
 FAMILIES = {
     "glm4v": Family(None, {"tie_word_embeddings": False}, text="glm4v_text", ties="either"),
     "glm4v_text": Family(
         _glm4v_text,
-        {**COMMON, "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2,
-         "max_position_embeddings": 32768, "attention_bias": None},
+        {
+            **COMMON,
+            "vocab_size": 151552,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "attention_bias": None,
+        },
     ),
     "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either"),
     "glm4v_moe_text": Family(
         _glm4v_moe_text,
-        {**COMMON, "vocab_size": 151424, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "intermediate_size": 10944,
-         "moe_intermediate_size": 1408, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
-         "attention_bias": True, "max_position_embeddings": 65536, "moe_layer_freq": 1, "use_qk_norm": None},
+        {
+            **COMMON,
+            "vocab_size": 151424,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "max_position_embeddings": 65536,
+            "moe_layer_freq": 1,
+            "use_qk_norm": None,
+        },
         ROUTING,
         aliases={"n_routed_experts": "num_local_experts"},
     ),
-}  # fmt: skip
+}

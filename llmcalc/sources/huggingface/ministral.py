@@ -18,20 +18,39 @@ def _ministral(c: Config) -> Table:
 
 
 COMMON: dict[str, Any] = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu",
-    "tie_word_embeddings": False, "layer_types": None,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "layer_types": None,
+}
 
 FAMILIES = {
     "ministral": Family(
         _ministral,
-        {**COMMON, "vocab_size": 32000, "num_hidden_layers": 32, "head_dim": None, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
-         "sliding_window": 4096},
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "num_hidden_layers": 32,
+            "head_dim": None,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
     ),
     "ministral3": Family(
         _ministral,
-        {**COMMON, "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
-         "sliding_window": None},
+        {
+            **COMMON,
+            "vocab_size": 131072,
+            "num_hidden_layers": 34,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
     ),
     "mistral3": Family(None, {"tie_word_embeddings": True}, text="mistral"),
-}  # fmt: skip
+}

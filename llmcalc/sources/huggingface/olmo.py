@@ -1,4 +1,5 @@
-"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), windows (3), experts (OLMoE, FlexOlmo).
+"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), windows (3), experts
+(OLMoE, FlexOlmo).
 
 transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex_olmo.
 """
@@ -8,7 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, layernorm, moe, qk_norm, rmsnorm, windowed
+from .parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    layernorm,
+    moe,
+    qk_norm,
+    rmsnorm,
+    windowed,
+)
 
 
 def _olmo(c: Config) -> Table:
@@ -21,7 +35,12 @@ def _normed(c: Config, feed_forward: Table, placement: str, stack: Table | None 
     """RMSNorm, and QK-norm over the whole projection."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
-    return decoder(c, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement}, norm, stack=stack)
+    return decoder(
+        c,
+        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
+        norm,
+        stack=stack,
+    )
 
 
 def _olmo2(c: Config) -> Table:
@@ -45,9 +64,17 @@ def _flex_olmo(c: Config) -> Table:
 
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 2048, "tie_word_embeddings": False, "attention_bias": False,
-}  # fmt: skip
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
 
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
@@ -57,13 +84,29 @@ FAMILIES = {
     "olmo3": Family(_olmo3, {**COMMON, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None}, IGNORED),
     "olmoe": Family(
         _olmoe,
-        {**COMMON, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16, "max_position_embeddings": 4096,
-         "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+        {
+            **COMMON,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
         IGNORED,
     ),
     "flex_olmo": Family(
         _flex_olmo,
-        {**COMMON, "vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "num_experts": 7, "num_experts_per_tok": 5},
+        {
+            **COMMON,
+            "vocab_size": 100352,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+        },
         IGNORED,
     ),
-}  # fmt: skip
+}

@@ -14,10 +14,22 @@ from .registry import HEAD_ENDINGS, architecture_of
 Table = dict[str, Any]
 
 ACTIVATIONS: dict[str, str] = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python": "gelu", "quick_gelu": "gelu", "gelu_accurate": "gelu_tanh", "relu": "relu", "relu2": "relu2", "squared_relu": "relu2",
-    "sigmoid": "sigmoid", "tanh": "tanh", "linear": "identity",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
+    "quick_gelu": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "squared_relu": "relu2",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "linear": "identity",
+}
 """Names of activations in configs → ours. None of them costs a product."""
 
 
@@ -39,11 +51,17 @@ def attention(c: Config, **fields: Any) -> Table:
     return {k: v for k, v in {**table, **fields}.items() if v is not None}
 
 
-def rope(c: Config, share: float = 1.0, share_name: str = "partial_rotary_factor", theta_name: str = "rope_theta", kind: str | None = None) -> Table:
+def rope(
+    c: Config,
+    share: float = 1.0,
+    share_name: str = "partial_rotary_factor",
+    theta_name: str = "rope_theta",
+    kind: str | None = None,
+) -> Table:
     """Rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
-    share: how much of each head is turned where the config says nothing of it, under `share_name`. kind: of the layers whose table
-    within `rope_parameters` it is, where the config has one for each kind.
+    share: how much of each head is turned where the config says nothing of it, under `share_name`. kind: of the layers
+    whose table within `rope_parameters` it is, where the config has one for each kind.
     """
     c.asked.update((share_name, theta_name))
     given = c.data.get("rope_parameters") or {}
@@ -60,7 +78,9 @@ def rope(c: Config, share: float = 1.0, share_name: str = "partial_rotary_factor
 
 
 def whole_rope(c: Config) -> Table:
-    """Rotary positions of a part of the head that is of a size of its own: all of that is turned, whatever share of a head the config says."""
+    """Rotary positions of a part of the head that is of a size of its own:
+    all of that is turned, whatever share of a head the config says.
+    """
     return {name: value for name, value in rope(c).items() if name != "partial_rotary_factor"}
 
 
@@ -75,7 +95,11 @@ QKVO = (*QKV, "o_bias")
 
 def glu(c: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
     """A gated feed-forward network."""
-    table = {"intermediate_size": width or c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, act), "gated": True}
+    table = {
+        "intermediate_size": width or c.size("intermediate_size"),
+        "hidden_act": c.choice(ACTIVATIONS, act),
+        "gated": True,
+    }
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
 
 
@@ -89,20 +113,30 @@ def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Tab
 
 
 def decoder(
-    c: Config, block: Table, final_norm: Table | None, head: Table | None = None, stack: Table | None = None, score: Table | None = None,
-    answers: int = 2, **model: Any,
-) -> Table:  # fmt: skip
+    c: Config,
+    block: Table,
+    final_norm: Table | None,
+    head: Table | None = None,
+    stack: Table | None = None,
+    score: Table | None = None,
+    answers: int = 2,
+    **model: Any,
+) -> Table:
     """A decoder-only model. block: every layer's table, `{attention, feed_forward, norm, norm_placement, …}`.
 
     head: what the language-model head has beyond the plain map (`bias`). stack: further fields of the stack
     (`variants`, `pattern`, `first_layers`, `position`, …).
-    score: a sequence classifier, where it is not the usual. answers: scores of a token where answers are looked for. model: further
-    fields of the model, or others in place of these.
+    score: a sequence classifier, where it is not the usual. answers: scores of a token where answers are looked for.
+    model: further fields of the model, or others in place of these.
     """
     layers = _collapsed({"num_hidden_layers": c.size("num_hidden_layers"), "block": block, **(stack or {})})
     if final_norm is not None:
         layers["final_norm"] = final_norm
-    table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": c.flag("tie_word_embeddings")}
+    table: Table = {
+        "vocab_size": c.size("vocab_size"),
+        "hidden_size": c.size("hidden_size"),
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+    }
     if c.maybe("max_position_embeddings") is not None:
         table["max_position_embeddings"] = c.size("max_position_embeddings")
     table |= {"decoder": layers, "head": headed(c, head, score, answers)}
@@ -119,7 +153,9 @@ def _collapsed(layers: Table) -> Table:
 
 
 def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
-    """An encoder that stands alone; one that its config makes a decoder (`is_decoder`) where `stack` allows it. Arguments as those of `decoder`."""
+    """An encoder that stands alone; one that its config makes a decoder (`is_decoder`) where `stack` allows it.
+    Arguments as those of `decoder`.
+    """
     table = {**decoder(c, block, None, head, stack, score, labels(c)), **model}
     if "is_decoder" in c.defaults and c.flag("is_decoder"):
         c.must("add_cross_attention", False)
@@ -128,12 +164,19 @@ def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | N
     return table
 
 
-OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"
+OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
 """How the architectures of classifiers end, but for that of a sequence by labels."""
 
 
 def of_sequences(c: Config) -> bool:
-    """Whether the head scores whole sequences: so does a classifier whose architecture names none of tokens or of answers."""
+    """Whether the head scores whole sequences:
+    so does a classifier whose architecture names none of tokens or of answers.
+    """
     return c.head == "classification" and not architecture(c).endswith((OF_TOKENS, OF_ANSWERS))
 
 
@@ -153,31 +196,48 @@ def labels(c: Config) -> int:
 def headed(c: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
     """The head that the config's architecture has.
 
-    score: of a sequence classifier; by default that of a decoder, a score of every token without a bias. A classifier of tokens,
-    or of the two ends of an answer, is one map with a bias in every family. answers: how many scores the latter gives each token.
+    score: of a sequence classifier; by default that of a decoder, a score of every token without a bias. A classifier
+    of tokens, or of the two ends of an answer, is one map with a bias in every family. answers: how many scores the
+    latter gives each token.
 
     Raises `InputError` for a choice between sequences of a family that has no class for it.
     """
     name = architecture(c)
     if c.head == "none":
         if "For" in name.replace("Former", "") and name.endswith("Model"):
-            c.notes.append(f"architectures: the head of {name} is not read; none is counted (--head lm for a language-model head)")
+            c.notes.append(
+                f"architectures: the head of {name} is not read; none is counted (--head lm for a language-model head)"
+            )
         return {"type": "none"}
     if c.head == "classification" and not of_sequences(c):
-        return {"type": "classification", "num_labels": answers if name.endswith(OF_ANSWERS) else labels(c), "over": "token"}
+        return {
+            "type": "classification",
+            "num_labels": answers if name.endswith(OF_ANSWERS) else labels(c),
+            "over": "token",
+        }
     if c.head == "classification":
         between = name.endswith((OF_CHOICES, OF_PAIRS))
         if between and score is None:
-            raise c.wrong("architectures", name, f"a class of {c.model_type} (--head lm or --head none counts another head)")
+            raise c.wrong(
+                "architectures", name, f"a class of {c.model_type} (--head lm or --head none counts another head)"
+            )
         many = labels(c) if not between else 1 if name.endswith(OF_CHOICES) else 2
-        return {"type": "classification", "num_labels": many, **({"over": "token", "bias": False} if score is None else score)}
+        return {
+            "type": "classification",
+            "num_labels": many,
+            **({"over": "token", "bias": False} if score is None else score),
+        }
     if name and not name.endswith(tuple(HEAD_ENDINGS)):
-        c.notes.append(f"architectures: the head of {name} is not read; a language-model head is counted (--head none for none)")
+        c.notes.append(
+            f"architectures: the head of {name} is not read; a language-model head is counted (--head none for none)"
+        )
     return {"type": "lm", **(head or {})}
 
 
 def layer_pattern(names: list[str]) -> Table:
-    """A list of what each layer is, bottom first → `first_layers` and the shortest `pattern` that repeats after them."""
+    """A list of what each layer is, bottom first → `first_layers` and the shortest `pattern` that repeats
+    after them.
+    """
     best: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
         rest = names[start:]
@@ -188,7 +248,9 @@ def layer_pattern(names: list[str]) -> Table:
 
 
 def _period(names: list[str]) -> int:
-    """The least p with `names[i] == names[i % p]` throughout, in as many steps as there are names (Knuth, Morris, Pratt 1977)."""
+    """The least p with `names[i] == names[i % p]` throughout, in as many steps as there are names (Knuth, Morris,
+    Pratt 1977).
+    """
     border = [0] * len(names)  # how long an end of names[: i + 1] is the same as their beginning
     for i in range(1, len(names)):
         same = border[i - 1]
@@ -224,14 +286,18 @@ def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> 
 
 
 def windowed(c: Config, default: list[str], sliding: Table | None = None, full: Table | None = None) -> Table:
-    """Fields of a stack of `full` and `sliding` layers, as `layer_types` lists them; none where there is no `sliding_window`.
+    """Fields of a stack of `full` and `sliding` layers, as `layer_types` lists them; none where there is no
+    `sliding_window`.
 
     sliding, full: what the attention of such a layer has beyond the block's (`{"position": "none"}`).
     """
     window, names = c.maybe("sliding_window"), listed(c, "layer_types", FULL_OR_SLIDING, default)
     if window is None or ("sliding" not in names and not full):
         return {}
-    kinds: Table = {"full": {"attention": full or {}}, "sliding": {"attention": {"sliding_window": window, **(sliding or {})}}}
+    kinds: Table = {
+        "full": {"attention": full or {}},
+        "sliding": {"attention": {"sliding_window": window, **(sliding or {})}},
+    }
     return {"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
 
 
@@ -257,7 +323,11 @@ def dense_or_moe(c: Config, depth: int, first_dense: int) -> list[str]:
 def prediction(c: Config) -> Table:
     """DeepSeek's multi-token-prediction modules, where the config gives any: `{mtp: …}` of a model."""
     many = c.count("num_nextn_predict_layers") if c.has("num_nextn_predict_layers") else 0
-    return {"mtp": {"num_nextn_predict_layers": many, "norm": rmsnorm(c.number("rms_norm_eps"))}} if many and c.head == "lm" else {}
+    return (
+        {"mtp": {"num_nextn_predict_layers": many, "norm": rmsnorm(c.number("rms_norm_eps"))}}
+        if many and c.head == "lm"
+        else {}
+    )
 
 
 def uncounted_prediction(c: Config) -> None:
@@ -267,7 +337,8 @@ def uncounted_prediction(c: Config) -> None:
 
 
 def crossed(*axes: tuple[list[str], Table]) -> Table:
-    """Fields of a stack whose layers differ in several things, each an axis: (what each layer is, what each kind changes in the block).
+    """Fields of a stack whose layers differ in several things, each an axis: (what each layer is, what each kind
+    changes in the block).
 
     An axis of one kind that changes nothing is left out; no two axes change the same field.
     """
@@ -283,7 +354,11 @@ def crossed(*axes: tuple[list[str], Table]) -> Table:
 
 def learned(c: Config, offset: int = 0) -> Table:
     """A table of positions. offset: its rows before position 0."""
-    return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings"), **({"offset": offset} if offset else {})}
+    return {
+        "type": "learned",
+        "max_position_embeddings": c.size("max_position_embeddings"),
+        **({"offset": offset} if offset else {}),
+    }
 
 
 def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
@@ -300,7 +375,9 @@ def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
 
 
 def laid_out(layers: list[tuple[str, Table]]) -> Table:
-    """Fields of a stack, from each layer's name and what it changes in the block; layers that change the same are of one kind."""
+    """Fields of a stack, from each layer's name and what it changes in the block;
+    layers that change the same are of one kind.
+    """
     names: list[str] = []
     variants: Table = {}
     found: dict[str, str] = {}  # what a layer changes, written out → its name
@@ -310,6 +387,9 @@ def laid_out(layers: list[tuple[str, Table]]) -> Table:
             same = found[repr(changes)] = label if label not in variants else f"{label}_{i}"
             variants[same] = changes
             if len(variants) > MOST_KINDS:
-                raise InputError(f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers that are more alike")
+                raise InputError(
+                    f"num_hidden_layers: {len(layers)} layers of more than {MOST_KINDS} kinds; expected layers "
+                    "that are more alike"
+                )
         names.append(same)
     return {"variants": variants, **layer_pattern(names)}

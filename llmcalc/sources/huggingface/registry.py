@@ -1,4 +1,6 @@
-"""Every `model_type` that is read, and which file reads it; and the way from a parsed `config.json` to a description."""
+"""Every `model_type` that is read, and which file reads it;
+and the way from a parsed `config.json` to a description.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,33 @@ from .config import Config, Family, HeadKind
 FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3", "cwm"),
     "bert": (
-        "bert", "ernie", "megatron-bert", "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text", "distilbert",
-        "electra", "albert", "mpnet",
+        "bert",
+        "ernie",
+        "megatron-bert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "roberta-prelayernorm",
+        "xlm-roberta-xl",
+        "data2vec-text",
+        "distilbert",
+        "electra",
+        "albert",
+        "mpnet",
     ),
     "t5": ("t5", "mt5", "umt5", "longt5"),
-    "bart": ("bart", "mbart", "m2m_100", "marian", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp", "fsmt"),
+    "bart": (
+        "bart",
+        "mbart",
+        "m2m_100",
+        "marian",
+        "pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "plbart",
+        "mvp",
+        "fsmt",
+    ),
     "whisper": ("whisper",),
     "switch": ("switch_transformers", "nllb-moe"),
     "deberta": ("deberta", "deberta-v2"),
@@ -30,19 +54,56 @@ FILES: dict[str, tuple[str, ...]] = {
     "phi": ("phi", "phi3", "persimmon", "stablelm", "starcoder2", "jais2"),
     "opt": ("opt", "xglm", "biogpt"),
     "bloom": ("bloom", "falcon", "mpt"),
-    "gpt": ("openai-gpt", "gpt2", "gpt-sw3", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "gpt_neox", "gpt_neox_japanese"),
-    "deepseek": ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "kimi_k25", "minicpm3", "mistral4", "youtu"),
+    "gpt": (
+        "openai-gpt",
+        "gpt2",
+        "gpt-sw3",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gptj",
+        "codegen",
+        "gpt_neox",
+        "gpt_neox_japanese",
+    ),
+    "deepseek": (
+        "axk1",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "kimi_k2",
+        "kimi_k25",
+        "minicpm3",
+        "mistral4",
+        "youtu",
+    ),
     "gemma3n": ("gemma3n", "gemma3n_text"),
     "t5gemma": ("t5gemma", "t5gemma2"),
     "gemma4": ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     "gemma": ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "paligemma", "shieldgemma2"),
     "olmo": ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo"),
     "granite": ("granite", "granitemoe", "granitemoeshared", "hyperclovax", "granite_swa", "granitemoe_swa"),
-    "cohere": ("cohere", "cohere2", "cohere2_moe", "cohere_compass", "cohere_compass_text", "aya_vision", "cohere2_vision"),
+    "cohere": (
+        "cohere",
+        "cohere2",
+        "cohere2_moe",
+        "cohere_compass",
+        "cohere_compass_text",
+        "aya_vision",
+        "cohere2_vision",
+    ),
     "glm": ("glm", "glm4"),
     "exaone": ("exaone4", "exaone_moe"),
     "smollm3": ("smollm3", "seed_oss", "arcee", "apertus", "helium"),
-    "delta": ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear", "bailing_hybrid", "olmo_hybrid"),
+    "delta": (
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_text",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "kimi_linear",
+        "bailing_hybrid",
+        "olmo_hybrid",
+    ),
     "mamba": ("mamba", "falcon_mamba", "mamba2"),
     "hybrid": ("jamba", "bamba", "granitemoehybrid", "falcon_h1"),
     "nemotron": ("nemotron", "nemotron_h"),
@@ -72,14 +133,32 @@ FILES: dict[str, tuple[str, ...]] = {
     "jetmoe": ("jetmoe",),
     "longcat_flash": ("longcat_flash",),
     "minimax_m3": ("minimax_m3_vl", "minimax_m3_vl_text"),
-    "qwen_vl": ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+    "qwen_vl": (
+        "qwen2_vl",
+        "qwen2_vl_text",
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen3_vl",
+        "qwen3_vl_text",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+    ),
     "glm_vl": ("glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"),
     "hy_v4": ("hy_v4",),
     "kolibri": ("kolibri1", "flint"),
     "ctrl": ("ctrl",),
     "aria": ("aria", "aria_text", "emu3", "emu3_text_model"),
-    "multimodal": ("llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "qwen2_audio", "voxtral"),
-}  # fmt: skip
+    "multimodal": (
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "internvl",
+        "idefics3",
+        "smolvlm",
+        "qwen2_audio",
+        "voxtral",
+    ),
+}
 """File in this package → the model types it reads. A new family is its file and its line here."""
 
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
@@ -92,11 +171,23 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
 HEAD_ENDINGS: dict[str, HeadKind] = {
-    "ForCausalLM": "lm", "LMHeadModel": "lm", "ForConditionalGeneration": "lm", "ForMaskedLM": "lm", "WithLMHeadModel": "lm", "ForPreTraining": "lm",
-    "MTModel": "lm", "DoubleHeadsModel": "lm", "GenerationDecoder": "lm", "GenerationEncoder": "none",
-    "ForSequenceClassification": "classification", "ForTokenClassification": "classification",
-    "ForQuestionAnswering": "classification", "ForMultipleChoice": "classification", "ForNextSentencePrediction": "classification", "Model": "none",
-}  # fmt: skip
+    "ForCausalLM": "lm",
+    "LMHeadModel": "lm",
+    "ForConditionalGeneration": "lm",
+    "ForMaskedLM": "lm",
+    "WithLMHeadModel": "lm",
+    "ForPreTraining": "lm",
+    "MTModel": "lm",
+    "DoubleHeadsModel": "lm",
+    "GenerationDecoder": "lm",
+    "GenerationEncoder": "none",
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "classification",
+    "ForQuestionAnswering": "classification",
+    "ForMultipleChoice": "classification",
+    "ForNextSentencePrediction": "classification",
+    "Model": "none",
+}
 """How the name of an architecture ends → its head; the first that fits holds."""
 
 
@@ -106,7 +197,9 @@ def model_types() -> list[str]:
 
 
 def usual_name(model_type: str) -> str:
-    """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder; any other as it is."""
+    """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder;
+    any other as it is.
+    """
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
@@ -117,7 +210,10 @@ def family_of(model_type: str, where: str = "") -> Family:
     """
     if model_type not in FILE_OF:
         near = suggest(model_type, model_types())
-        raise InputError(f"{where}model_type: '{model_type}' is not read.{near} (llmcalc params --measure measures its transformers class instead)")
+        raise InputError(
+            f"{where}model_type: '{model_type}' is not read.{near} (llmcalc params --measure measures its "
+            "transformers class instead)"
+        )
     families: dict[str, Family] = import_module(f".{FILE_OF[model_type]}", __package__).FAMILIES
     return families[model_type]
 
@@ -161,8 +257,8 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
     """The `tie_word_embeddings` of a wrapper that the text model is read with in place of its own.
 
-    Where the wrapper's config has none, the text's holds: a checkpoint that holds both tensors is loaded untied, whatever the default
-    of the wrapper's class.
+    Where the wrapper's config has none, the text's holds: a checkpoint that holds both tensors is loaded untied,
+    whatever the default of the wrapper's class.
     """
     if family.ties == "never":
         return {"tie_word_embeddings": False}
@@ -176,18 +272,34 @@ def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """A remark where a wrapper's config leaves to its class whether the head is tied, and that says other than the text model."""
+    """A remark where a wrapper's config leaves to its class whether the head is tied,
+    and that says other than the text model.
+    """
     family = family_of(kind)
     default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
-    told = any(outer.get(name) is not None for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", "")))
-    if family.text is None or told or default is None or default == tied or (family.ties == "either" and tied) or model["head"]["type"] != "lm":
+    told = any(
+        outer.get(name) is not None for name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
+    )
+    if (
+        family.text is None
+        or told
+        or default is None
+        or default == tied
+        or (family.ties == "either" and tied)
+        or model["head"]["type"] != "lm"
+    ):
         return []
     said, other = str(tied).lower(), str(default).lower()
-    return [f"tie_word_embeddings: not given beside text_config; counted as {said}, as the text model has it, where {kind}'s class takes {other}"]
+    return [
+        f"tie_word_embeddings: not given beside text_config; counted as {said}, as the text model has it, where "
+        f"{kind}'s class takes {other}"
+    ]
 
 
 def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
-    """Whether the class that `architectures` names builds towers: a text model alone, which a wrapper's config may be given to, does not."""
+    """Whether the class that `architectures` names builds towers:
+    a text model alone, which a wrapper's config may be given to, does not.
+    """
     family, cls = family_of(kind), architecture_of(outer)
     if family.towers:
         return not cls or cls.startswith(family.towers)
@@ -207,7 +319,9 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
     model = family.read(config)
     unknown = config.left_over(family.ignored)
     if unknown:
-        config.notes.append(f"not understood, and taken to change no count: {', '.join(where + name for name in unknown)}")
+        config.notes.append(
+            f"not understood, and taken to change no count: {', '.join(where + name for name in unknown)}"
+        )
     config.notes += _doubt(wrapper, outer, model)
     if _builds_towers(wrapper, outer):
         from .towers import read_towers

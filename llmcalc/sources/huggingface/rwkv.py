@@ -21,9 +21,17 @@ def _rwkv(c: Config) -> Table:
 FAMILIES = {
     "rwkv": Family(
         _rwkv,
-        {"vocab_size": 50277, "context_length": 1024, "hidden_size": 4096, "num_hidden_layers": 32, "attention_hidden_size": None,
-         "intermediate_size": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
+        {
+            "vocab_size": 50277,
+            "context_length": 1024,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "attention_hidden_size": None,
+            "intermediate_size": None,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
+        },
         frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
     ),
-}  # fmt: skip
+}

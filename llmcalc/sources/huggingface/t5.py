@@ -1,7 +1,7 @@
 """T5 and its kin: t5, mt5, umt5 (a table of relative positions in every layer), longt5 (an encoder of local attention).
 
-transformers: models/t5, models/mt5, models/umt5, models/longt5. What these classes tie whatever the config says (T5 1.1, mT5 and UMT5 are published
-with a head of their own) is counted as the config says.
+transformers: models/t5, models/mt5, models/umt5, models/longt5. What these classes tie whatever the config says (T5
+1.1, mT5 and UMT5 are published with a head of their own) is counted as the config says.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ def _longt5(c: Config) -> Table:
 
 
 def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """An encoder and a decoder of the same kind of layer; the encoder alone where the architecture is that. stack: fields of both."""
+    """An encoder and a decoder of the same kind of layer; the encoder alone where the architecture is that.
+    stack: fields of both.
+    """
     layers, norm = c.size("num_hidden_layers"), rmsnorm(c.number("layer_norm_epsilon"))
     deep = decoder_depth(c)
-    table: Table = {"vocab_size": c.size("vocab_size"), "hidden_size": c.size("hidden_size"), "tie_word_embeddings": c.flag("tie_word_embeddings")}
+    table: Table = {
+        "vocab_size": c.size("vocab_size"),
+        "hidden_size": c.size("hidden_size"),
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+    }
     if c.maybe("n_positions") is not None:
         table["max_position_embeddings"] = c.size("n_positions")
     table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
@@ -53,7 +59,9 @@ def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None =
 
 
 def decoder_depth(c: Config) -> int:
-    """`num_decoder_layers`, else `num_layers`: these classes take it before num_hidden_layers, another name of theirs, replaces it."""
+    """`num_decoder_layers`, else `num_layers`:
+    these classes take it before num_hidden_layers, another name of theirs, replaces it.
+    """
     return c.maybe("num_decoder_layers") or c.size("num_layers")
 
 
@@ -61,11 +69,18 @@ def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
     """Pre-norm RMSNorm, no bias anywhere."""
     attention = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
     norm = rmsnorm(c.number("layer_norm_epsilon"))
-    return {"attention": attention, "feed_forward": feed_forward or t5_feed_forward(c), "norm": norm, "norm_placement": "pre"}
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward or t5_feed_forward(c),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
 
 
 def t5_feed_forward(c: Config) -> Table:
-    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it; is_gated_act, where it is given, decides that."""
+    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it;
+    is_gated_act, where it is given, decides that.
+    """
     name = c.text("feed_forward_proj")
     kind, _, act = name.rpartition("-")
     if kind not in ("", "gated") or act not in ACTIVATIONS:
@@ -82,15 +97,31 @@ def shared_bias(c: Config) -> Table:
 
 
 T5: dict[str, Any] = {
-    "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": None, "num_heads": 8,
-    "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu",
-    "tie_word_embeddings": True, "n_positions": None,
-}  # fmt: skip
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "n_positions": None,
+}
 MT5 = {**T5, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 ALIASES = {
-    "hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers", "head_dim": "d_kv", "intermediate_size": "d_ff",
-}  # fmt: skip
-IGNORED = frozenset({"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"})
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+    "intermediate_size": "d_ff",
+}
+IGNORED = frozenset(
+    {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
+)
 
 FAMILIES = {
     "t5": Family(_t5, T5, IGNORED, aliases=ALIASES),

@@ -1,4 +1,5 @@
-"""XLNet: an encoder with Transformer-XL's positions, trained to predict its tokens in any order. transformers: models/xlnet.
+"""XLNet: an encoder with Transformer-XL's positions, trained to predict its tokens in any order. transformers:
+models/xlnet.
 
 Its states of earlier segments (`mems`) are no part of a pass over one.
 """
@@ -42,13 +43,44 @@ def _summary(c: Config) -> Table:
 
 
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000, "d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096, "d_head": None, "ff_activation": "gelu", "attn_type": "bi",
-    "layer_norm_eps": 1e-12, "bi_data": False, "tie_word_embeddings": True, "summary_use_proj": True, "summary_proj_to_labels": None,
-}  # fmt: skip
+    "vocab_size": 32000,
+    "d_model": 1024,
+    "n_layer": 24,
+    "n_head": 16,
+    "d_inner": 4096,
+    "d_head": None,
+    "ff_activation": "gelu",
+    "attn_type": "bi",
+    "layer_norm_eps": 1e-12,
+    "bi_data": False,
+    "tie_word_embeddings": True,
+    "summary_use_proj": True,
+    "summary_proj_to_labels": None,
+}
 IGNORED = frozenset(
-    {"clamp_len", "d_head", "end_n_top", "mem_len", "reuse_len", "same_length", "start_n_top", "summary_activation", "summary_last_dropout",
-     "summary_proj_to_labels", "summary_type", "summary_use_proj", "untie_r", "use_mems_eval", "use_mems_train"}
-)  # fmt: skip
-ALIASES = {"hidden_size": "d_model", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "vocab_size": "n_token"}
+    {
+        "clamp_len",
+        "d_head",
+        "end_n_top",
+        "mem_len",
+        "reuse_len",
+        "same_length",
+        "start_n_top",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "untie_r",
+        "use_mems_eval",
+        "use_mems_train",
+    }
+)
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "vocab_size": "n_token",
+}
 
 FAMILIES = {"xlnet": Family(_xlnet, DEFAULTS, IGNORED, aliases=ALIASES)}

@@ -1,9 +1,9 @@
 """A spec as the `config.json` of a `transformers` class that computes the same.
 
-The way back from `sources.huggingface`: what a family's reader asks for is given the spec's values, the reader reads that, and only a config that
-reads back as the same spec is taken. So a class never computes something that the spec does not say, and a field that is
-proposed wrongly costs a config, not its truth. Of families that compute the same the first in the registry's order is taken, those whose own
-activation it is before others.
+The way back from `sources.huggingface`: what a family's reader asks for is given the spec's values, the reader reads
+that, and only a config that reads back as the same spec is taken. So a class never computes something that the spec
+does not say, and a field that is proposed wrongly costs a config, not its truth. Of families that compute the same the
+first in the registry's order is taken, those whose own activation it is before others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
             found = sorted(differences(ours, canonical(theirs)), key=_of_a_tower)
             if not found:
                 return config
-            far = sum(weight(one) for one in found if not _of_a_tower(one)), sum(weight(one) for one in found if _of_a_tower(one))
+            far = (
+                sum(weight(one) for one in found if not _of_a_tower(one)),
+                sum(weight(one) for one in found if _of_a_tower(one)),
+            )
             if nearest is None or far < nearest[0]:
                 nearest = far, config["architectures"][0], found[0]
     raise InputError("no transformers class is known here that computes this architecture" + _said(nearest))
@@ -68,10 +71,14 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
 
 
 def _likely(family: Family, facts: Facts) -> bool:
-    """Whether the family's own activation is the spec's, and it is made for experts where the spec has some and only there."""
+    """Whether the family's own activation is the spec's,
+    and it is made for experts where the spec has some and only there.
+    """
     names = [USUAL.get(name, name) for name in family.defaults]
     own = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
-    return ("num_experts" in names) == bool(facts.with_experts()) and (not own or ACTIVATIONS.get(own[0], own[0]) == _activation(facts))
+    return ("num_experts" in names) == bool(facts.with_experts()) and (
+        not own or ACTIVATIONS.get(own[0], own[0]) == _activation(facts)
+    )
 
 
 def _activation(facts: Facts) -> str | None:
@@ -107,11 +114,17 @@ def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str
 
 def _same_activation(value: Any, default: Any) -> bool:
     """A class's own name for an activation is kept."""
-    return isinstance(value, str) and isinstance(default, str) and ACTIVATIONS.get(value, value) == ACTIVATIONS.get(default)
+    return (
+        isinstance(value, str)
+        and isinstance(default, str)
+        and ACTIVATIONS.get(value, value) == ACTIVATIONS.get(default)
+    )
 
 
 def _value(kind: str, family: Family, field: str, facts: Facts) -> Any:
-    """What a field says of the spec, its name understood as the family's own, by another name it has, or as the spec's."""
+    """What a field says of the spec, its name understood as the family's own, by another name it has,
+    or as the spec's.
+    """
     usual = {other: name for name, other in family.aliases.items()}.get(field, field)
     own, names = OWN.get(kind, {}), (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
     for known in (own, FIELDS):

@@ -1,4 +1,6 @@
-"""The names of classes in `transformers`: which a family has, for each kind of head (a test holds them against the installed classes)."""
+"""The names of classes in `transformers`:
+which a family has, for each kind of head (a test holds them against the installed classes).
+"""
 
 from __future__ import annotations
 
@@ -6,35 +8,100 @@ from ...components import Classifier, LMHead
 from ...model import ModelSpec
 
 PREFIXES = {
-    "axk1": "AXK1", "axk2": "AXK2", "ctrl": "CTRL", "gpt_neox_japanese": "GPTNeoXJapanese", "granite_swa": "GraniteSWA",
-    "granitemoe_swa": "GraniteMoeSWA", "hy_v4": "HYV4", "hyperclovax": "HyperCLOVAX",
-    "data2vec-text": "Data2VecText", "fsmt": "FSMT", "rembert": "RemBert", "roberta-prelayernorm": "RobertaPreLayerNorm", "roformer": "RoFormer",
-    "t5gemma2": "T5Gemma2", "xlm-roberta-xl": "XLMRobertaXL", "xlnet": "XLNet",
-    "biogpt": "BioGpt", "bitnet": "BitNet", "codegen": "CodeGen", "diffllama": "DiffLlama", "distilbert": "DistilBert",
-    "ernie4_5": "Ernie4_5", "ernie4_5_moe": "Ernie4_5_Moe", "eurobert": "EuroBert", "gpt2": "GPT2",
-    "gpt_bigcode": "GPTBigCode", "gpt_neo": "GPTNeo", "gpt_neox": "GPTNeoX", "gptj": "GPTJ", "granitemoe": "GraniteMoe",
-    "granitemoehybrid": "GraniteMoeHybrid", "granitemoeshared": "GraniteMoeShared", "hunyuan_v1_dense": "HunYuanDenseV1",
-    "hunyuan_v1_moe": "HunYuanMoEV1", "hunyuan_vl": "HunYuanVL", "hy_v3": "HYV3", "jetmoe": "JetMoe", "longt5": "LongT5", "m2m_100": "M2M100", "mbart": "MBart",
-    "mimo_v2_flash": "MiMoV2Flash", "minicpm3": "MiniCPM3", "minimax": "MiniMax", "minimax_m2": "MiniMaxM2", "minimax_m3_vl": "MiniMaxM3VL",
-    "modernbert": "ModernBert", "modernbert-decoder": "ModernBertDecoder", "mpnet": "MPNet", "mt5": "MT5", "nanochat": "NanoChat",
-    "openai-gpt": "OpenAIGPT", "opt": "OPT", "paligemma": "PaliGemma",
-    "plbart": "PLBart", "qwen2_5_vl": "Qwen2_5_VL", "qwen2_vl": "Qwen2VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
-    "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "smollm3": "SmolLM3",
-    "stablelm": "StableLm", "t5gemma": "T5Gemma", "umt5": "UMT5", "vaultgemma": "VaultGemma", "xglm": "XGLM", "xlm-roberta": "XLMRoberta",
+    "axk1": "AXK1",
+    "axk2": "AXK2",
+    "ctrl": "CTRL",
+    "gpt_neox_japanese": "GPTNeoXJapanese",
+    "granite_swa": "GraniteSWA",
+    "granitemoe_swa": "GraniteMoeSWA",
+    "hy_v4": "HYV4",
+    "hyperclovax": "HyperCLOVAX",
+    "data2vec-text": "Data2VecText",
+    "fsmt": "FSMT",
+    "rembert": "RemBert",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
+    "roformer": "RoFormer",
+    "t5gemma2": "T5Gemma2",
+    "xlm-roberta-xl": "XLMRobertaXL",
+    "xlnet": "XLNet",
+    "biogpt": "BioGpt",
+    "bitnet": "BitNet",
+    "codegen": "CodeGen",
+    "diffllama": "DiffLlama",
+    "distilbert": "DistilBert",
+    "ernie4_5": "Ernie4_5",
+    "ernie4_5_moe": "Ernie4_5_Moe",
+    "eurobert": "EuroBert",
+    "gpt2": "GPT2",
+    "gpt_bigcode": "GPTBigCode",
+    "gpt_neo": "GPTNeo",
+    "gpt_neox": "GPTNeoX",
+    "gptj": "GPTJ",
+    "granitemoe": "GraniteMoe",
+    "granitemoehybrid": "GraniteMoeHybrid",
+    "granitemoeshared": "GraniteMoeShared",
+    "hunyuan_v1_dense": "HunYuanDenseV1",
+    "hunyuan_v1_moe": "HunYuanMoEV1",
+    "hunyuan_vl": "HunYuanVL",
+    "hy_v3": "HYV3",
+    "jetmoe": "JetMoe",
+    "longt5": "LongT5",
+    "m2m_100": "M2M100",
+    "mbart": "MBart",
+    "mimo_v2_flash": "MiMoV2Flash",
+    "minicpm3": "MiniCPM3",
+    "minimax": "MiniMax",
+    "minimax_m2": "MiniMaxM2",
+    "minimax_m3_vl": "MiniMaxM3VL",
+    "modernbert": "ModernBert",
+    "modernbert-decoder": "ModernBertDecoder",
+    "mpnet": "MPNet",
+    "mt5": "MT5",
+    "nanochat": "NanoChat",
+    "openai-gpt": "OpenAIGPT",
+    "opt": "OPT",
+    "paligemma": "PaliGemma",
+    "plbart": "PLBart",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen2_vl": "Qwen2VL",
+    "qwen3_vl": "Qwen3VL",
+    "qwen3_vl_moe": "Qwen3VLMoe",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "smollm3": "SmolLM3",
+    "stablelm": "StableLm",
+    "t5gemma": "T5Gemma",
+    "umt5": "UMT5",
+    "vaultgemma": "VaultGemma",
+    "xglm": "XGLM",
+    "xlm-roberta": "XLMRoberta",
     "xlstm": "xLSTM",
-}  # fmt: skip
-"""Model type → how the names of its classes begin, where that is not the model type in capitals (`qwen3_moe`: Qwen3Moe)."""
+}
+"""Model type → how the names of its classes begin,
+where that is not the model type in capitals (`qwen3_moe`: Qwen3Moe).
+"""
 
-NO_CLASS = frozenset({"emu3_text_model", "ernie4_5_vl_moe_text", "gpt-sw3", "internlm3", "iquestcoder", "phi4_multimodal"})
-"""Read, and without a class there for the text by itself, or with another family's (or, ERNIE 4.5 VL, with positions that a description says nothing of)."""
+NO_CLASS = frozenset(
+    {"emu3_text_model", "ernie4_5_vl_moe_text", "gpt-sw3", "internlm3", "iquestcoder", "phi4_multimodal"}
+)
+"""Read, and without a class there for the text by itself, or with another family's (or, ERNIE 4.5 VL, with positions
+that a description says nothing of).
+"""
 
 TEXT = "_text"
-"""How the model type of a text model ends whose wrapper has the name itself; its bare class is called so too (Gemma3TextModel)."""
+"""How the model type of a text model ends whose wrapper has the name itself;
+its bare class is called so too (Gemma3TextModel).
+"""
 
 LM_HEADS = {
-    "bert": "LMHeadModel", "bert-generation": "Decoder", "ctrl": "LMHeadModel", "gpt2": "LMHeadModel", "openai-gpt": "LMHeadModel", "marian": "MTModel",
+    "bert": "LMHeadModel",
+    "bert-generation": "Decoder",
+    "ctrl": "LMHeadModel",
+    "gpt2": "LMHeadModel",
+    "openai-gpt": "LMHeadModel",
+    "marian": "MTModel",
     "xlnet": "LMHeadModel",
-}  # fmt: skip
+}
 """Language-model classes that are not called ForCausalLM, ForMaskedLM or ForConditionalGeneration."""
 
 BARE = {"bert-generation": "Encoder"}
@@ -42,56 +109,121 @@ BARE = {"bert-generation": "Encoder"}
 
 SPEAKING_TEXTS = frozenset(
     {
-        "cohere_compass_text", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "llama4_text", "minimax_m3_vl_text", "qwen3_5_moe_text",
+        "cohere_compass_text",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "llama4_text",
+        "minimax_m3_vl_text",
+        "qwen3_5_moe_text",
         "qwen3_5_text",
     }
-)  # fmt: skip
+)
 """Text models with a language-model class of their own; that of others is the wrapper's."""
 
 MASKED = frozenset(
     {
-        "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert", "gte",
-        "jina_embeddings_v3", "megatron-bert", "modernbert", "mpnet", "nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta",
+        "albert",
+        "bert",
+        "camembert",
+        "data2vec-text",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "esm",
+        "eurobert",
+        "gte",
+        "jina_embeddings_v3",
+        "megatron-bert",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roformer",
+        "xlm-roberta",
         "xlm-roberta-xl",
     }
-)  # fmt: skip
+)
 """Encoders with a class for masked tokens."""
 
 CAUSAL_TOO = frozenset(
     {
-        "bart", "bert", "blenderbot", "blenderbot-small", "camembert", "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mvp",
-        "pegasus", "plbart", "rembert", "roberta", "roberta-prelayernorm", "roformer", "whisper", "xlm-roberta", "xlm-roberta-xl",
+        "bart",
+        "bert",
+        "blenderbot",
+        "blenderbot-small",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "marian",
+        "mbart",
+        "megatron-bert",
+        "mvp",
+        "pegasus",
+        "plbart",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roformer",
+        "whisper",
+        "xlm-roberta",
+        "xlm-roberta-xl",
     }
-)  # fmt: skip
+)
 """Encoders with a class that runs them as decoders, and encoder-decoders with one for the decoder alone."""
 
 CONDITIONAL = frozenset(
     {
-        "bart", "blenderbot", "blenderbot-small", "fsmt", "longt5", "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "plbart",
-        "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5", "whisper",
+        "bart",
+        "blenderbot",
+        "blenderbot-small",
+        "fsmt",
+        "longt5",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "mt5",
+        "mvp",
+        "nllb-moe",
+        "pegasus",
+        "plbart",
+        "switch_transformers",
+        "t5",
+        "t5gemma",
+        "t5gemma2",
+        "umt5",
+        "whisper",
     }
-)  # fmt: skip
+)
 """Encoder-decoders."""
 
 SEQUENCES = frozenset(
     """
-    albert arcee axk1 axk2 bart bert biogpt bloom camembert ctrl deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon
-    gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama mbart minicpm3
-    minimax ministral ministral3 mistral mistral4 mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 openai-gpt
-    opt persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5
-    xlm-roberta zamba zamba2
-    data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert mvp rembert roberta-prelayernorm roformer t5gemma2 xlm-roberta-xl xlnet
+    albert arcee axk1 axk2 bart bert biogpt bloom camembert ctrl deberta deberta-v2 deepseek_v2 deepseek_v3 diffllama
+    distilbert electra eurobert exaone4 falcon gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj
+    helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama mbart minicpm3 minimax ministral ministral3 mistral
+    mistral4 mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 openai-gpt opt
+    persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm
+    starcoder2 t5 t5gemma umt5 xlm-roberta zamba zamba2 data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert mvp
+    rembert roberta-prelayernorm roformer t5gemma2 xlm-roberta-xl xlnet
     """.split()  # noqa: SIM905
 )
 """With a class for classifying sequences."""
 
 TOKENS = frozenset(
     """
-    albert apertus arcee axk1 axk2 bert biogpt bloom camembert deberta deberta-v2 deepseek_v3 diffllama distilbert electra eurobert exaone4 falcon gemma
-    gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss helium llama minimax ministral ministral3 mistral mistral4 mixtral modernbert mpnet mpt
-    mt5 nemotron nomic_bert persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma
-    umt5 xlm-roberta
-    data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert rembert roberta-prelayernorm roformer t5gemma2 xlm-roberta-xl xlnet
+    albert apertus arcee axk1 axk2 bert biogpt bloom camembert deberta deberta-v2 deepseek_v3 diffllama distilbert
+    electra eurobert exaone4 falcon gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss helium llama minimax
+    ministral ministral3 mistral mistral4 mixtral modernbert mpnet mpt mt5 nemotron nomic_bert persimmon phi phi3 qwen2
+    qwen2_moe qwen3 qwen3_moe qwen3_next roberta seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5 xlm-roberta
+    data2vec-text ernie esm gte jina_embeddings_v3 megatron-bert rembert roberta-prelayernorm roformer t5gemma2
+    xlm-roberta-xl xlnet
     """.split()  # noqa: SIM905
 )
 """With a class for classifying tokens."""
@@ -118,7 +250,11 @@ def prefix(kind: str) -> str:
 
 def _endings(kind: str, spec: ModelSpec) -> list[str]:
     if isinstance(spec.head, Classifier):
-        return ["ForSequenceClassification"] * (kind in SEQUENCES) + ["ForTokenClassification"] * (kind in TOKENS) + ["ForPreTraining"] * (kind in PRETRAINED)
+        return (
+            ["ForSequenceClassification"] * (kind in SEQUENCES)
+            + ["ForTokenClassification"] * (kind in TOKENS)
+            + ["ForPreTraining"] * (kind in PRETRAINED)
+        )
     if isinstance(spec.head, LMHead):
         return _speaking(kind, spec)
     if spec.kind == "encoder" and kind in ENCODERS:

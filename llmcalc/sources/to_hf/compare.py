@@ -1,8 +1,8 @@
 """Whether two specs say the same, and where they differ first.
 
-A spec can say one thing in several ways: a head size or the number of key/value heads left out or given, layers as variants under
-any names. Here each is written in one way. What changes no count and no function's form is left out: the ε of norms, the base of
-rotary angles, weights of auxiliary losses, and the context where no table has its size.
+A spec can say one thing in several ways: a head size or the number of key/value heads left out or given, layers as
+variants under any names. Here each is written in one way. What changes no count and no function's form is left out: the
+ε of norms, the base of rotary angles, weights of auxiliary losses, and the context where no table has its size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ Difference: TypeAlias = tuple[str, Any, Any]
 
 def canonical(spec: ModelSpec) -> dict[str, Any]:
     """A model as plain values, the same for specs that say the same."""
-    table = {name: getattr(spec, name) for name in ModelSpec.model_fields if name not in ("encoder", "decoder", "max_position_embeddings", "mtp")}
+    table = {
+        name: getattr(spec, name)
+        for name in ModelSpec.model_fields
+        if name not in ("encoder", "decoder", "max_position_embeddings", "mtp")
+    }
     table = {name: _plain(value, spec.hidden_size) for name, value in table.items()}
     for side, stack in spec.stacks():
         table[side] = _stack(stack, stack.hidden_size or spec.hidden_size)
@@ -33,11 +37,18 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
-    """(where, one value, the other) for everything that differs; layers that differ alike are named once, by the lowest."""
+    """(where, one value, the other) for everything that differs;
+    layers that differ alike are named once, by the lowest.
+    """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in dict.fromkeys((*ours, *theirs)):
             yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs) and any(isinstance(one, dict) for one in ours):
+    elif (
+        isinstance(ours, list)
+        and isinstance(theirs, list)
+        and len(ours) == len(theirs)
+        and any(isinstance(one, dict) for one in ours)
+    ):
         seen: list[tuple[Any, Any]] = []
         for i, pair in enumerate(zip(ours, theirs, strict=True)):
             if pair not in seen:  # a layer of a kind is the same table each time
@@ -61,8 +72,16 @@ def _stack(stack: Stack, width: int) -> dict[str, Any]:
     """One table for each layer, and the number of the layer whose parameters it has."""
     names = stack.layer_names()
     layers = {name: _plain(stack.layer(name), width) for name in dict.fromkeys(names)}
-    fields = (name for name in Stack.model_fields if name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size"))
-    table = {"vocab_size": stack.vocab_size, "hidden_size": stack.hidden_size, **{name: _plain(getattr(stack, name), width) for name in fields}}
+    fields = (
+        name
+        for name in Stack.model_fields
+        if name not in ("block", "variants", "first_layers", "pattern", "vocab_size", "hidden_size")
+    )
+    table = {
+        "vocab_size": stack.vocab_size,
+        "hidden_size": stack.hidden_size,
+        **{name: _plain(getattr(stack, name), width) for name in fields},
+    }
     first = {name: names.index(name) for name in layers}
     owners = [first[name] if name in stack.shared_layers else i for i, name in enumerate(names)]
     return {**table, "shared_layers": owners, "layers": [layers[name] for name in names]}
@@ -71,11 +90,16 @@ def _stack(stack: Stack, width: int) -> dict[str, Any]:
 def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
     if mtp is None:
         return None
-    return {"num_nextn_predict_layers": mtp.num_nextn_predict_layers, "layer": _plain(spec.mtp_block(), spec.hidden_size)}
+    return {
+        "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
+        "layer": _plain(spec.mtp_block(), spec.hidden_size),
+    }
 
 
 def _plain(value: Any, width: int) -> Any:
-    """A part as a table, a tuple as a list. width: of the residual stream, from which a head size follows that is not given."""
+    """A part as a table, a tuple as a list.
+    width: of the residual stream, from which a head size follows that is not given.
+    """
     if isinstance(value, Stack):
         return _stack(value, width)
     if isinstance(value, Part):

@@ -1,7 +1,7 @@
 """What a spec says, as the fields of a config ask for it.
 
-Our fields have the names that most configs use, so what a config calls by one of them is the first value of that name in the
-spec. The properties here are for what stands elsewhere under another name, or has to be worked out.
+Our fields have the names that most configs use, so what a config calls by one of them is the first value of that name
+in the spec. The properties here are for what stands elsewhere under another name, or has to be worked out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ class Facts:
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
             parts += [stack, *(part for layer in layers.values() for part in _within(layer))]
-            parts += [part for name in type(stack).model_fields if name not in ("block", "variants") for part in _within(getattr(stack, name))]
+            parts += [
+                part
+                for name in type(stack).model_fields
+                if name not in ("block", "variants")
+                for part in _within(getattr(stack, name))
+            ]
         return [*parts, *_within(self.spec.head), *_within(self.spec.mtp)]
 
     @cached_property
@@ -95,7 +100,9 @@ class Facts:
     @property
     def sliding(self) -> Any:
         """The first mixer with a window."""
-        return present(next((mixer for mixer in self.mixers if getattr(mixer, "sliding_window", None) is not None), None))
+        return present(
+            next((mixer for mixer in self.mixers if getattr(mixer, "sliding_window", None) is not None), None)
+        )
 
     @cached_property
     def mixers(self) -> list[Any]:

@@ -1,7 +1,7 @@
 """What each field of a config says of a spec, under the names that configs have.
 
-A field that stands under its own name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot become a wrong config:
-what is proposed is read back and compared with the spec.
+A field that stands under its own name in the spec is found by `Facts.named` and is not listed. A wrong value here
+cannot become a wrong config: what is proposed is read back and compared with the spec.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def _act(s: Facts) -> str:
 def _kv_heads(s: Facts) -> int:
     """As many as there are query heads where nothing else is said."""
     mixer = s.find(Attention) if any(isinstance(m, Attention) for m in s.mixers) else None
-    many = s.named("num_key_value_heads") if mixer is None and not _latent(s) else getattr(mixer, "num_key_value_heads", None)
+    many = (
+        s.named("num_key_value_heads")
+        if mixer is None and not _latent(s)
+        else getattr(mixer, "num_key_value_heads", None)
+    )
     heads: int = many or s.named("num_attention_heads")
     return heads
 
@@ -90,7 +94,9 @@ def _labels(s: Facts) -> int:
 
 def _latest(s: Facts) -> int | None:
     """How many layers stand below the first with a window."""
-    return next((i for i, mixer in enumerate(s.mixers) if getattr(mixer, "sliding_window", None) is not None), len(s.layers))
+    return next(
+        (i for i, mixer in enumerate(s.mixers) if getattr(mixer, "sliding_window", None) is not None), len(s.layers)
+    )
 
 
 def _bidirectional(s: Facts) -> bool:
@@ -168,7 +174,14 @@ SYNONYMS = {
     "qk_layernorm": ("use_qk_norm",),
     "partial_rotary_factor": ("rotary_pct",),
     "rope_theta": ("rotary_emb_base",),
-    "intermediate_size": ("ffn_dim", "ffn_hidden_size", "n_inner", "hidden_dim", "intermediate_size_mlp", "dense_intermediate_size"),
+    "intermediate_size": (
+        "ffn_dim",
+        "ffn_hidden_size",
+        "n_inner",
+        "hidden_dim",
+        "intermediate_size_mlp",
+        "dense_intermediate_size",
+    ),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_k", "moe_topk", "top_k_experts"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
@@ -181,13 +194,22 @@ SYNONYMS = {
 
 USUAL = {other: usual for usual, others in SYNONYMS.items() for other in others}
 
-ALSO = ("rope_theta", "rotary_emb_base", "head_dim", "num_nextn_predict_layers", "num_labels", "max_position_embeddings")
+ALSO = (
+    "rope_theta",
+    "rotary_emb_base",
+    "head_dim",
+    "num_nextn_predict_layers",
+    "num_labels",
+    "max_position_embeddings",
+)
 """Fields that a reader may ask for without a default of their own."""
 
 PARTLY_TURNED = frozenset(
     """
-    bamba glm glm4 glm4_moe glm4_moe_lite gpt_neox minimax_m2 nemotron persimmon phi phi3 qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma
-    stablelm zaya
+    bamba glm glm4 glm4_moe glm4_moe_lite gpt_neox minimax_m2 nemotron persimmon phi phi3 qwen3_5_moe_text qwen3_5_text
+    qwen3_next recurrent_gemma stablelm zaya
     """.split()  # noqa: SIM905
 )
-"""Families whose classes turn as much of each head as `partial_rotary_factor` says; others turn all of it, whatever their config says."""
+"""Families whose classes turn as much of each head as `partial_rotary_factor` says;
+others turn all of it, whatever their config says.
+"""

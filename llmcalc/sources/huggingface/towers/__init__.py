@@ -22,7 +22,18 @@ FILES: dict[str, tuple[str, ...]] = {
     "siglip": ("gemma3", "shieldgemma2", "paligemma", "aya_vision", "cohere2_vision", "lfm2_vl", "t5gemma2"),
     "gemma": ("gemma4", "gemma4_unified", "gemma3n"),
     "pixtral": ("mistral3", "llama4", "lfm3_vl", "hunyuan_vl"),
-    "qwen": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "kimi_k25", "ernie4_5_vl_moe", "minimax_m3_vl", "cohere_compass"),
+    "qwen": (
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "kimi_k25",
+        "ernie4_5_vl_moe",
+        "minimax_m3_vl",
+        "cohere_compass",
+    ),
     "glm": ("glm4v", "glm4v_moe"),
     "llava": ("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl"),
     "audio": ("qwen2_audio", "voxtral", "phi4_multimodal"),
@@ -43,7 +54,9 @@ def sections_of(kind: str) -> Mapping[str, Section]:
 
 
 def read_towers(kind: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
-    """(the `towers` table of a description, remarks) of a wrapper of model type `kind` around a text model of that width."""
+    """(the `towers` table of a description,
+    remarks) of a wrapper of model type `kind` around a text model of that width.
+    """
     known, towers, notes = sections_of(kind), Table(), list[str]()
     for name in SECTIONS:
         given = outer.get(name)

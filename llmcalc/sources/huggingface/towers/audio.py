@@ -13,13 +13,21 @@ from .section import Section, biased, projector, side, vit
 def _whisper(c: Config, width: str, depth: str, heads: str, inner: str) -> Table:
     """Two convolutions, a table of positions, layers whose keys have no bias."""
     norm, h, many, rows = layernorm(), c.size(width), c.size(heads), c.size("max_source_positions")
-    mixer = {"num_attention_heads": many, "head_dim": c.divided(heads, h, many), "q_bias": True, "v_bias": True, "o_bias": True}
+    mixer = {
+        "num_attention_heads": many,
+        "head_dim": c.divided(heads, h, many),
+        "q_bias": True,
+        "v_bias": True,
+        "o_bias": True,
+    }
     network = mlp(c.size(inner), c.choice(ACTIVATIONS, "activation_function"))
     stack = {
-        "num_hidden_layers": c.size(depth), "block": {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"},
+        "num_hidden_layers": c.size(depth),
+        "block": {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"},
         "stem": {"num_mel_bins": c.size("num_mel_bins"), "max_source_positions": rows},
-        "position": {"type": "learned", "max_position_embeddings": rows}, "final_norm": norm,
-    }  # fmt: skip
+        "position": {"type": "learned", "max_position_embeddings": rows},
+        "final_norm": norm,
+    }
     return {"type": "audio", "hidden_size": h, "stack": stack}
 
 
@@ -33,25 +41,38 @@ def _voxtral(outer: Config, c: Config, width: int) -> Table:
     tower = _whisper(c, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     h, act = c.size("hidden_size"), outer.choice(ACTIVATIONS, "projector_hidden_act")
     frames = c.divided("hidden_size", c.size("intermediate_size"), h)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames)}
+    return {
+        "audio_tower": tower,
+        "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames),
+    }
 
 
 def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
-    """SigLIP with its head; the mean of squares of patches, vectors for the ends of lines and between images, two maps."""
+    """SigLIP with its head; the mean of squares of patches, vectors for the ends of lines and between images,
+    two maps.
+    """
     norm = layernorm(c.number("layer_norm_eps"))
     block = biased(c, norm)
     head = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
     patches = {"num_channels": c.size("num_channels"), "bias": True}
     tower = vit(c, block, stack={"final_norm": norm}, patches=patches, positions={"rows": side(c) ** 2}, pooling=head)
     maps = ((width, True, "gelu"), (width, True, "identity"))
-    return {"image_processor": tower, "image_projector": projector(c.size("hidden_size"), *maps, merge=2, merged="mean", input_marks=2)}
+    return {
+        "image_processor": tower,
+        "image_projector": projector(c.size("hidden_size"), *maps, merge=2, merged="mean", input_marks=2),
+    }
 
 
 def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
     """A conformer with a table of distances; two maps for sound alone and two for sound beside images."""
     if c.has("head_dim"):
         raise c.wrong("head_dim", c.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted")
-    h, heads, act, reduction = c.size("hidden_size"), c.size("num_attention_heads"), c.choice(ACTIVATIONS, "activation"), c.size("time_reduction")
+    h, heads, act, reduction = (
+        c.size("hidden_size"),
+        c.size("num_attention_heads"),
+        c.choice(ACTIVATIONS, "activation"),
+        c.size("time_reduction"),
+    )
     c.divided("num_attention_heads", h, heads)
     c.must("ext_pw_out_channel", h)
     c.must("depthwise_separable_out_channel", h)
@@ -66,53 +87,110 @@ def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
     halvings = [first, *({**first, "separable": True} for _ in range(reduction.bit_length() - 2))]
     below = {"num_mel_bins": c.size("input_size"), "convolutions": halvings, "bias": True, "standardize": True}
     convolution = {
-        "kernel_size": c.size("kernel_size"), "hidden_act": c.choice(ACTIVATIONS, "conv_activation"), "gate_act": c.choice(ACTIVATIONS, "conv_glu_type"),
-        "gate_bias": True, "bias": True, "multiplier": c.size("depthwise_multiplier"), "separable": True,
-    }  # fmt: skip
-    network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": act, "gated": True, "gate_bias": True, "up_bias": True, "down_bias": True}
+        "kernel_size": c.size("kernel_size"),
+        "hidden_act": c.choice(ACTIVATIONS, "conv_activation"),
+        "gate_act": c.choice(ACTIVATIONS, "conv_glu_type"),
+        "gate_bias": True,
+        "bias": True,
+        "multiplier": c.size("depthwise_multiplier"),
+        "separable": True,
+    }
+    network = {
+        "intermediate_size": c.size("intermediate_size"),
+        "hidden_act": act,
+        "gated": True,
+        "gate_bias": True,
+        "up_bias": True,
+        "down_bias": True,
+    }
     tower = {
-        "type": "conformer", "hidden_size": h, "subsampling": below, "num_hidden_layers": c.size("num_blocks"),
-        "attention": {"num_attention_heads": heads, "bias": True}, "convolution": convolution, "feed_forward": network, "norm": layernorm(),
+        "type": "conformer",
+        "hidden_size": h,
+        "subsampling": below,
+        "num_hidden_layers": c.size("num_blocks"),
+        "attention": {"num_attention_heads": heads, "bias": True},
+        "convolution": convolution,
+        "feed_forward": network,
+        "norm": layernorm(),
         "relative_buckets": c.size("bias_max_distance") * (1 if c.flag("bias_symmetric") else 2),
-    }  # fmt: skip
+    }
     maps = ((width, True, "gelu"), (width, True, "identity"))
     up = projector(h, *maps, frames=c.size("downsample_rate"))
     return {"audio_encoder": tower, "audio_projector": up, "audio_vision_projector": up}
 
 
 QWEN2_AUDIO: Table = {
-    "num_mel_bins": 128, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120, "d_model": 1280, "activation_function": "gelu",
+    "num_mel_bins": 128,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "d_model": 1280,
+    "activation_function": "gelu",
     "max_source_positions": 1500,
-}  # fmt: skip
+}
 
 VOXTRAL: Table = {
-    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20, "activation_function": "gelu",
-    "num_mel_bins": 128, "max_source_positions": 1500,
-}  # fmt: skip
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "activation_function": "gelu",
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+}
 
 PHI4_VISION: Table = {
-    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "num_channels": 3, "image_size": 448,
-    "patch_size": 14, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
-}  # fmt: skip
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 448,
+    "patch_size": 14,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 
 PHI4_AUDIO: Table = {
-    "hidden_size": 1024, "intermediate_size": 1536, "num_blocks": 24, "num_attention_heads": 16, "activation": "swish", "ext_pw_out_channel": 1024,
-    "depthwise_separable_out_channel": 1024, "depthwise_multiplier": 1, "kernel_size": 3, "conv_activation": "swish", "input_size": 80,
-    "conv_glu_type": "swish", "time_reduction": 8, "bias_max_distance": 1000, "bias_symmetric": False, "nemo_conv_channels": 1024, "downsample_rate": 1,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 1536,
+    "num_blocks": 24,
+    "num_attention_heads": 16,
+    "activation": "swish",
+    "ext_pw_out_channel": 1024,
+    "depthwise_separable_out_channel": 1024,
+    "depthwise_multiplier": 1,
+    "kernel_size": 3,
+    "conv_activation": "swish",
+    "input_size": 80,
+    "conv_glu_type": "swish",
+    "time_reduction": 8,
+    "bias_max_distance": 1000,
+    "bias_symmetric": False,
+    "nemo_conv_channels": 1024,
+    "downsample_rate": 1,
+}
 
 SOUND = frozenset(
     """
-    activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk nemo_activation nemo_final_size
-    num_hidden_layers scale_embedding
+    activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk
+    nemo_activation nemo_final_size num_hidden_layers scale_embedding
     """.split()  # noqa: SIM905
 )
 
 WRAPPERS = {
     "qwen2_audio": {"audio_config": Section(_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored=SOUND)},
-    "voxtral": {"audio_config": Section(_voxtral, {"voxtral_encoder": VOXTRAL}, {"projector_hidden_act": "gelu"}, ignored=SOUND | {"head_dim"})},
+    "voxtral": {
+        "audio_config": Section(
+            _voxtral, {"voxtral_encoder": VOXTRAL}, {"projector_hidden_act": "gelu"}, ignored=SOUND | {"head_dim"}
+        )
+    },
     "phi4_multimodal": {
-        "vision_config": Section(_phi4_vision, {"phi4_multimodal_vision": PHI4_VISION}, ignored=frozenset({"crop_size", "feature_layer", "image_token_id"})),
+        "vision_config": Section(
+            _phi4_vision,
+            {"phi4_multimodal_vision": PHI4_VISION},
+            ignored=frozenset({"crop_size", "feature_layer", "image_token_id"}),
+        ),
         "audio_config": Section(_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored=SOUND),
     },
 }

@@ -1,8 +1,11 @@
-"""Gemma 4's encoders of images and of sound, and Gemma 3n's of sound. transformers: models/gemma4, gemma4_unified, gemma3n.
+"""Gemma 4's encoders of images and of sound, and Gemma 3n's of sound. transformers: models/gemma4, gemma4_unified,
+gemma3n.
 
-The unified Gemma 4 has no encoders: patches of pixels, and frames of sound as they are, are each mapped to the text's width.
+The unified Gemma 4 has no encoders: patches of pixels, and frames of sound as they are, are each mapped to the text's
+width.
 
-Gemma 3n's encoder of images is timm's MobileNetV5, whose layers no config describes: it is not counted, and a remark says so.
+Gemma 3n's encoder of images is timm's MobileNetV5, whose layers no config describes: it is not counted, and a remark
+says so.
 """
 
 from __future__ import annotations
@@ -16,33 +19,61 @@ from .section import Section, projector, vit
 
 
 def _gemma4_vision(outer: Config, c: Config, width: int) -> Table:
-    """Two tables of positions, gated layers with four norms, maps that may be clamped on both sides (four bounds each)."""
+    """Two tables of positions, gated layers with four norms,
+    maps that may be clamped on both sides (four bounds each).
+    """
     norm, eps = rmsnorm(c.number("rms_norm_eps")), c.number("rms_norm_eps")
     mixer = attention(c, v_norm=rmsnorm(eps, weight=False), **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(c, act="hidden_activation"), "norm": norm, "norm_placement": "sandwich"}
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(c, act="hidden_activation"),
+        "norm": norm,
+        "norm_placement": "sandwich",
+    }
     positions = {"rows": c.size("position_embedding_size"), "axes": 2}
     clamps = 4 * 7 if c.flag("use_clipped_linears") else 0
     tower = vit(c, block, positions=positions, standardize=c.flag("standardize"), clamps=clamps)
     pooled: Table = {"merge": c.size("pooling_kernel_size"), "merged": "mean", "norm": rmsnorm(eps, weight=False)}
-    return {"vision_tower": tower, "embed_vision": projector(c.size("hidden_size"), (width, False, "identity"), **pooled)}
+    return {
+        "vision_tower": tower,
+        "embed_vision": projector(c.size("hidden_size"), (width, False, "identity"), **pooled),
+    }
 
 
-def _conformer(c: Config, heads: str, depth: str, kernel: str, left: str, right: str, act: str, subsampling: Table, **fields: Any) -> Table:
+def _conformer(
+    c: Config, heads: str, depth: str, kernel: str, left: str, right: str, act: str, subsampling: Table, **fields: Any
+) -> Table:
     """The layers of the Universal Speech Model, under the names that a config has for their sizes."""
     width, norm = c.size("hidden_size"), rmsnorm(c.number("rms_norm_eps"))
     c.divided(heads, width, c.size(heads))
-    mixer = {"num_attention_heads": c.size(heads), "relative_keys": True, "context_left": max(1, c.count(left)), "context_right": c.count(right)}
+    mixer = {
+        "num_attention_heads": c.size(heads),
+        "relative_keys": True,
+        "context_left": max(1, c.count(left)),
+        "context_right": c.count(right),
+    }
     return {
-        "type": "conformer", "hidden_size": width, "subsampling": subsampling, "num_hidden_layers": c.size(depth), "attention": mixer,
-        "convolution": {"kernel_size": c.size(kernel), "hidden_act": act, "norm": norm}, "feed_forward": mlp(4 * width, act, bias=False), "norm": norm,
-        "norm_placement": "sandwich", **fields,
-    }  # fmt: skip
+        "type": "conformer",
+        "hidden_size": width,
+        "subsampling": subsampling,
+        "num_hidden_layers": c.size(depth),
+        "attention": mixer,
+        "convolution": {"kernel_size": c.size(kernel), "hidden_act": act, "norm": norm},
+        "feed_forward": mlp(4 * width, act, bias=False),
+        "norm": norm,
+        "norm_placement": "sandwich",
+        **fields,
+    }
 
 
 def _pair(c: Config, name: str) -> list[int]:
     """Two positive whole numbers."""
     given = c.get(name)
-    if not isinstance(given, list | tuple) or len(given) != 2 or any(type(n) is not int or not 0 < n <= LARGEST for n in given):
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != 2
+        or any(type(n) is not int or not 0 < n <= LARGEST for n in given)
+    ):
         raise c.wrong(name, given, "two positive whole numbers")
     return list(given)
 
@@ -57,7 +88,17 @@ def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
     inner, act = c.size("output_proj_dims"), c.choice(ACTIVATIONS, "hidden_act")
     contexts = ("attention_context_left", "attention_context_right")
     clamps = 4 * 10 if c.flag("use_clipped_linears") else 0
-    tower = _conformer(c, "num_attention_heads", "num_hidden_layers", "conv_kernel_size", *contexts, act, below, output_size=inner, clamps=clamps)
+    tower = _conformer(
+        c,
+        "num_attention_heads",
+        "num_hidden_layers",
+        "conv_kernel_size",
+        *contexts,
+        act,
+        below,
+        output_size=inner,
+        clamps=clamps,
+    )
     bare = rmsnorm(c.number("rms_norm_eps"), weight=False)
     return {"audio_tower": tower, "embed_audio": projector(inner, (width, False, "identity"), norm=bare)}
 
@@ -67,23 +108,41 @@ def _unified_vision(outer: Config, c: Config, width: int) -> Table:
     inner, bare = c.size("mm_embed_dim"), rmsnorm(c.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": c.size("patch_size") * c.size("pooling_kernel_size"), "bias": True}
     positions = {"rows": c.size("mm_posemb_size"), "axes": 2}
-    embedder = {"type": "patches", "hidden_size": inner, "patches": patches, "positions": positions, "norm": layernorm(1e-5)}
-    return {"vision_embedder": embedder, "embed_vision": projector(c.size("output_proj_dims"), (width, False, "identity"), norm=bare)}
+    embedder = {
+        "type": "patches",
+        "hidden_size": inner,
+        "patches": patches,
+        "positions": positions,
+        "norm": layernorm(1e-5),
+    }
+    return {
+        "vision_embedder": embedder,
+        "embed_vision": projector(c.size("output_proj_dims"), (width, False, "identity"), norm=bare),
+    }
 
 
 def _unified_audio(outer: Config, c: Config, width: int) -> Table:
     frame = c.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
-    return {"embed_audio": projector(frame, (width, False, "identity"), norm=rmsnorm(c.number("rms_norm_eps"), weight=False), raw=True)}
+    return {
+        "embed_audio": projector(
+            frame, (width, False, "identity"), norm=rmsnorm(c.number("rms_norm_eps"), weight=False), raw=True
+        )
+    }
 
 
 def _embedder(c: Config, width: int) -> Table:
     """Gemma 3n's: what is no text has tokens of its own as well."""
     norm, after = rmsnorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps"), weight=False)
-    return projector(c.size("hidden_size"), (width, False, "identity"), norm=norm, out_norm=after, vocab_size=c.size("vocab_size"))
+    return projector(
+        c.size("hidden_size"), (width, False, "identity"), norm=norm, out_norm=after, vocab_size=c.size("vocab_size")
+    )
 
 
 def _gemma3n_vision(outer: Config, c: Config, width: int) -> Table:
-    c.notes.append(f"its tower is not counted: {c.where}architecture: a model of timm ({c.text('architecture')}), whose layers no config describes")
+    c.notes.append(
+        f"its tower is not counted: {c.where}architecture: a model of timm ({c.text('architecture')}), whose "
+        "layers no config describes"
+    )
     return {"embed_vision": _embedder(c, width)}
 
 
@@ -92,12 +151,16 @@ def _gemma3n_audio(outer: Config, c: Config, width: int) -> Table:
     shapes = {name: _pairs(c, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")}
     convolutions = [
         {"channels": many, "kernel": kernel, "stride": stride}
-        for many, kernel, stride in zip(channels, shapes["sscp_conv_kernel_size"], shapes["sscp_conv_stride_size"], strict=True)
+        for many, kernel, stride in zip(
+            channels, shapes["sscp_conv_kernel_size"], shapes["sscp_conv_stride_size"], strict=True
+        )
     ]
     norm = layernorm(c.number("sscp_conv_group_norm_eps"), bias=False)
     below = {"num_mel_bins": c.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
     contexts = ("conf_attention_context_left", "conf_attention_context_right")
-    tower = _conformer(c, "conf_num_attention_heads", "conf_num_hidden_layers", "conf_conv_kernel_size", *contexts, "silu", below)
+    tower = _conformer(
+        c, "conf_num_attention_heads", "conf_num_hidden_layers", "conf_conv_kernel_size", *contexts, "silu", below
+    )
     return {"audio_tower": tower, "embed_audio": _embedder(c, width)}
 
 
@@ -110,32 +173,65 @@ def _pairs(c: Config, name: str) -> list[list[int]]:
 
 
 GEMMA4_VISION: Table = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64,
-    "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "pooling_kernel_size": 3, "patch_size": 16, "position_embedding_size": 10240,
-    "use_clipped_linears": False, "standardize": False,
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+    "use_clipped_linears": False,
+    "standardize": False,
+}
 
 GEMMA4_AUDIO: Table = {
-    "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "hidden_act": "silu", "subsampling_conv_channels": [128, 32],
-    "conv_kernel_size": 5, "attention_context_left": 13, "attention_context_right": 0, "use_clipped_linears": True, "rms_norm_eps": 1e-6,
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "hidden_act": "silu",
+    "subsampling_conv_channels": [128, 32],
+    "conv_kernel_size": 5,
+    "attention_context_left": 13,
+    "attention_context_right": 0,
+    "use_clipped_linears": True,
+    "rms_norm_eps": 1e-6,
     "output_proj_dims": 1536,
-}  # fmt: skip
+}
 
 UNIFIED_VISION: Table = {
-    "patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120, "output_proj_dims": 3840, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "mm_embed_dim": 3840,
+    "mm_posemb_size": 1120,
+    "output_proj_dims": 3840,
+    "rms_norm_eps": 1e-6,
+}
 
 GEMMA3N_AUDIO: Table = {
-    "vocab_size": 128, "input_feat_size": 128, "hidden_size": 1536, "rms_norm_eps": 1e-6, "conf_attention_context_left": 13,
-    "conf_attention_context_right": 0, "conf_num_attention_heads": 8, "conf_num_hidden_layers": 12, "conf_conv_kernel_size": 5,
-    "sscp_conv_channel_size": (128, 32), "sscp_conv_group_norm_eps": 1e-3, "sscp_conv_kernel_size": ((3, 3), (3, 3)),
+    "vocab_size": 128,
+    "input_feat_size": 128,
+    "hidden_size": 1536,
+    "rms_norm_eps": 1e-6,
+    "conf_attention_context_left": 13,
+    "conf_attention_context_right": 0,
+    "conf_num_attention_heads": 8,
+    "conf_num_hidden_layers": 12,
+    "conf_conv_kernel_size": 5,
+    "sscp_conv_channel_size": (128, 32),
+    "sscp_conv_group_norm_eps": 1e-3,
+    "sscp_conv_kernel_size": ((3, 3), (3, 3)),
     "sscp_conv_stride_size": ((2, 2), (2, 2)),
-}  # fmt: skip
+}
 
 SOUND = frozenset(
     """
-    attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size conf_attention_logit_cap conf_reduction_factor
-    conf_residual_weight gradient_clipping residual_weight sscp_conv_eps vocab_offset
+    attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size
+    conf_attention_logit_cap conf_reduction_factor conf_residual_weight gradient_clipping residual_weight sscp_conv_eps
+    vocab_offset
     """.split()  # noqa: SIM905
 )
 IMAGES = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
@@ -146,15 +242,29 @@ WRAPPERS = {
         "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
     },
     "gemma4_unified": {
-        "vision_config": Section(_unified_vision, {"gemma4_unified_vision": UNIFIED_VISION}, built=None, ignored=frozenset({"model_patch_size"})),
-        "audio_config": Section(_unified_audio, {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}}, built=None),
+        "vision_config": Section(
+            _unified_vision,
+            {"gemma4_unified_vision": UNIFIED_VISION},
+            built=None,
+            ignored=frozenset({"model_patch_size"}),
+        ),
+        "audio_config": Section(
+            _unified_audio, {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}}, built=None
+        ),
     },
     "gemma3n": {
         "vision_config": Section(
             _gemma3n_vision,
-            {"gemma3n_vision": {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048, "vocab_size": 128, "rms_norm_eps": 1e-6}},
+            {
+                "gemma3n_vision": {
+                    "architecture": "mobilenetv5_300m_enc",
+                    "hidden_size": 2048,
+                    "vocab_size": 128,
+                    "rms_norm_eps": 1e-6,
+                }
+            },
             ignored=IMAGES,
         ),
         "audio_config": Section(_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=SOUND),
     },
-}  # fmt: skip
+}

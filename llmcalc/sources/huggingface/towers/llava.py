@@ -1,6 +1,7 @@
 """Any encoder of images beside any text model: LLaVA's line, Idefics 3 and SmolVLM, InternVL.
 
-LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3). transformers: models/llava, llava_next, llava_onevision, idefics3, smolvlm, internvl.
+LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3). transformers: models/llava, llava_next, llava_onevision, idefics3,
+smolvlm, internvl.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral":
 def _llava(outer: Config, c: Config, width: int) -> Table:
     """One encoder of several kinds, and two maps."""
     one_layer(outer)
-    return {"vision_tower": ENCODERS[c.model_type](c), "multi_modal_projector": two_maps(outer, c.size("hidden_size"), width)}
+    return {
+        "vision_tower": ENCODERS[c.model_type](c),
+        "multi_modal_projector": two_maps(outer, c.size("hidden_size"), width),
+    }
 
 
 def _llava_next(outer: Config, c: Config, width: int) -> Table:
@@ -48,12 +52,25 @@ def _internvl(outer: Config, c: Config, width: int) -> Table:
         **biases(c.flag("attention_bias"), *QKV), **normed,
     }  # fmt: skip
     network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre", "residual_scale": "output"}
+    block = {
+        "attention": mixer,
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "pre",
+        "residual_scale": "output",
+    }
     sides = {name: _square(c, name) for name in ("image_size", "patch_size")}
     own = Config({**c.data, **sides}, c.defaults, c.model_type, where=c.where, asked=c.asked)
     positions: Table = {"positions": {"rows": side(own) ** 2 + 1}} if c.flag("use_absolute_position_embeddings") else {}
     top: Table = {} if c.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
-    tower = vit(own, block, stack=top, patches={"num_channels": c.size("num_channels"), "bias": True}, class_embedding=True, **positions)
+    tower = vit(
+        own,
+        block,
+        stack=top,
+        patches={"num_channels": c.size("num_channels"), "bias": True},
+        class_embedding=True,
+        **positions,
+    )
     act = outer.choice(ACTIVATIONS, "projector_hidden_act")
     maps = projector(h, (width, True, act), (width, True, "identity"), merge=merge, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": maps}
@@ -62,18 +79,38 @@ def _internvl(outer: Config, c: Config, width: int) -> Table:
 def _square(c: Config, name: str) -> int:
     """One number, or two equal ones."""
     given = c.get(name)
-    if isinstance(given, list | tuple) and len(given) == 2 and given[0] == given[1] and type(given[0]) is int and given[0] > 0:
+    if (
+        isinstance(given, list | tuple)
+        and len(given) == 2
+        and given[0] == given[1]
+        and type(given[0]) is int
+        and given[0] > 0
+    ):
         return given[0]
     return c.size(name)
 
 
 IDEFICS3: Table = {
-    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16, "num_channels": 3, "image_size": 224,
-    "patch_size": 32, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
-}  # fmt: skip
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 
 LLAVA: Table = {"projector_hidden_act": "gelu", "vision_feature_layer": -2, "multimodal_projector_bias": True}
-VIT_L: Table = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24, "num_attention_heads": 16}
+VIT_L: Table = {
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
 KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 
 WRAPPERS = {
@@ -87,19 +124,48 @@ WRAPPERS = {
             {**SO400M, "image_size": 384, "num_hidden_layers": 26},
         )
     },
-    "idefics3": {"vision_config": Section(_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2})},
-    "smolvlm": {"vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})},
+    "idefics3": {
+        "vision_config": Section(_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2})
+    },
+    "smolvlm": {
+        "vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})
+    },
     "internvl": {
         "vision_config": Section(
             _internvl,
-            {"internvl_vision": {
-                "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "attention_bias": False, "use_qk_norm": False,
-                "intermediate_size": 4096, "hidden_act": "gelu", "norm_type": "layer_norm", "layer_norm_eps": 1e-6, "image_size": (448, 448),
-                "patch_size": (14, 14), "num_channels": 3, "use_mask_token": False, "use_absolute_position_embeddings": True, "use_mean_pooling": True,
-            }},
+            {
+                "internvl_vision": {
+                    "hidden_size": 1024,
+                    "num_hidden_layers": 24,
+                    "num_attention_heads": 16,
+                    "attention_bias": False,
+                    "use_qk_norm": False,
+                    "intermediate_size": 4096,
+                    "hidden_act": "gelu",
+                    "norm_type": "layer_norm",
+                    "layer_norm_eps": 1e-6,
+                    "image_size": (448, 448),
+                    "patch_size": (14, 14),
+                    "num_channels": 3,
+                    "use_mask_token": False,
+                    "use_absolute_position_embeddings": True,
+                    "use_mean_pooling": True,
+                }
+            },
             {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
-            ignored=frozenset({"dropout", "drop_path_rate", "initializer_factor", "layer_scale_init_value", "projection_dropout", "qk_normalization",
-                               "qkv_bias", "shared_relative_position_bias", "use_relative_position_bias"}),
+            ignored=frozenset(
+                {
+                    "dropout",
+                    "drop_path_rate",
+                    "initializer_factor",
+                    "layer_scale_init_value",
+                    "projection_dropout",
+                    "qk_normalization",
+                    "qkv_bias",
+                    "shared_relative_position_bias",
+                    "use_relative_position_bias",
+                }
+            ),
         )
     },
-}  # fmt: skip
+}

@@ -1,6 +1,7 @@
 """Encoders of images whose queries and keys are turned, of Mistral 3, Llama 4, LFM3-VL; and HunyuanOCR's.
 
-Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3; models/llama4, lfm3_vl, hunyuan_vl.
+Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3; models/llama4, lfm3_vl,
+hunyuan_vl.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from .section import Section, biased, merged_by, one_layer, projector, side, two
 def pixtral(c: Config) -> Table:
     """Gated layers without biases, and a norm below them."""
     norm, width, heads = rmsnorm(1e-5), c.size("hidden_size"), c.size("num_attention_heads")
-    mixer = {"num_attention_heads": heads, "head_dim": c.divided("num_attention_heads", width, heads), "position": {"type": "rope"}}
+    mixer = {
+        "num_attention_heads": heads,
+        "head_dim": c.divided("num_attention_heads", width, heads),
+        "position": {"type": "rope"},
+    }
     block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
     return vit(c, block, stack={"embedding_norm": norm}, patches={"num_channels": c.size("num_channels")})
 
@@ -22,7 +27,10 @@ def _mistral3(outer: Config, c: Config, width: int) -> Table:
     """Squares of patches are mapped back to one patch's width, then twice to the text's."""
     one_layer(outer)
     maps = two_maps(outer, c.size("hidden_size"), width, merge=outer.size("spatial_merge_size"), norm=rmsnorm(1e-5))
-    return {"vision_tower": pixtral(c), "multi_modal_projector": {**maps, "maps": [{"size": c.size("hidden_size")}, *maps["maps"]]}}
+    return {
+        "vision_tower": pixtral(c),
+        "multi_modal_projector": {**maps, "maps": [{"size": c.size("hidden_size")}, *maps["maps"]]},
+    }
 
 
 def _llama4(outer: Config, c: Config, width: int) -> Table:
@@ -40,18 +48,35 @@ def _llama4(outer: Config, c: Config, width: int) -> Table:
         patches={"num_channels": c.size("num_channels")}, positions={"rows": side(c) ** 2 + 1}, class_embedding=True,
     )  # fmt: skip
     adapter = projector(c.size("hidden_size"), (inner, False, "gelu"), (out, False, "gelu"), merge=merge)
-    return {"vision_model": tower, "vision_adapter": adapter, "multi_modal_projector": projector(out, (width, False, "identity"))}
+    return {
+        "vision_model": tower,
+        "vision_adapter": adapter,
+        "multi_modal_projector": projector(out, (width, False, "identity")),
+    }
 
 
 def _lfm3(outer: Config, c: Config, width: int) -> Table:
     """Gated convolutions over the grid of patches, and layers of attention among them."""
-    norm, h, heads, kv = rmsnorm(c.number("norm_eps")), c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_key_value_heads")
+    norm, h, heads, kv = (
+        rmsnorm(c.number("norm_eps")),
+        c.size("hidden_size"),
+        c.size("num_attention_heads"),
+        c.size("num_key_value_heads"),
+    )
     c.divided("num_key_value_heads", heads, kv)
-    mixer = {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": c.divided("num_attention_heads", h, heads), "position": {"type": "rope"}}
+    mixer = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": c.divided("num_attention_heads", h, heads),
+        "position": {"type": "rope"},
+    }
     kernel = c.size("conv_kernel_size")
     if kernel % 2 == 0:
         raise c.wrong("conv_kernel_size", kernel, "an odd number")
-    mixers: Table = {"conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True}, "full": {"type": "attention", **mixer, **qk_norm(norm)}}
+    mixers: Table = {
+        "conv": {"type": "short_conv", "conv_L_cache": kernel, "grid": True},
+        "full": {"type": "attention", **mixer, **qk_norm(norm)},
+    }
     default = ["conv" if i < 2 or i % 2 else "full" for i in range(c.size("num_hidden_layers"))]
     names = listed(c, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
     network = {"intermediate_size": c.size("intermediate_size"), "hidden_act": "silu", "gated": True}
@@ -62,7 +87,10 @@ def _lfm3(outer: Config, c: Config, width: int) -> Table:
     tower = vit(c, block, stack={"embedding_norm": norm, **layers}, patches=patches)
     bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
     maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
-    return {"vision_tower": tower, "multi_modal_projector": projector(h, *maps, merge=c.size("spatial_merge_size"), norm=layernorm(1e-6))}
+    return {
+        "vision_tower": tower,
+        "multi_modal_projector": projector(h, *maps, merge=c.size("spatial_merge_size"), norm=layernorm(1e-6)),
+    }
 
 
 def _hunyuan(outer: Config, c: Config, width: int) -> Table:
@@ -78,52 +106,99 @@ def _hunyuan(outer: Config, c: Config, width: int) -> Table:
 
 
 PIXTRAL: Table = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "num_channels": 3, "image_size": 1024,
-    "patch_size": 16, "hidden_act": "gelu",
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
 
 WRAPPERS = {
     "mistral3": {
         "vision_config": Section(
-            _mistral3, {"pixtral": PIXTRAL},
-            {"projector_hidden_act": "gelu", "vision_feature_layer": -1, "multimodal_projector_bias": False, "spatial_merge_size": 2},
+            _mistral3,
+            {"pixtral": PIXTRAL},
+            {
+                "projector_hidden_act": "gelu",
+                "vision_feature_layer": -1,
+                "multimodal_projector_bias": False,
+                "spatial_merge_size": 2,
+            },
             {"patch_size": 14, "image_size": 1540},
         )
     },
     "llama4": {
         "vision_config": Section(
             _llama4,
-            {"llama4_vision_model": {
-                "hidden_size": 768, "hidden_act": "gelu", "num_hidden_layers": 34, "num_attention_heads": 16, "num_channels": 3, "intermediate_size": 5632,
-                "vision_output_dim": 7680, "image_size": 448, "patch_size": 14, "norm_eps": 1e-5, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
-                "projector_output_dim": 4096,
-            }},
+            {
+                "llama4_vision_model": {
+                    "hidden_size": 768,
+                    "hidden_act": "gelu",
+                    "num_hidden_layers": 34,
+                    "num_attention_heads": 16,
+                    "num_channels": 3,
+                    "intermediate_size": 5632,
+                    "vision_output_dim": 7680,
+                    "image_size": 448,
+                    "patch_size": 14,
+                    "norm_eps": 1e-5,
+                    "pixel_shuffle_ratio": 0.5,
+                    "projector_input_dim": 4096,
+                    "projector_output_dim": 4096,
+                }
+            },
         )
     },
     "lfm3_vl": {
         "vision_config": Section(
             _lfm3,
-            {"lfm3_vl_vision": {
-                "hidden_size": 1024, "intermediate_size": 2560, "in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
-                "num_hidden_layers": 14, "num_attention_heads": 16, "num_key_value_heads": 8, "layer_types": None, "conv_kernel_size": 3, "norm_eps": 1e-5,
-            }},
+            {
+                "lfm3_vl_vision": {
+                    "hidden_size": 1024,
+                    "intermediate_size": 2560,
+                    "in_channels": 3,
+                    "patch_size": 16,
+                    "spatial_merge_size": 2,
+                    "temporal_patch_size": 2,
+                    "num_hidden_layers": 14,
+                    "num_attention_heads": 16,
+                    "num_key_value_heads": 8,
+                    "layer_types": None,
+                    "conv_kernel_size": 3,
+                    "norm_eps": 1e-5,
+                }
+            },
             {"projector_hidden_act": "gelu", "projector_hidden_size": 4096, "projector_bias": True},
         )
     },
     "hunyuan_vl": {
         "vision_config": Section(
             _hunyuan,
-            {"hunyuan_vl_vision": {
-                "hidden_act": "gelu", "hidden_size": 1152, "intermediate_size": 4304, "rms_norm_eps": 1e-5, "num_attention_heads": 16, "num_channels": 3,
-                "num_hidden_layers": 27, "patch_size": 16, "spatial_merge_size": 2, "max_image_size": 2048,
-            }},
+            {
+                "hunyuan_vl_vision": {
+                    "hidden_act": "gelu",
+                    "hidden_size": 1152,
+                    "intermediate_size": 4304,
+                    "rms_norm_eps": 1e-5,
+                    "num_attention_heads": 16,
+                    "num_channels": 3,
+                    "num_hidden_layers": 27,
+                    "patch_size": 16,
+                    "spatial_merge_size": 2,
+                    "max_image_size": 2048,
+                }
+            },
             ignored=frozenset(
                 """
-                add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token hidden_size_text img_max_token_num
-                interpolate_mode max_vit_seq_len min_image_size num_key_value_heads out_hidden_size remove_prenorm resize_resolution temporal_patch_size
-                text_hidden_size video_max_image_size video_min_image_size
+                add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token
+                hidden_size_text img_max_token_num interpolate_mode max_vit_seq_len min_image_size num_key_value_heads
+                out_hidden_size remove_prenorm resize_resolution temporal_patch_size text_hidden_size
+                video_max_image_size video_min_image_size
                 """.split()  # noqa: SIM905
             ),
         )
     },
-}  # fmt: skip
+}

@@ -1,6 +1,8 @@
-"""Encoders of images whose patches are merged by squares on the way out: Qwen's (Cohere Compass has it too), Kimi's, ERNIE's and MiniMax's.
+"""Encoders of images whose patches are merged by squares on the way out: Qwen's (Cohere Compass has it too), Kimi's,
+ERNIE's and MiniMax's.
 
-transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
+transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe,
+minimax_m3_vl.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ def _qwen2(outer: Config, c: Config, width: int) -> Table:
     """Patches of several frames; `hidden_size` is what the merger gives."""
     norm, inner = layernorm(1e-6), c.size("embed_dim")
     own = Config({**c.data, "hidden_size": inner}, c.defaults, c.model_type, where=c.where, asked=c.asked)
-    block = biased(own, norm, heads="num_heads", network=mlp(inner * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")), **TURNED)
+    block = biased(
+        own,
+        norm,
+        heads="num_heads",
+        network=mlp(inner * c.size("mlp_ratio"), c.choice(ACTIVATIONS, "hidden_act")),
+        **TURNED,
+    )
     tower = vit(own, block, depth="depth", patches=_patches(c))
     return {"visual": tower, "visual_merger": _merger(c, inner, c.size("hidden_size"), norm)}
 
@@ -36,7 +44,9 @@ def _qwen2(outer: Config, c: Config, width: int) -> Table:
 def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
     """RMSNorm, gated layers."""
     norm = rmsnorm(1e-6)
-    tower = vit(c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c))
+    tower = vit(
+        c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c)
+    )
     return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
 
 
@@ -44,7 +54,9 @@ def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
     """A table of positions and rotary ones."""
     norm = layernorm(1e-6)
     block = biased(c, norm, heads="num_heads", **TURNED)
-    tower = vit(c, block, depth="depth", patches=_patches(c, bias=True), positions={"rows": c.size("num_position_embeddings")})
+    tower = vit(
+        c, block, depth="depth", patches=_patches(c, bias=True), positions={"rows": c.size("num_position_embeddings")}
+    )
     return {"visual": tower, "visual_merger": _merger(c, c.size("hidden_size"), c.size("out_hidden_size"), norm)}
 
 
@@ -63,19 +75,35 @@ def _kimi(outer: Config, c: Config, width: int) -> Table:
         raise c.wrong(named[0], c.data[named[0]], "the names of the class in transformers")
     outer.must("projection_hidden_size", c.size("hidden_size"))
     kernel = c.get("merge_kernel_size")
-    if not isinstance(kernel, list | tuple) or len(kernel) != 2 or kernel[0] != kernel[1] or type(kernel[0]) is not int or kernel[0] < 1:
+    if (
+        not isinstance(kernel, list | tuple)
+        or len(kernel) != 2
+        or kernel[0] != kernel[1]
+        or type(kernel[0]) is not int
+        or kernel[0] < 1
+    ):
         raise c.wrong("merge_kernel_size", kernel, "two equal numbers")
     norm, edge, h = layernorm(1e-5), kernel[0], c.size("hidden_size")
     rows = c.size("pos_emb_height") * c.size("pos_emb_width")
-    tower = vit(c, biased(c, norm, **TURNED), stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows})
-    return {"vision_tower": tower, "mm_projector": projector(h, (h * edge * edge, True, "gelu"), (width, True, "identity"), merge=edge, norm=norm)}
+    tower = vit(
+        c, biased(c, norm, **TURNED), stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows}
+    )
+    return {
+        "vision_tower": tower,
+        "mm_projector": projector(h, (h * edge * edge, True, "gelu"), (width, True, "identity"), merge=edge, norm=norm),
+    }
 
 
 def _ernie(outer: Config, c: Config, width: int) -> Table:
     """Squares of patches, then pairs of frames, each through two maps of four patches' width and a norm."""
     norm, h, edge = layernorm(c.number("rms_norm_eps")), c.size("hidden_size"), c.size("spatial_merge_size")
-    tower = vit(c, biased(c, layernorm(1e-6), heads="num_heads", **TURNED), depth="depth", stack={"final_norm": layernorm(1e-6)},
-                patches={"num_channels": c.size("in_channels")})  # fmt: skip
+    tower = vit(
+        c,
+        biased(c, layernorm(1e-6), heads="num_heads", **TURNED),
+        depth="depth",
+        stack={"final_norm": layernorm(1e-6)},
+        patches={"num_channels": c.size("in_channels")},
+    )
     inner = h * edge * edge
     maps = ((inner, True, "gelu"), (inner, True, "identity"))
     return {
@@ -100,19 +128,44 @@ def _minimax(outer: Config, c: Config, width: int) -> Table:
 
 
 QWEN2: Table = {
-    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "hidden_act": "quick_gelu", "mlp_ratio": 4, "num_heads": 16, "in_channels": 3, "patch_size": 14,
-    "spatial_merge_size": 2, "temporal_patch_size": 2,
-}  # fmt: skip
+    "depth": 32,
+    "embed_dim": 1280,
+    "hidden_size": 3584,
+    "hidden_act": "quick_gelu",
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
 
 QWEN2_5: Table = {
-    "depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420, "num_heads": 16, "in_channels": 3, "patch_size": 14,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
-}  # fmt: skip
+    "depth": 32,
+    "hidden_size": 3584,
+    "hidden_act": "silu",
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+}
 
 QWEN3_5: Table = {
-    "depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4304, "num_heads": 16, "in_channels": 3, "patch_size": 16,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584, "num_position_embeddings": 2304,
-}  # fmt: skip
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}
 
 QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
 
@@ -120,7 +173,9 @@ WINDOWS = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", 
 
 WRAPPERS = {
     "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=WINDOWS)},
-    "qwen2_5_vl": {"vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)},
+    "qwen2_5_vl": {
+        "vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)
+    },
     "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
     "qwen3_vl_moe": {"vision_config": Section(_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3})},
     "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},
@@ -129,30 +184,59 @@ WRAPPERS = {
     "kimi_k25": {
         "vision_config": Section(
             _kimi,
-            {"kimi_k25_vision": {
-                "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "num_attention_heads": 16, "num_hidden_layers": 27, "hidden_size": 1152,
-                "intermediate_size": 4304, "hidden_act": "gelu_pytorch_tanh", "merge_kernel_size": (2, 2),
-            }},
+            {
+                "kimi_k25_vision": {
+                    "patch_size": 14,
+                    "pos_emb_height": 64,
+                    "pos_emb_width": 64,
+                    "num_attention_heads": 16,
+                    "num_hidden_layers": 27,
+                    "hidden_size": 1152,
+                    "intermediate_size": 4304,
+                    "hidden_act": "gelu_pytorch_tanh",
+                    "merge_kernel_size": (2, 2),
+                }
+            },
             {"projection_hidden_size": 1152},
         )
     },
     "ernie4_5_vl_moe": {
         "vision_config": Section(
             _ernie,
-            {"ernie4_5_vl_moe_vision": {
-                "depth": 32, "hidden_size": 1280, "hidden_act": "quick_gelu", "num_heads": 16, "in_channels": 3, "patch_size": 14,
-                "spatial_merge_size": 2, "intermediate_size": 5120, "temporal_merge_size": 2, "rms_norm_eps": 1e-6,
-            }},
+            {
+                "ernie4_5_vl_moe_vision": {
+                    "depth": 32,
+                    "hidden_size": 1280,
+                    "hidden_act": "quick_gelu",
+                    "num_heads": 16,
+                    "in_channels": 3,
+                    "patch_size": 14,
+                    "spatial_merge_size": 2,
+                    "intermediate_size": 5120,
+                    "temporal_merge_size": 2,
+                    "rms_norm_eps": 1e-6,
+                }
+            },
         )
     },
     "minimax_m3_vl": {
         "vision_config": Section(
             _minimax,
-            {"minimax_m3_vl_vision": {
-                "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16, "num_channels": 3, "patch_size": 14,
-                "temporal_patch_size": 2, "spatial_merge_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
-            }},
+            {
+                "minimax_m3_vl_vision": {
+                    "hidden_size": 1280,
+                    "intermediate_size": 5120,
+                    "num_hidden_layers": 32,
+                    "num_attention_heads": 16,
+                    "num_channels": 3,
+                    "patch_size": 14,
+                    "temporal_patch_size": 2,
+                    "spatial_merge_size": 2,
+                    "hidden_act": "gelu",
+                    "layer_norm_eps": 1e-5,
+                }
+            },
             {"projector_hidden_size": 6144},
         )
     },
-}  # fmt: skip
+}

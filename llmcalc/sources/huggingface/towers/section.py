@@ -1,4 +1,6 @@
-"""How one part of a wrapper's config (`vision_config`, `audio_config`) is read, and the tables that readers put together."""
+"""How one part of a wrapper's config (`vision_config`, `audio_config`) is read,
+and the tables that readers put together.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ Reader: TypeAlias = Callable[[Config, Config, int], Table]
 
 @dataclass(frozen=True)
 class Section:
-    """kinds: model types that the section may have → the defaults of their configuration classes; the first is the wrapper's own choice.
+    """kinds: model types that the section may have → the defaults of their configuration classes; the first is the
+    wrapper's own choice.
 
-    above: defaults of the wrapper's fields that `read` asks for. built: what the wrapper's class makes a tower of where its config
-    gives no section; None where it makes none then. ignored: fields of the section that change no count.
+    above: defaults of the wrapper's fields that `read` asks for. built: what the wrapper's class makes a tower of where
+    its config gives no section; None where it makes none then. ignored: fields of the section that change no count.
     """
 
     read: Reader
@@ -28,15 +31,29 @@ class Section:
     ignored: frozenset[str] = frozenset()
 
 
-def vit(c: Config, block: Table, depth: str = "num_hidden_layers", stack: Table | None = None, patches: Table | None = None, **fields: Any) -> Table:
+def vit(
+    c: Config,
+    block: Table,
+    depth: str = "num_hidden_layers",
+    stack: Table | None = None,
+    patches: Table | None = None,
+    **fields: Any,
+) -> Table:
     return {
-        "type": "vision", "hidden_size": c.size("hidden_size"), "patches": {"patch_size": c.size("patch_size"), **(patches or {})},
-        "stack": {"num_hidden_layers": c.size(depth), "block": block, **(stack or {})}, **fields,
-    }  # fmt: skip
+        "type": "vision",
+        "hidden_size": c.size("hidden_size"),
+        "patches": {"patch_size": c.size("patch_size"), **(patches or {})},
+        "stack": {"num_hidden_layers": c.size(depth), "block": block, **(stack or {})},
+        **fields,
+    }
 
 
-def biased(c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any) -> Table:
-    """A layer of the original vision transformer: biases everywhere, a norm before each sublayer, an ungated network."""
+def biased(
+    c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
+) -> Table:
+    """A layer of the original vision transformer:
+    biases everywhere, a norm before each sublayer, an ungated network.
+    """
     width, many = c.size("hidden_size"), c.size(heads)
     mixer = {"num_attention_heads": many, "head_dim": c.divided(heads, width, many), **biases(True, *QKVO), **fields}
     network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act")) if network is None else network
@@ -77,9 +94,9 @@ def merged_by(ratio: float) -> int:
 
 IGNORED = frozenset(
     """
-    attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range max_position_embeddings
-    multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim projector_dropout projector_hidden_act vision_feature_layer
-    vision_feature_select_strategy vocab_size
+    attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range
+    max_position_embeddings multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim
+    projector_dropout projector_hidden_act vision_feature_layer vision_feature_select_strategy vocab_size
     """.split()  # noqa: SIM905
 )
 """Fields of towers that change no count; `attention_bias` and `head_dim` are read where a class reads them."""

@@ -1,7 +1,7 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) beside a text model.
 
-transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision, lfm2_vl,
-t5gemma2.
+transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision,
+lfm2_vl, t5gemma2.
 """
 
 from __future__ import annotations
@@ -31,16 +31,27 @@ def _siglip(c: Config, rows: int, pooled: bool) -> Table:
     block = biased(c, norm)
     head = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
     fields: Table = {"pooling": head} if pooled else {}
-    return vit(c, block, stack={"final_norm": norm}, patches={"num_channels": c.size("num_channels"), "bias": True}, positions={"rows": rows}, **fields)
+    return vit(
+        c,
+        block,
+        stack={"final_norm": norm},
+        patches={"num_channels": c.size("num_channels"), "bias": True},
+        positions={"rows": rows},
+        **fields,
+    )
 
 
 def clip(c: Config) -> Table:
     """A class vector, a norm on either side of the layers."""
     norm = layernorm(c.number("layer_norm_eps"))
     return vit(
-        c, biased(c, norm), stack={"embedding_norm": norm, "final_norm": norm}, patches={"num_channels": c.size("num_channels")},
-        positions={"rows": side(c) ** 2 + 1}, class_embedding=True,
-    )  # fmt: skip
+        c,
+        biased(c, norm),
+        stack={"embedding_norm": norm, "final_norm": norm},
+        patches={"num_channels": c.size("num_channels")},
+        positions={"rows": side(c) ** 2 + 1},
+        class_embedding=True,
+    )
 
 
 def _gemma3(outer: Config, c: Config, width: int) -> Table:
@@ -49,12 +60,16 @@ def _gemma3(outer: Config, c: Config, width: int) -> Table:
     if side(c) < tokens:
         raise outer.wrong("mm_tokens_per_image", tokens * tokens, f"at most {side(c) ** 2}, the patches of an image")
     norm = rmsnorm(c.number("layer_norm_eps"))
-    maps = projector(c.size("hidden_size"), (width, False, "identity"), merge=side(c) // tokens, merged="mean", norm=norm)
+    maps = projector(
+        c.size("hidden_size"), (width, False, "identity"), merge=side(c) // tokens, merged="mean", norm=norm
+    )
     return {"vision_tower": siglip(c), "multi_modal_projector": maps}
 
 
 def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
-    """Gemma 3's, and a vector for the end of an image, which encoder and decoder share where their embeddings are tied."""
+    """Gemma 3's, and a vector for the end of an image,
+    which encoder and decoder share where their embeddings are tied.
+    """
     towers = _gemma3(outer, c, width)
     towers["multi_modal_projector"]["output_marks"] = 1 if outer.flag("tie_word_embeddings") else 2
     return towers
@@ -62,7 +77,10 @@ def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
 
 def _paligemma(outer: Config, c: Config, width: int) -> Table:
     """SigLIP and one map."""
-    return {"vision_tower": siglip(c), "multi_modal_projector": projector(c.size("hidden_size"), (outer.size("projection_dim"), True, "identity"))}
+    return {
+        "vision_tower": siglip(c),
+        "multi_modal_projector": projector(c.size("hidden_size"), (outer.size("projection_dim"), True, "identity")),
+    }
 
 
 def _gated(outer: Config, c: Config, width: int, inner: int, **fields: object) -> Table:
@@ -74,11 +92,17 @@ def _gated(outer: Config, c: Config, width: int, inner: int, **fields: object) -
 def _aya(outer: Config, c: Config, width: int) -> Table:
     inner = outer.size("alignment_intermediate_size") if outer.has("alignment_intermediate_size") else width
     norm = layernorm(outer.number("adapter_layer_norm_eps"))
-    return {"vision_tower": siglip(c), "multi_modal_projector": _gated(outer, c, width, inner, norm=norm, norm_of="merged")}
+    return {
+        "vision_tower": siglip(c),
+        "multi_modal_projector": _gated(outer, c, width, inner, norm=norm, norm_of="merged"),
+    }
 
 
 def _cohere2(outer: Config, c: Config, width: int) -> Table:
-    return {"vision_tower": siglip(c), "multi_modal_projector": _gated(outer, c, width, outer.size("alignment_intermediate_size"))}
+    return {
+        "vision_tower": siglip(c),
+        "multi_modal_projector": _gated(outer, c, width, outer.size("alignment_intermediate_size")),
+    }
 
 
 def _lfm2(outer: Config, c: Config, width: int) -> Table:
@@ -86,49 +110,96 @@ def _lfm2(outer: Config, c: Config, width: int) -> Table:
     bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
     normed: Table = {"norm": layernorm(), "norm_of": "merged"} if outer.flag("projector_use_layernorm") else {}
     maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
-    return {"vision_tower": siglip2(c), "multi_modal_projector": projector(c.size("hidden_size"), *maps, merge=outer.size("downsample_factor"), **normed)}
+    return {
+        "vision_tower": siglip2(c),
+        "multi_modal_projector": projector(
+            c.size("hidden_size"), *maps, merge=outer.size("downsample_factor"), **normed
+        ),
+    }
 
 
 COMMON: Table = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "num_channels": 3, "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "vision_use_head": True,
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "vision_use_head": True,
+}
 SIGLIP: Table = {**COMMON, "image_size": 224}
 SIGLIP2: Table = {**COMMON, "num_patches": 256}
 CLIP: Table = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "num_channels": 3, "image_size": 224,
-    "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
 
 ONLY_SIGLIP = {"siglip_vision_model": SIGLIP}
-SO400M: Table = {"hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "num_attention_heads": 16, "vision_use_head": False}
+SO400M: Table = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "patch_size": 14,
+    "num_attention_heads": 16,
+    "vision_use_head": False,
+}
 """What several classes make a tower of where their config describes none."""
 
 WRAPPERS = {
     "gemma3": {"vision_config": Section(_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256})},
-    "t5gemma2": {"vision_config": Section(_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True})},
+    "t5gemma2": {
+        "vision_config": Section(_t5gemma2, ONLY_SIGLIP, {"mm_tokens_per_image": 256, "tie_word_embeddings": True})
+    },
     "shieldgemma2": {"vision_config": Section(_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256})},
     "paligemma": {
         "vision_config": Section(
-            _paligemma, ONLY_SIGLIP, {"projection_dim": 2048}, {**SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27}
+            _paligemma,
+            ONLY_SIGLIP,
+            {"projection_dim": 2048},
+            {**SO400M, "intermediate_size": 4096, "image_size": 224, "num_hidden_layers": 27},
         )
     },
     "aya_vision": {
         "vision_config": Section(
-            _aya, ONLY_SIGLIP, {"downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
+            _aya,
+            ONLY_SIGLIP,
+            {"downsample_factor": 2, "adapter_layer_norm_eps": 1e-6},
             {**SO400M, "image_size": 384, "num_hidden_layers": 26, "num_attention_heads": 14},
         )
     },
     "cohere2_vision": {
         "vision_config": Section(
-            _cohere2, ONLY_SIGLIP, {"downsample_factor": 2, "alignment_intermediate_size": 36864},
-            {"hidden_size": 1152, "intermediate_size": 3072, "image_size": 512, "num_hidden_layers": 27, "num_attention_heads": 12},
+            _cohere2,
+            ONLY_SIGLIP,
+            {"downsample_factor": 2, "alignment_intermediate_size": 36864},
+            {
+                "hidden_size": 1152,
+                "intermediate_size": 3072,
+                "image_size": 512,
+                "num_hidden_layers": 27,
+                "num_attention_heads": 12,
+            },
         )
     },
     "lfm2_vl": {
         "vision_config": Section(
-            _lfm2, {"siglip2_vision_model": SIGLIP2},
-            {"projector_hidden_act": "gelu", "projector_hidden_size": 2560, "projector_bias": True, "projector_use_layernorm": True, "downsample_factor": 2},
+            _lfm2,
+            {"siglip2_vision_model": SIGLIP2},
+            {
+                "projector_hidden_act": "gelu",
+                "projector_hidden_size": 2560,
+                "projector_bias": True,
+                "projector_use_layernorm": True,
+                "downsample_factor": 2,
+            },
         )
     },
-}  # fmt: skip
+}

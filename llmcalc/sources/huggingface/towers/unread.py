@@ -1,6 +1,7 @@
 """Wrappers whose towers are not counted, which a remark says, whether or not their config describes them.
 
-Aria maps patches to the text's width by queries that attend to them; Emu 3 has an encoder and a decoder of images as tokens.
+Aria maps patches to the text's width by queries that attend to them; Emu 3 has an encoder and a decoder of images as
+tokens.
 transformers: models/aria (`AriaProjector`), models/emu3 (`Emu3VQVAE`).
 """
 

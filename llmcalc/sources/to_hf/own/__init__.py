@@ -1,6 +1,7 @@
 """Fields that mean something of their own in a family, or that only it has: model type → field → its value.
 
-They are grouped as the families are. None of them needs to say when it holds: what does not fit a spec does not read back as that spec.
+They are grouped as the families are. None of them needs to say when it holds: what does not fit a spec does not read
+back as that spec.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from . import decoders, encoders, experts, recurrent
 
 PADDED = frozenset(
     """
-    bailing_hybrid eurobert flex_olmo glm glm4 hy_v4 kimi_linear lfm3 marian modernbert modernbert-decoder olmo_hybrid phi3 smollm3 whisper
+    bailing_hybrid eurobert flex_olmo glm glm4 hy_v4 kimi_linear lfm3 marian modernbert modernbert-decoder olmo_hybrid
+    phi3 smollm3 whisper
     """.split()  # noqa: SIM905
 )
 """Families whose padding token is one of the published vocabulary, which is not that of every spec."""
@@ -36,7 +38,20 @@ def _merged() -> dict[str, dict[str, Value]]:
 OWN = _merged()
 
 SPELLED_AS_READ = frozenset(
-    {"bloom", "falcon", "granitemoehybrid", "hunyuan_vl_text", "jamba", "jetmoe", "mellum", "minimax", "nemotron_h", "nomic_bert", "zamba", "zamba2"}
+    {
+        "bloom",
+        "falcon",
+        "granitemoehybrid",
+        "hunyuan_vl_text",
+        "jamba",
+        "jetmoe",
+        "mellum",
+        "minimax",
+        "nemotron_h",
+        "nomic_bert",
+        "zamba",
+        "zamba2",
+    }
 )
 """Families whose other names for a field are those of older files, and not their class's own."""
 

@@ -16,7 +16,10 @@ def _neo(s: Facts) -> list[Any]:
 
 def _grouped(s: Facts) -> bool:
     """Falcon's second architecture: two norms side by side, or groups of queries."""
-    return s.layers[0].parallel == "separate" or FIELDS["num_key_value_heads"](s) not in (1, s.named("num_attention_heads"))
+    return s.layers[0].parallel == "separate" or FIELDS["num_key_value_heads"](s) not in (
+        1,
+        s.named("num_attention_heads"),
+    )
 
 
 def _norms(s: Facts) -> int | None:
@@ -90,21 +93,32 @@ OWN: dict[str, dict[str, Value]] = {
     "gpt_neo": {"attention_types": _neo, "window_size": lambda s: present(s.window)},
     "falcon": {
         "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
-        "new_decoder_architecture": _grouped, "num_ln_in_parallel_attn": _norms, "parallel_attn": lambda s: s.layers[0].parallel is not None,
+        "new_decoder_architecture": _grouped,
+        "num_ln_in_parallel_attn": _norms,
+        "parallel_attn": lambda s: s.layers[0].parallel is not None,
         "bias": lambda s: s.network.up_bias,
     },
     "opt": {
-        "do_layer_norm_before": _pre, "_remove_final_layer_norm": lambda s: _pre(s) and s.main.final_norm is None,
-        "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight, "enable_bias": lambda s: s.network.up_bias,
+        "do_layer_norm_before": _pre,
+        "_remove_final_layer_norm": lambda s: _pre(s) and s.main.final_norm is None,
+        "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
+        "enable_bias": lambda s: s.network.up_bias,
     },
     "gemma3_text": LOCAL_THETA,
     "gemma3n_text": {**LOCAL_THETA, "num_kv_shared_layers": _sharing, "intermediate_size": _widths},
     "gemma4_text": {
-        **LOCAL_THETA, "head_dim": lambda s: (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)[2],
-        "num_key_value_heads": lambda s: (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)[1],
-        "global_head_dim": lambda s: _full(s).sizes(s.spec.hidden_size)[2], "num_global_key_value_heads": _every_key,
-        "attention_k_eq_v": lambda s: _full(s).attention_k_eq_v, "num_kv_shared_layers": _sharing, "use_double_wide_mlp": _wider,
-        "hidden_size_per_layer_input": _per_layer, "enable_moe_block": lambda s: bool(s.with_experts()),
+        **LOCAL_THETA,
+        "head_dim": lambda s: (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)[2],
+        "num_key_value_heads": lambda s: (s.typed("attention") if s.window is None else s.sliding).sizes(
+            s.spec.hidden_size
+        )[1],
+        "global_head_dim": lambda s: _full(s).sizes(s.spec.hidden_size)[2],
+        "num_global_key_value_heads": _every_key,
+        "attention_k_eq_v": lambda s: _full(s).attention_k_eq_v,
+        "num_kv_shared_layers": _sharing,
+        "use_double_wide_mlp": _wider,
+        "hidden_size_per_layer_input": _per_layer,
+        "enable_moe_block": lambda s: bool(s.with_experts()),
         "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
     },
-}  # fmt: skip
+}

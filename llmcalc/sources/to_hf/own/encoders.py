@@ -98,9 +98,11 @@ T5: dict[str, Value] = {
 }
 
 DEBERTA: dict[str, Value] = {
-    "relative_attention": lambda s: s.first.relative_embedding is not None, "position_biased_input": lambda s: s.first.position is not None,
-    "max_relative_positions": lambda s: _distances(s).max_relative_positions, "pos_att_type": _position_terms,
-}  # fmt: skip
+    "relative_attention": lambda s: s.first.relative_embedding is not None,
+    "position_biased_input": lambda s: s.first.position is not None,
+    "max_relative_positions": lambda s: _distances(s).max_relative_positions,
+    "pos_att_type": _position_terms,
+}
 
 MODERN: dict[str, Value] = {
     "decoder_bias": lambda s: s.head.bias, "classifier_bias": lambda s: _transform(s).bias,
@@ -121,47 +123,85 @@ def _module(s: Facts, side: str) -> dict[str, Any]:
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
     values = {field: FIELDS[field](alone) for field in names}
     mixer, context = alone.find(Attention), s.spec.max_position_embeddings
-    values |= {"hidden_activation": FIELDS["hidden_act"](alone), "attention_bias": mixer.q_bias, "attn_logit_softcapping": mixer.attn_logit_softcapping}
+    values |= {
+        "hidden_activation": FIELDS["hidden_act"](alone),
+        "attention_bias": mixer.q_bias,
+        "attn_logit_softcapping": mixer.attn_logit_softcapping,
+    }
     values |= {} if alone.window is None else {"sliding_window": alone.window}
     values |= {} if context is None else {"max_position_embeddings": context}
-    sizes = {"vocab_size": stack.vocab_size or s.spec.vocab_size, "hidden_size": stack.hidden_size or s.spec.hidden_size}
-    return {**sizes, "num_attention_heads": mixer.num_attention_heads, **values, "rope_theta": alone.position.rope_theta}
+    sizes = {
+        "vocab_size": stack.vocab_size or s.spec.vocab_size,
+        "hidden_size": stack.hidden_size or s.spec.hidden_size,
+    }
+    return {
+        **sizes,
+        "num_attention_heads": mixer.num_attention_heads,
+        **values,
+        "rope_theta": alone.position.rope_theta,
+    }
 
 
 OWN: dict[str, dict[str, Value]] = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text"), ROBERTA),
-    "ernie": {"use_task_id": lambda s: s.first.task_type_vocab_size is not None, "task_type_vocab_size": lambda s: present(s.first.task_type_vocab_size)},
-    "rembert": {"input_embedding_size": lambda s: s.spec.embedding_size, "output_embedding_size": lambda s: _transform(s).size},
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "mpnet", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text"),
+        ROBERTA,
+    ),
+    "ernie": {
+        "use_task_id": lambda s: s.first.task_type_vocab_size is not None,
+        "task_type_vocab_size": lambda s: present(s.first.task_type_vocab_size),
+    },
+    "rembert": {
+        "input_embedding_size": lambda s: s.spec.embedding_size,
+        "output_embedding_size": lambda s: _transform(s).size,
+    },
     "albert": {
-        "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s), "inner_group_num": _in_a_group,
+        "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s),
+        "inner_group_num": _in_a_group,
         "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
     },
     "deberta": DEBERTA,
     "deberta-v2": {
-        **DEBERTA, "position_buckets": lambda s: _distances(s).position_buckets or -1, "share_att_key": lambda s: _distances(s).share_att_key,
+        **DEBERTA,
+        "position_buckets": lambda s: _distances(s).position_buckets or -1,
+        "share_att_key": lambda s: _distances(s).share_att_key,
         "norm_rel_ebd": lambda s: "none" if present(s.first.relative_embedding).norm is None else "layer_norm",
-        "conv_kernel_size": _convolution("conv_kernel_size"), "conv_groups": _convolution("conv_groups"), "conv_act": _convolution("conv_act"),
+        "conv_kernel_size": _convolution("conv_kernel_size"),
+        "conv_groups": _convolution("conv_groups"),
+        "conv_act": _convolution("conv_act"),
     },
-    "modernbert": MODERN, "modernbert-decoder": {**MODERN, "local_attention": lambda s: 2 * present(s.window)},
+    "modernbert": MODERN,
+    "modernbert-decoder": {**MODERN, "local_attention": lambda s: 2 * present(s.window)},
     "eurobert": {"classifier_pooling": _pooling},
     **dict.fromkeys(("t5", "mt5", "umt5"), T5),
     "longt5": {**T5, **LONG},
     "t5gemma": {
-        "encoder": lambda s: _module(s, "encoder"), "decoder": lambda s: _module(s, "decoder"),
+        "encoder": lambda s: _module(s, "encoder"),
+        "decoder": lambda s: _module(s, "decoder"),
         "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
     },
     "switch_transformers": {
-        **T5, "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")), "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
+        **T5,
+        "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")),
+        "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
         "dense_act_fn": lambda s: s.network.hidden_act,
     },
     **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp"), SIDES),
     "marian": {
-        **SIDES, "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding,
-        "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size, "decoder_vocab_size": lambda s: s.spec.vocab_size,
+        **SIDES,
+        "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding,
+        "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size,
+        "decoder_vocab_size": lambda s: s.spec.vocab_size,
     },
-    "nllb-moe": {**SIDES, "encoder_sparse_step": lambda s: _step(s, "encoder"), "decoder_sparse_step": lambda s: _step(s, "decoder")},
+    "nllb-moe": {
+        **SIDES,
+        "encoder_sparse_step": lambda s: _step(s, "encoder"),
+        "decoder_sparse_step": lambda s: _step(s, "decoder"),
+    },
     "whisper": {
-        **SIDES, "num_mel_bins": lambda s: present(s.first.stem).num_mel_bins, "max_source_positions": lambda s: present(s.first.stem).max_source_positions,
+        **SIDES,
+        "num_mel_bins": lambda s: present(s.first.stem).num_mel_bins,
+        "max_source_positions": lambda s: present(s.first.stem).max_source_positions,
         "max_target_positions": lambda s: getattr(s.main.position, "max_position_embeddings", None),
     },
-}  # fmt: skip
+}

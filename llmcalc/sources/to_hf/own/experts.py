@@ -64,7 +64,9 @@ def _compressed(s: Facts) -> list[str]:
 def _rates(s: Facts) -> dict[str, int]:
     """Tokens of an entry, for each kind of layer that has some."""
     kinds = zip(_compressed(s), s.mixers, strict=True)
-    return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None}
+    return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
+        kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
+    }
 
 
 def _choices(s: Facts) -> list[str]:
@@ -94,48 +96,83 @@ OWN: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "axk1", "mistral4", "deepseek_v32"), DEEPSEEK),
     "glm4_moe_lite": {**DEEPSEEK, "mlp_layer_types": FIELDS["mlp_layer_types"]},
     "bailing_hybrid": {
-        **DEEPSEEK, "head_dim": lambda s: s.named("linear_head_dim"), "short_conv_kernel_size": lambda s: s.named("linear_conv_kernel_dim"),
-        "kda_safe_gate": lambda s: s.named("kda_lower_bound") is not None, "kda_lower_bound": lambda s: present(s.named("kda_lower_bound")),
+        **DEEPSEEK,
+        "head_dim": lambda s: s.named("linear_head_dim"),
+        "short_conv_kernel_size": lambda s: s.named("linear_conv_kernel_dim"),
+        "kda_safe_gate": lambda s: s.named("kda_lower_bound") is not None,
+        "kda_lower_bound": lambda s: present(s.named("kda_lower_bound")),
     },
     "glm_moe_dsa": {**DEEPSEEK, "indexer_types": _choices},
     **dict.fromkeys(("dots1", "exaone_moe", "glm4_moe", "solar_open"), UNGROUPED),
     "cohere2_moe": {
-        "rms_norm_eps": _own_norm, "expert_selection_fn": lambda s: s.moe.scoring_func, "prefix_dense_intermediate_size": _dense_width,
+        "rms_norm_eps": _own_norm,
+        "expert_selection_fn": lambda s: s.moe.scoring_func,
+        "prefix_dense_intermediate_size": _dense_width,
         "intermediate_size": lambda s: s.moe.expert.intermediate_size,
     },
     "hunyuan_v1_moe": {"moe_topk": _each_top_k},
     "ernie4_5_moe": {"moe_layer_start_index": _start, "moe_layer_end_index": _end, "moe_layer_interval": _interval},
     "laguna": {
-        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate)], "num_attention_heads_per_layer": _each_heads,
+        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate)],
+        "num_attention_heads_per_layer": _each_heads,
         "mlp_layer_types": FIELDS["mlp_layer_types"],
     },
     "mimo_v2_flash": {
-        **{f"swa_{field}": _of_sliding(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")},
+        **{
+            f"swa_{field}": _of_sliding(field)
+            for field in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+        },
         "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
     },
     "longcat_flash": {
-        **LATENT, "head_dim": lambda s: s.mla.qk_rope_head_dim,
-        "num_hidden_layers": lambda s: 2 * len(s.layers), "num_layers": lambda s: len(s.layers),
+        **LATENT,
+        "head_dim": lambda s: s.mla.qk_rope_head_dim,
+        "num_hidden_layers": lambda s: 2 * len(s.layers),
+        "num_layers": lambda s: len(s.layers),
     },
     "doge": {"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
     "llama4_text": {
-        "intermediate_size": lambda s: s.moe.expert.intermediate_size, "intermediate_size_mlp": lambda s: s.network.intermediate_size,
-        "moe_layers": lambda s: s.with_experts(), "use_qk_norm": _qk_normed,
+        "intermediate_size": lambda s: s.moe.expert.intermediate_size,
+        "intermediate_size_mlp": lambda s: s.network.intermediate_size,
+        "moe_layers": lambda s: s.with_experts(),
+        "use_qk_norm": _qk_normed,
     },
     "minimax_m3_vl_text": {
-        "layer_types": _sights, "intermediate_size": lambda s: s.moe.expert.intermediate_size, "dense_intermediate_size": _dense_width,
-        **{field: _ratio(field) for field in ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")},
+        "layer_types": _sights,
+        "intermediate_size": lambda s: s.moe.expert.intermediate_size,
+        "dense_intermediate_size": _dense_width,
+        **{
+            field: _ratio(field)
+            for field in (
+                "index_n_heads",
+                "index_head_dim",
+                "index_block_size",
+                "index_topk_blocks",
+                "index_local_blocks",
+            )
+        },
     },
     "deepseek_v4": {
-        "layer_types": _compressed, "mlp_layer_types": lambda s: ["moe" if n.token_table is None else "hash_moe" for n in s.networks],
-        "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"), "compress_rates": _rates,
+        "layer_types": _compressed,
+        "mlp_layer_types": lambda s: ["moe" if n.token_table is None else "hash_moe" for n in s.networks],
+        "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
+        "compress_rates": _rates,
     },
-    "jetmoe": {"kv_channels": lambda s: s.named("head_dim"), "num_key_value_heads": lambda s: s.named("num_key_value_heads")},
+    "jetmoe": {
+        "kv_channels": lambda s: s.named("head_dim"),
+        "num_key_value_heads": lambda s: s.named("num_key_value_heads"),
+    },
     "dbrx": {
-        "attn_config": lambda s: {"kv_n_heads": FIELDS["num_key_value_heads"](s), "rope_theta": s.position.rope_theta, "clip_qkv": UNBOUNDED},
+        "attn_config": lambda s: {
+            "kv_n_heads": FIELDS["num_key_value_heads"](s),
+            "rope_theta": s.position.rope_theta,
+            "clip_qkv": UNBOUNDED,
+        },
         "ffn_config": lambda s: {
-            "ffn_hidden_size": s.moe.expert.intermediate_size, "moe_num_experts": s.moe.num_experts, "moe_top_k": s.moe.num_experts_per_tok,
+            "ffn_hidden_size": s.moe.expert.intermediate_size,
+            "moe_num_experts": s.moe.num_experts,
+            "moe_top_k": s.moe.num_experts_per_tok,
             "ffn_act_fn": {"name": s.moe.expert.hidden_act},
         },
     },
-}  # fmt: skip
+}
