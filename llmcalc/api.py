@@ -14,9 +14,11 @@ from .costs.flops import FlopCount
 from .costs.memory import MemoryPhase, MemoryUse, Setup
 from .costs.params import ParameterCount, included
 from .model import ModelSpec
+from .run.counting import Pairs
+from .run.execution import AttentionBackward, Recompute
+from .run.workload import Phase
 from .sources.preset import Preset
 from .sources.target import load as load_target
-from .workload import AttentionBackward, Pairs, Phase, Recompute
 
 
 def load(target: str, **overrides: object) -> Preset:
@@ -61,8 +63,8 @@ def flops(
     contradict it.
     """
     spec = spec_of(model)
-    workload = flop_costs.workload_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute)
-    return flop_costs.flops(spec, workload, included(with_mtp))
+    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute)
+    return flop_costs.flops(spec, sight, included(with_mtp))
 
 
 def kv(

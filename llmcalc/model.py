@@ -20,7 +20,8 @@ from .components.block import Layer
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
-from .tree import Node
+from .flow.tree import Node
+from .run.rows import LOGITS, SEQUENCES, SOURCE, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -268,25 +269,27 @@ class ModelSpec(Part):
             projection = Node("embed_proj", ops.Linear(e, h, self.embedding_projection_bias), kind="embedding")
             parts += [projection] if self.main.input_size is None else []
         if self.unused_embedding:
-            parts.append(Node("unused_embedding", ops.Idle(ops.Embedding(self.vocab_size, e)), kind="embedding"))
+            parts.append(Node("unused_embedding", ops.Embedding(self.vocab_size, e), kind="embedding", role="idle"))
         for side, stack in self.stacks():
             node = stack.anatomy(side, self._around(side, stack))
             if self.kind == "encoder-decoder":
-                parts.append(Node(side, children=node.children, stream=side))
+                tokens = SOURCE if side == "encoder" else None
+                parts.append(Node(side, children=node.children, tokens=tokens))
             else:
                 parts += node.children
         if self.pooler or self.pooler_labels is not None:
-            pooled = [Node("dense", ops.Linear(h, h, bias=True, rows="sequences"))] if self.pooler else []
+            pooled = [Node("dense", ops.Linear(h, h, bias=True, rows=SEQUENCES))] if self.pooler else []
             if self.pooler_labels is not None:
-                pooled.append(Node("out_proj", ops.Linear(h, self.pooler_labels, bias=True, rows="sequences")))
+                pooled.append(Node("out_proj", ops.Linear(h, self.pooler_labels, bias=True, rows=SEQUENCES)))
             parts.append(Node("pooler", children=tuple(pooled), kind="pooler", source="Devlin et al. 2019"))
         if self.contact_head:
             maps = self.main.num_hidden_layers * self._attending_heads()
             parts.append(
                 Node(
                     "contact_head",
-                    ops.Idle(ops.Linear(maps, 1, bias=True)),
+                    ops.Linear(maps, 1, bias=True),
                     kind="classifier",
+                    role="idle",
                     source="Rao et al. 2020",
                 )
             )
@@ -296,7 +299,7 @@ class ModelSpec(Part):
             parts.append(
                 Node(
                     "head_proj",
-                    ops.Linear(h, top, rows="tokens" if isinstance(self.head, NoHead) else "logits"),
+                    ops.Linear(h, top, rows=TOKENS if isinstance(self.head, NoHead) else LOGITS),
                     kind=kind,
                 )
             )
@@ -306,7 +309,7 @@ class ModelSpec(Part):
             head = self.head.anatomy("lm_head", Around(h), self.vocab_size, width, self.tie_word_embeddings)
             parts.append(head)
             if self.mtp is not None:
-                shared = ops.Linear(e, self.vocab_size, rows="logits", tied=True)
+                shared = ops.Linear(e, self.vocab_size, rows=LOGITS, tied=True)
                 parts.append(self.mtp.anatomy("mtp", Around(h), self.mtp_block(), Node("lm_head", shared)))
         if self.towers:
             parts.append(self._towers())
@@ -316,7 +319,7 @@ class ModelSpec(Part):
         """What stands beside the text model: its parameters, and no FLOPs."""
         around = Around(self.hidden_size, causal=False)
         children = tuple(_parameters_alone(tower.anatomy(name, around)) for name, tower in self.towers.items())
-        return Node("towers", children=children, kind="towers", optional=TOWERS_OPTION)
+        return Node("towers", children=children, kind="towers", role="kept", optional=TOWERS_OPTION)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes
@@ -326,9 +329,8 @@ class ModelSpec(Part):
 
 
 def _parameters_alone(node: Node) -> Node:
-    """The same node, all of it one component, that holds what it held and costs nothing."""
-    op = None if node.op is None else ops.Kept(node.op)
-    return replace(node, op=op, kind="", children=tuple(_parameters_alone(child) for child in node.children))
+    """The same node, all of it one component."""
+    return replace(node, kind="", children=tuple(_parameters_alone(child) for child in node.children))
 
 
 @cache

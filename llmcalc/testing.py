@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from . import units
 from .costs.flops import forward_of
 from .costs.params import total_of
+from .flow.tree import Node
 from .model import ModelSpec
+from .run.sight import Sight
+from .run.workload import Workload
 from .sources.preset import Preset
-from .tree import Node
 from .verify.measure import count_flops, parameters
 from .verify.reference import require_torch
-from .workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +90,7 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     if seq is None:
         raise TypeError("assert_counts: seq is needed where the first input is no tensor of token ids [batch, seq]")
     measured, _ = count_flops(module, lambda: module(*inputs))
-    expected, found = tree.total(forward_of, Workload(batch=batch, seq=seq)), measured.get("", 0)
+    expected, found = tree.total(forward_of, Sight(Workload(batch=batch, seq=seq))), measured.get("", 0)
     if found == expected:
         return []
     hint = (

@@ -21,10 +21,10 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.explain import explain
 from llmcalc.costs.formulas import Setting
+from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.presets import model_names
-from llmcalc.tree import Node
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
 BARE = Norm(type="layernorm", weight=False)
@@ -46,12 +46,12 @@ def part(spec: ModelSpec, name: str) -> Node:
 
 
 def size(spec: ModelSpec, name: str) -> int:
-    count: int = part(spec, name).each(lambda op, _: op.params())
+    count: int = part(spec, name).each(lambda use: use.params())
     return count
 
 
 def flops_a_token(spec: ModelSpec, name: str, seq: int = T) -> Fraction:
-    return Fraction(part(spec, name).each(lambda op, w: op.forward_flops(w), Workload(batch=1, seq=seq)), seq)
+    return Fraction(part(spec, name).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq)), seq)
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_attention_is_8h2_and_4th_flops_a_token() -> None:
 
 def test_causal_masks_halve_scores_and_mixing() -> None:
     """Nearly: 2·(T + 1)·h a token, half and 2h more (+0.05 % at 2,048 tokens)."""
-    causal = part(decoder(), "core").each(lambda op, w: op.forward_flops(w), Workload(batch=1, seq=T, pairs="causal"))
+    causal = part(decoder(), "core").each(lambda use: use.forward_flops(), sight(batch=1, seq=T, pairs="causal"))
     assert Fraction(causal, T) == 2 * (T + 1) * H
     assert Fraction(causal, T) / flops_a_token(decoder(), "core") - Fraction(1, 2) == Fraction(1, 2 * T)
 

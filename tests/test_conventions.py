@@ -29,10 +29,10 @@ from llmcalc.costs.conventions import (
     palm_appendix_b,
     sizes,
 )
-from llmcalc.costs.flops import FlopCount, flops, workload_of
+from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.workload import Phase
+from llmcalc.run.workload import Phase
 
 
 def rules(count: FlopCount) -> dict[str, Rule]:
@@ -42,7 +42,7 @@ def rules(count: FlopCount) -> dict[str, Rule]:
 
 
 def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
-    return flops(spec, workload_of(spec, **settings))
+    return flops(spec, sight_of(spec, **settings))
 
 
 def gpt(layers: int = 3, h: int = 32, heads: int = 4, vocab: int = 60) -> ModelSpec:

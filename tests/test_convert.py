@@ -16,6 +16,7 @@ from llmcalc.api import params
 from llmcalc.components import Classifier, Head, LMHead, NoHead
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
+from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.sources.presets import model_names
@@ -24,10 +25,9 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.sources.to_hf.classes import class_names
 from llmcalc.sources.to_hf.compare import canonical, differences
 from llmcalc.sources.to_hf.fields import FIELDS
-from llmcalc.tree import Cost
 from llmcalc.verify.measure import parameters
 from llmcalc.verify.transformers import build, verify_config
-from llmcalc.workload import Workload
+from tests.builders import sight
 from tests.test_families import CASES, _known
 from tests.test_towers import wrapped
 from tests.tower_shapes import WRAPPERS
@@ -82,11 +82,11 @@ def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     """Whether a config is read as a spec: its trees are equal, whatever the names of its variants."""
     theirs = _spec_of(config)
     costs: list[Cost] = [
-        lambda op, w: op.params(),
-        lambda op, w: op.forward_flops(w),
-        lambda op, w: op.cache_bits(w, 16),
+        lambda use: use.params(),
+        lambda use: use.forward_flops(),
+        lambda use: use.cache_bits(16),
     ]
-    workload = Workload(batch=2, seq=40)
+    workload = sight(batch=2, seq=40)
     every = frozenset({"mtp", "towers"})
     trees = [(spec.anatomy(), spec) for spec in (ours, theirs)]
     totals = [[tree.total(cost, workload, include=every) for cost in costs] for tree, _ in trees]

@@ -14,24 +14,26 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.flops import forward_of
+from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.ops import AttentionCore, Buffer, Embedding, ExpertLinear, Idle, KVCache, Linear, Norm, Op, Weight
+from llmcalc.ops import AttentionCore, Buffer, Embedding, ExpertLinear, KVCache, Linear, Norm, Weight
 from llmcalc.sources.huggingface.registry import FILES, read_config
 from llmcalc.verify.deviations import total
 from llmcalc.verify.measure import count_flops
 from llmcalc.verify.transformers import build
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 CONTEXT = 40
-ATTENTION_AND_MAPS = (AttentionCore, Buffer, Embedding, ExpertLinear, Idle, KVCache, Linear, Norm, Weight)
+ATTENTION_AND_MAPS = (AttentionCore, Buffer, Embedding, ExpertLinear, KVCache, Linear, Norm, Weight)
 OTHERWISE = {
     "openai-gpt": "its class keeps no cache",
     "gpt_neo": "its local layers attend to all that they keep, which is everything",
 }
 
 
-def _plain(op: Op | None) -> bool:
-    return op is None or (type(op) in ATTENTION_AND_MAPS and getattr(op, "absorbed", None) is None)
+def _plain(node: Node) -> bool:
+    """Whether a node runs in one form alone, and is attention or a map."""
+    return node.op is None or (type(node.op) in ATTENTION_AND_MAPS and not node.forms)
 
 
 def shapes() -> list[Any]:
@@ -42,15 +44,15 @@ def shapes() -> list[Any]:
             for i, shape in enumerate(some):
                 config = {"architectures": [cls], **shape}
                 spec = ModelSpec.model_validate(read_config(config)[0])
-                ops = [place.node.op for place in spec.anatomy().walk()]
+                nodes = [place.node for place in spec.anatomy().walk()]
                 if (
                     spec.kind != "decoder"
                     or spec.head.type == "classification"
-                    or not all(map(_plain, ops))
+                    or not all(map(_plain, nodes))
                     or shape["model_type"] in OTHERWISE
                 ):
                     continue
-                if i == 0 or any(isinstance(op, KVCache) and op.limit is not None for op in ops):
+                if i == 0 or any(isinstance(n.op, KVCache) and n.op.limit is not None for n in nodes):
                     found.append(pytest.param(config, spec, id=f"{cls}-{i}"))
     return found
 
@@ -71,7 +73,7 @@ def test_a_decoded_token_costs_what_its_class_does(config: dict[str, Any], spec:
         "forward_flops",
         forward_of,
         spec,
-        Workload(batch=2, seq=1, context=CONTEXT, phase="decode"),
+        sight(batch=2, seq=1, context=CONTEXT, phase="decode"),
     )
     assert measured[""] == counted
 

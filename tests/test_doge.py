@@ -10,14 +10,18 @@ import torch
 
 from llmcalc.components.base import Around
 from llmcalc.components.block import Block
-from llmcalc.components.dynamic_mask import DynamicMaskAttention, HeldLinear, KeepingCore
+from llmcalc.components.dynamic_mask import DynamicMaskAttention
 from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.product_key import ExpertRows, ProductKeyMoE
+from llmcalc.components.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.ops import Linear
+from llmcalc.ops.attention import MaskedCore
+from llmcalc.ops.linear import ExpertRows
+from llmcalc.run.rows import WithPast
 from llmcalc.sources.huggingface.registry import read_config
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 SHARED = FeedForward(intermediate_size=6, hidden_act="silu", gated=True)
 CONFIG: dict[str, Any] = {
@@ -31,21 +35,21 @@ CONFIG: dict[str, Any] = {
 
 def test_decoding_maps_every_value_again() -> None:
     """10 values are held and 1 is new; of a window of 4, 3 of those held are seen."""
-    after = Workload(batch=2, seq=1, context=10, phase="decode")
-    assert HeldLinear(6, 2).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
-    assert HeldLinear(6, 2, window=4).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
-    assert HeldLinear(6, 2, window=4).forward_flops(Workload(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
+    after = sight(batch=2, seq=1, context=10, phase="decode")
+    assert Linear(6, 2, rows=WithPast()).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
+    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
+    assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(sight(batch=2, seq=10)) == 2 * 2 * 10 * 6 * 2
 
 
 @pytest.mark.parametrize("window", [None, 3, 9])
 @pytest.mark.parametrize("keep", [1, 4, 6, 50])
 def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | None) -> None:
-    core = KeepingCore(1, 1, 1, window=window, keep=keep)
-    assert core.pairs(Workload(seq=7)) == 7 * 7
+    core = MaskedCore(1, 1, 1, window=window, keep=keep)
+    assert core.pairs(sight(seq=7)) == 7 * 7
     held = 12 if window is None else window - 1
-    assert core.pairs(Workload(seq=1, context=12, phase="decode")) == held + 1
+    assert core.pairs(sight(seq=1, context=12, phase="decode")) == held + 1
     seen = [min(p + 1, keep, window or p + 1) for p in range(7)]
-    assert core.pairs(Workload(seq=7, pairs="causal")) == sum(seen)
+    assert core.pairs(sight(seq=7, pairs="causal")) == sum(seen)
 
 
 def test_the_strongest_keys_are_kept() -> None:
@@ -79,7 +83,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
 def test_an_expert_is_two_vectors() -> None:
     """Of 36 experts of width 8 a token takes 5: 40 parameters, 2 FLOPs each, in either table."""
     rows = ExpertRows(36, 5, 8)
-    assert (rows.params(), rows.active_params(), rows.forward_flops(Workload(seq=3))) == (288, 40, 3 * 80)
+    assert (rows.params(), rows.active_params(), rows.forward_flops(sight(seq=3))) == (288, 40, 3 * 80)
 
 
 def test_experts_beyond_the_square_are_held() -> None:

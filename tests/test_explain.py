@@ -37,7 +37,7 @@ from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.views.explain import report
 from llmcalc.views.expression import LATEX, Style, write
 from llmcalc.views.table import render
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 RMS = Norm(type="rmsnorm")
 MHA = Attention(num_attention_heads=8)
@@ -243,8 +243,8 @@ def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     count = params(preset.model)
     assert rows["params"]["value"] == count.total
     assert "active" not in rows or rows["active"]["value"] == count.active
-    workload = Workload(batch=1, seq=SEQ, source=SEQ)
-    total = preset.model.anatomy().total(lambda op, w: op.forward_flops(w), workload)
+    workload = sight(batch=1, seq=SEQ, source=SEQ)
+    total = preset.model.anatomy().total(lambda use: use.forward_flops(), workload)
     assert Fraction(rows["flops"]["value"]).limit_denominator(SEQ) == Fraction(total, SEQ)
     if preset.model.kind != "encoder":
         assert rows["kv"]["value"] == kv(preset.model).bytes_per_token

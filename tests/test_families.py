@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.flops import forward_of
+from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.sources.target import load
-from llmcalc.tree import Place
 from llmcalc.verify.deviations import total
 from llmcalc.verify.modules import IN_THE_LAYER
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data/cases").glob("*/config.json"))
 
@@ -64,7 +64,7 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
 
 def _with_products(spec: ModelSpec) -> list[Place]:
     """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
-    places = list(spec.anatomy().walk(Workload(seq=LEAST_SEQ)))
+    places = list(spec.anatomy().walk(sight(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
     parts = {
         f"{layer.path}.{part.segment}"
@@ -73,7 +73,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
         if part.name not in IN_THE_LAYER
     }
     costly = layers + [place for place in places if place.path in parts]
-    return [place for place in costly if place.node.each(forward_of, place.workload)]
+    return [place for place in costly if place.each(forward_of)]
 
 
 @pytest.mark.parametrize("config", _shapes())
@@ -146,11 +146,10 @@ def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")
     spec = load(str(case)).model
     cls = truth["class"]
-    assert spec.anatomy().total(lambda op, _: op.params()) == truth["n_params_total"]
+    assert spec.anatomy().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert total(cls, "forward_flops", forward_of, spec, Workload(seq=int(seq))) == flops
+        assert total(cls, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
-            total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, 16), spec, Workload(seq=int(seq)))
-            == 8 * cache["bytes"]
+            total(cls, "cache_bytes", lambda use: use.cache_bits(16), spec, sight(seq=int(seq))) == 8 * cache["bytes"]
         )

@@ -31,12 +31,12 @@ from llmcalc.components.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.components.rwkv import RwkvChannelMix
 from llmcalc.components.stack import Stack
-from llmcalc.costs.flops import FlopCount, flops, workload_of
+from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.verify.measure import convolution_backward
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
 LOGITS = 4096 * 128256
@@ -47,7 +47,7 @@ def llama(**settings: Any) -> FlopCount:
 
 
 def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
-    return flops(spec, workload_of(spec, **settings))
+    return flops(spec, sight_of(spec, **settings))
 
 
 # Hand arithmetic
@@ -171,24 +171,24 @@ def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
     mask = [
         (q, k) for q in range(context, context + seq) for k in range(context + seq) if visible(q, k, True, **limits)
     ]
-    workload = Workload(seq=seq, context=context, phase="prefill", pairs="causal")
+    workload = sight(seq=seq, context=context, phase="prefill", pairs="causal")
     assert core.pairs(workload) == len(mask)
-    assert len(mask) <= core.pairs(workload.with_(pairs="full")) <= seq * (context + seq)
+    assert len(mask) <= core.pairs(workload.with_pairs("full")) <= seq * (context + seq)
 
 
 @given(seq=sizes, window=st.none() | sizes)
 def test_pairs_of_an_encoder(seq: int, window: int | None) -> None:
     core = AttentionCore(1, 1, 1, causal=False, window=window)
     mask = [(q, k) for q in range(seq) for k in range(seq) if visible(q, k, False, window, None)]
-    assert core.pairs(Workload(seq=seq, pairs="causal")) == len(mask)
-    assert core.pairs(Workload(seq=seq, pairs="full")) == seq * seq
+    assert core.pairs(sight(seq=seq, pairs="causal")) == len(mask)
+    assert core.pairs(sight(seq=seq, pairs="full")) == seq * seq
 
 
 @given(seq=sizes, context=sizes, window=sizes)
 def test_full_pairs_are_those_with_every_key_in_memory(seq: int, context: int, window: int) -> None:
     """Of the context, a window of W has kept the W − 1 that the first new token can see."""
     kept = [k for k in range(context) if visible(context, k, True, window, None)]
-    assert AttentionCore(1, 1, 1, window=window).pairs(Workload(seq=seq, context=context)) == seq * (len(kept) + seq)
+    assert AttentionCore(1, 1, 1, window=window).pairs(sight(seq=seq, context=context)) == seq * (len(kept) + seq)
 
 
 # Recomputation, against torch.utils.checkpoint

@@ -196,7 +196,7 @@ def test_json_holds_raw_integers(monkeypatch, capsys):
     document = json.loads(out)
     h100, m4 = document["hardware"]
     assert code == 0
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert h100["memory_bytes"] == 80 * 2**30
     assert h100["peak_flops"]["float8"] == 1_979_000_000_000_000
     assert h100["interconnect"]["direction"] == "bidirectional"

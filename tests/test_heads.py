@@ -21,7 +21,7 @@ from llmcalc.sources.huggingface.registry import family_of, model_types, read_co
 from llmcalc.verify.measure import count_flops
 from llmcalc.verify.transformers import build, verify_config
 from llmcalc.verify.witness import witness_of
-from llmcalc.workload import Workload
+from tests.builders import sight
 from tests.differential import shapes_of
 
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
@@ -83,7 +83,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
     model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).anatomy()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
-    assert tree.total(forward_of, Workload(batch=6, seq=12)) == forward[""]
+    assert tree.total(forward_of, sight(batch=6, seq=12)) == forward[""]
 
 
 def test_a_head_of_an_unknown_name_is_said() -> None:

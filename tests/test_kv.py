@@ -24,8 +24,9 @@ from llmcalc.costs.what_if import what_ifs
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op
+from llmcalc.ops.base import CACHE
+from llmcalc.run.sight import Sight
 from llmcalc.verify.measure import held_bytes
-from llmcalc.workload import Workload
 
 
 def if_(cache: CacheSize) -> dict[str, int]:
@@ -108,8 +109,10 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
     """A primitive that keeps 100 bits a sequence, whatever the dtype of keys and values."""
 
     class Kept(Op):
-        def cache_bits(self, w: Workload, kv_bits: Any) -> Any:
-            return 96 * w.batch
+        effects = CACHE
+
+        def cache_bits(self, s: Sight, kv_bits: Any) -> Any:
+            return 96 * s.batch
 
     cache = kv(decoder(), batch=2, seq=3)
     op = Kept()

@@ -10,15 +10,19 @@ import torch
 from llmcalc.components.attention import Attention
 from llmcalc.components.block import Block
 from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.local import BlockSums, LocalAttention, LocalCore, SummedLinear
+from llmcalc.components.local import LocalAttention
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.ops import Op
+from llmcalc.ops import Linear, Op
+from llmcalc.ops.attention import LocalCore
+from llmcalc.ops.linear import BlockSums
+from llmcalc.run.counting import Pairs
+from llmcalc.run.rows import WithSums
 from llmcalc.sources.huggingface.registry import read_config
-from llmcalc.workload import Pairs, Workload
+from tests.builders import sight
 
 NEAR = LocalAttention(num_attention_heads=4, head_dim=6, local_radius=3)
 SUMMING = LocalAttention(
@@ -41,19 +45,19 @@ def encoder(attention: LocalAttention | Attention, bias: RelativeBias | None = N
 
 def test_blocks_are_computed_whole() -> None:
     """11 tokens are 3 blocks of 4; each of 3 · 4 queries meets 3 · 4 keys, and with sums of 3 tokens 3 more."""
-    assert LocalCore(1, 1, 1, radius=3).pairs(Workload(seq=11)) == 12 * 12
-    assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(Workload(seq=11)) == 12 * (12 + 3)
+    assert LocalCore(1, 1, 1, radius=3).pairs(sight(seq=11)) == 12 * 12
+    assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(sight(seq=11)) == 12 * (12 + 3)
 
 
 def test_one_token_over_a_block_is_one_block_more() -> None:
-    one, two = (LocalCore(1, 1, 1, radius=127).pairs(Workload(seq=n)) for n in (128, 129))
+    one, two = (LocalCore(1, 1, 1, radius=127).pairs(sight(seq=n)) for n in (128, 129))
     assert (one, two) == (128 * 384, 256 * 384)
 
 
 @pytest.mark.parametrize("radius", [1, 2, 5, 30])
 @pytest.mark.parametrize("seq", [1, 2, 3, 7, 12, 25])
 def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) -> None:
-    w = Workload(seq=seq, pairs="causal")
+    w = sight(seq=seq, pairs="causal")
     near = sum(abs(q - k) <= radius for q in range(seq) for k in range(seq))
     assert LocalCore(1, 1, 1, causal=False, radius=radius).pairs(w) == near
     assert LocalCore(1, 1, 1, causal=False, radius=radius, global_block=4).pairs(w) == near + seq * (seq // 4)
@@ -66,16 +70,16 @@ def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) 
         LocalCore(4, 6, 6, causal=False, radius=3),
         LocalCore(4, 6, 6, causal=False, radius=3, global_block=5),
         BlockSums(7, 3),
-        SummedLinear(7, 5, block=3),
+        Linear(7, 5, rows=WithSums(block=3)),
     ],
     ids=["near", "with sums", "sums", "map"],
 )
 def test_integers_arrays_and_symbols_agree(op: Op, pairs: Pairs) -> None:
     n = sympy.Symbol("n", integer=True, positive=True)
     lengths = range(1, 30)
-    one_by_one = [op.forward_flops(Workload(batch=2, seq=i, pairs=pairs)) for i in lengths]
-    formula = op.forward_flops(Workload(batch=2, seq=n, pairs=pairs))
-    assert list(op.forward_flops(Workload(batch=2, seq=np.array(lengths), pairs=pairs))) == one_by_one
+    one_by_one = [op.forward_flops(sight(batch=2, seq=i, pairs=pairs)) for i in lengths]
+    formula = op.forward_flops(sight(batch=2, seq=n, pairs=pairs))
+    assert list(op.forward_flops(sight(batch=2, seq=np.array(lengths), pairs=pairs))) == one_by_one
     assert [formula.subs(n, i) for i in lengths] == one_by_one
 
 

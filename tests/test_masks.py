@@ -15,9 +15,10 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
+from llmcalc.run.sight import Sight
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.verify.witness import class_of, fields_of, witness_of
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
@@ -46,9 +47,9 @@ def shapes() -> list[Any]:
     return found
 
 
-def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Workload]]:
-    places = spec.anatomy().walk(Workload(seq=SEQ, pairs="causal"))
-    return [(p.node.op, p.times, p.workload) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
+def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
+    places = spec.anatomy().walk(sight(seq=SEQ, pairs="causal"))
+    return [(p.node.op, p.times, p.sight) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
 
 
 def _narrowed(config: dict[str, Any]) -> bool:

@@ -19,9 +19,9 @@ from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.flow.tree import spans
 from llmcalc.model import ModelSpec, MultiTokenPrediction
 from llmcalc.sources.files import validated
-from llmcalc.tree import spans
 from llmcalc.verify.reference import verify_reference
 
 RMS, LAYERNORM = Norm(type="rmsnorm"), Norm(type="layernorm")
@@ -175,7 +175,7 @@ def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
     # its own
     assert with_.total - without.total == without.left_out["mtp"]
     assert without.left_out["mtp"] == 2 * (
-        3 * 16 + 2 * 16 * 16 + SPARSE.anatomy("x", around=Around(16)).total(lambda op, _: op.params())
+        3 * 16 + 2 * 16 * 16 + SPARSE.anatomy("x", around=Around(16)).total(lambda use: use.params())
     )
 
 

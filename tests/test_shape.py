@@ -26,7 +26,7 @@ from llmcalc.costs.shape import HEAD_SIZES, Budget, Family, budget_for, family, 
 from llmcalc.costs.shape_literature import critical_depth, kaplan_range, scaled_optimum, verdicts
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.workload import Workload
+from tests.builders import sight
 from tests.test_parts import decoder
 
 DECODERS = ["llama3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "gpt-oss-20b", "falcon-7b", "qwen2.5-72b"]
@@ -61,7 +61,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
     of = members(name)
     h, layers = grid(of)
     arrays = of.at(h, layers)
-    workload = Workload(batch=1, seq=300, phase="train")
+    workload = sight(batch=1, seq=300, phase="train")
     totals, steps = params(arrays).total, flops(arrays, workload).total
     held = kv(arrays).tree
     assert held is not None
@@ -86,7 +86,7 @@ def test_a_family_holds_its_own_model(name: str) -> None:
     own = preset.model
     again = members(name).at(own.hidden_size, own.main.num_hidden_layers)
     assert params(again).total == params(own).total
-    workload = Workload(batch=2, seq=77, phase="train")
+    workload = sight(batch=2, seq=77, phase="train")
     assert flops(again, workload).total == flops(own, workload).total
     assert kv(again).bytes_per_token == kv(own).bytes_per_token
 
@@ -179,7 +179,7 @@ def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs of a token. Without: 20 for each parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
     for shape in study(family(None, vocab_size=32000), budget).shapes:
-        exact = 10**11 * flops(shape.spec, Workload(batch=1, seq=512, phase="train")).total // 512
+        exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="train")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
     optimal = study(family(None, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
@@ -255,9 +255,7 @@ def test_the_command_line_acts() -> None:
         family(None, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
-        first["flops_per_token"]
-        == one.forward_flops_per_token
-        == flops(one.spec, Workload(batch=1, seq=100)).total / 100
+        first["flops_per_token"] == one.forward_flops_per_token == flops(one.spec, sight(batch=1, seq=100)).total / 100
     )
     target = document("llama3-8b", "--set", "tie_word_embeddings=true", "--params", "7.5B")
     assert target["proportions"]["tie_word_embeddings"] is True

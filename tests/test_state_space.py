@@ -17,7 +17,7 @@ from llmcalc.components.zamba import ZambaLayer
 from llmcalc.model import ModelSpec
 from llmcalc.verify.measure import count_flops
 from llmcalc.verify.reference import verify_reference
-from llmcalc.workload import Workload
+from tests.builders import sight
 
 SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idle_adapters]
 
@@ -89,5 +89,5 @@ def test_a_depthwise_convolution_costs_in_backward_twice_its_forward() -> None:
     x = torch.randn(2, 6, 11)
     forward, both = count_flops(conv, lambda: [conv(x)], train=True)
     op = ops.Conv1d(6, 6, kernel=4, groups=6, padding=3)
-    assert forward["1"] == op.forward_flops(Workload(batch=2, seq=11)) == 1344
-    assert both["1"] - forward["1"] == op.backward_flops(Workload(batch=2, seq=11)) == 2 * 1344
+    assert forward["1"] == op.forward_flops(sight(batch=2, seq=11)) == 1344
+    assert both["1"] - forward["1"] == op.backward_flops(sight(batch=2, seq=11)) == 2 * 1344

@@ -14,11 +14,11 @@ import torch
 
 from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
+from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
 from llmcalc.sources.huggingface.towers import FILES as TOWER_FILES
 from llmcalc.sources.huggingface.towers import sections_of
-from llmcalc.tree import Node
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config

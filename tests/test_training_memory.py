@@ -17,9 +17,9 @@ from llmcalc.components.moe import MoE
 from llmcalc.costs.memory import Setup, memory
 from llmcalc.costs.params import params
 from llmcalc.costs.training_memory import held_tensors, optimizer_state
+from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec, MultiTokenPrediction
 from llmcalc.ops import Linear, ParamTensor
-from llmcalc.tree import Node
 
 MIXTURE = decoder(
     feed_forward=MoE.examples()[3], tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
@@ -56,8 +56,8 @@ def held(states: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_tensors_add_up_to_the_parameters(example: Component) -> None:
     for place in around_a_model(example).anatomy().walk():
-        if place.node.op is not None:
-            assert sum(t.size for t in place.node.op.tensors()) == place.node.op.params(), place.path
+        if place.use is not None:
+            assert sum(t.size for t in place.use.tensors()) == place.use.params(), place.path
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -278,7 +278,7 @@ def test_json_and_junit(run: Any, tmp_path: Any) -> None:
     assert result.code == 0
     documents = json.loads(result.out)
     assert [d["model"]["name"] for d in documents] == ["gpt2", "t5-base"]
-    assert all(d["ok"] and d["schema_version"] == 1 for d in documents)
+    assert all(d["ok"] and d["schema_version"] == 2 for d in documents)
     assert set(documents[0]["checks"][0]) == {"node", "quantity", "closed_form", "measured", "witness", "ok"}
     suites = ET.parse(tmp_path / "j.xml").getroot()
     assert [s.get("name") for s in suites] == ["gpt2", "t5-base"]

@@ -34,7 +34,7 @@ WIDTH = 80
 def reports(preset: Preset) -> list[Report]:
     """The answers of the commands that count, each with all its tables."""
     spec = preset.model
-    count, use = flops.flops(spec, flops.workload_of(spec, seq=64)), memory.memory(spec)
+    count, use = flops.flops(spec, flops.sight_of(spec, seq=64)), memory.memory(spec)
     found = [
         params_view.report(preset, params.params(spec)),
         flops_view.report(preset, count, conventions(count)),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..costs.conventions import conventions
-from ..costs.flops import flops, workload_of
+from ..costs.flops import flops, sight_of
 from ..costs.params import included
 from ..views.document import joined
 from ..views.flops import report
@@ -91,7 +91,7 @@ def command(
     reports = []
     for preset in load_all(targets, overrides, head):
         with about(preset):
-            workload = workload_of(
+            sight = sight_of(
                 preset.model,
                 batch,
                 seq,
@@ -103,6 +103,6 @@ def command(
                 recompute.value,
                 default_seq=DEFAULT_SEQ,
             )
-            count = flops(preset.model, workload, included(with_mtp))
+            count = flops(preset.model, sight, included(with_mtp))
         reports.append(report(preset, count, conventions(count) if rules else ()))
     show(joined(reports), fmt, output)

@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number, exact_div
-from ..tree import Node
+from ..flow.tree import Node
+from ..run.rows import SOURCE, TOKENS
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Part, Real, ValueDim, Window, check_groups
 from .choice import only
 from .norm import Norm, norm_reference
@@ -150,7 +151,7 @@ class Attention(Component):
         a, k, d = self.sizes(h)
         v = d if self.v_head_dim is None else self.v_head_dim
         queries, keys, values, mixed = a * d, k * d, k * v, a * v
-        rows: Literal["source", "tokens"] = "source" if around.cross else "tokens"
+        rows = SOURCE if around.cross else TOKENS
         kind = "cross_attention" if around.cross else "attention"
         parts = [Node("q_proj", ops.Linear(h, queries, self.q_bias))]
         if not self.kv_shared:
@@ -179,7 +180,7 @@ class Attention(Component):
             causal=around.causal,
             window=self.sliding_window,
             chunk=self.attention_chunk_size,
-            cross=around.cross,
+            keys=SOURCE if around.cross else None,
         )
         if self.block_indexer is not None:
             core = self.block_indexer.core(a, d, v)
@@ -189,7 +190,7 @@ class Attention(Component):
             parts.append(Node("sinks", ops.Weight(a)))
         if (around.causal or around.cross) and not self.kv_shared:
             limit, held = self._held(around)
-            parts.append(Node("cache", ops.KVCache(keys + values, held, limit, around.cross)))
+            parts.append(Node("cache", ops.KVCache(keys + values, held, limit, SOURCE if around.cross else TOKENS)))
         if self.output_gate is not None:
             parts.append(
                 Node("gate_proj", ops.Linear(h, mixed if self.output_gate == "element" else a, self.gate_bias))

@@ -7,14 +7,12 @@ the same fields and share nothing else, so that comparing them proves something;
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-from ..algebra import is_zero
-from ..ops import Idle, Shared
-from ..tree import Node
+from ..flow.tree import Node
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,20 +170,6 @@ class Component(Part):
     def examples(cls) -> list[Self]:
         """Tiny specs that between them switch on everything the part can do; contract tests run on each."""
         raise TypeError(f"{cls.__name__} has no examples")
-
-
-def shared(node: Node) -> Node:
-    """The same node with the parameters of another: it costs what that one costs and holds nothing."""
-    holds = node.op is not None and (node.op.tensors() or not is_zero(node.op.buffers()))
-    return replace(
-        node, op=Shared(node.op) if holds else node.op, children=tuple(shared(child) for child in node.children)
-    )
-
-
-def idle(node: Node) -> Node:
-    """The same node, held and never run: all its parameters, and no cost."""
-    holds = node.op is not None and (node.op.tensors() or not is_zero(node.op.buffers()))
-    return replace(node, op=Idle(node.op) if holds else None, children=tuple(idle(child) for child in node.children))
 
 
 class Nothing(Part):

@@ -11,16 +11,17 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
 from . import ChannelMixer, Mixer
 from .attention import Attention
-from .base import Around, Component, Flag, Nothing, idle, shared
+from .base import Around, Component, Flag, Nothing
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope
@@ -79,7 +80,7 @@ class Layer(Component):
 
     def other_of(self, node: Node) -> Node:
         """Any further one of them."""
-        return shared(node)
+        return replace(node, role="shared")
 
     def reference(self, around: Around) -> nn.Module:
         """forward(x [batch, tokens, hidden], run) → the same."""
@@ -174,7 +175,7 @@ class Block(Layer):
             if self.norm_placement != "pre" and post not in self.without_norms:
                 parts.append(norm(post, around))
         if self.idle_cross_attention:
-            parts = [idle(part) if part.name.startswith("cross_attn") else part for part in parts]
+            parts = [replace(part, role="idle") if part.name.startswith("cross_attn") else part for part in parts]
         return Node(
             name,
             children=tuple(parts),

@@ -7,14 +7,12 @@ transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from .. import ops
-from ..algebra import Number, floor_div, minimum, triangle
-from ..tree import Node
-from ..workload import Workload
+from ..algebra import Number
+from ..flow.tree import Node
 from .base import Around, HeadDim, Heads, Part, TopK, Window
 from .norm import Norm, norm_reference
 from .position import rotate
@@ -22,31 +20,6 @@ from .runtime import Run, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCore(ops.AttentionCore):
-    """Attention to `blocks` blocks of `block` tokens, the last of them up to the token itself.
-    A full pass masks the others.
-    """
-
-    block: Number = 1
-    blocks: Number = 1
-
-    def _seen(self, n: Number) -> Number:
-        """Pairs of the first n tokens: all, as long as they fill no more than `blocks` blocks;
-        then all but one block, and the token's own.
-        """
-        first = minimum(n, self.block * self.blocks)
-        rest = n - first
-        whole = floor_div(rest, self.block)
-        own = whole * triangle(self.block) + triangle(rest - whole * self.block)
-        return triangle(first) + rest * (self.blocks - 1) * self.block + own
-
-    def pairs(self, w: Workload) -> Number:
-        if w.pairs == "full" and w.phase != "decode":
-            return w.seq * (w.seq + w.context)
-        return self._seen(w.context + w.seq) - self._seen(w.context)
 
 
 class BlockIndexer(Part):
@@ -63,18 +36,18 @@ class BlockIndexer(Part):
         h, a, d = around.hidden_size, self.index_n_heads, self.index_head_dim
         norm = self.norm.op(d)
         parts = (
-            Node("q_proj", ops.Undifferentiated(ops.Linear(h, a * d))),
-            Node("k_proj", ops.Undifferentiated(ops.Linear(h, d))),
+            Node("q_proj", ops.Linear(h, a * d)),
+            Node("k_proj", ops.Linear(h, d)),
             Node("q_norm", norm),
             Node("k_norm", norm),
             Node("cache", ops.KVCache(d, "indexer")),
-            Node("core", ops.Undifferentiated(ops.AttentionCore(a, qk_dim=d, v_dim=0))),
+            Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=0)),
         )
-        return Node(name, children=parts)
+        return Node(name, children=parts, role="no_grad")
 
-    def core(self, heads: Number, width: Number, value: Number) -> BlockCore:
+    def core(self, heads: Number, width: Number, value: Number) -> ops.BlockCore:
         """The attention that the choice is for."""
-        return BlockCore(heads, width, value, block=self.index_block_size, blocks=self.index_topk_blocks)
+        return ops.BlockCore(heads, width, value, block=self.index_block_size, blocks=self.index_topk_blocks)
 
     def reference(self, around: Around, theta: float) -> nn.Module:
         return _reference()(self, around.hidden_size, theta)

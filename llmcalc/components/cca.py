@@ -8,39 +8,21 @@ keys with a scale a head. Half of each value comes from the token before. transf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number, add, exact_div, is_zero
-from ..tree import Node
-from ..workload import Workload
+from ..algebra import exact_div
+from ..flow.tree import Node
+from ..run.rows import WithStart
 from .base import Around, Component, Flag, HeadDim, Heads, Kernel, KVHeads, Window, check_groups
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class LinearBefore(ops.Linear):
-    """A linear map whose results are used one token later:
-    a pass from the first token maps zeros once more for each sequence.
-    """
-
-    def _start(self, w: Workload) -> Number:
-        goes_on = w.phase == "decode" or not is_zero(w.context)
-        return 0 if goes_on else 2 * w.batch * self.n_in * self.n_out
-
-    def forward_flops(self, w: Workload) -> Number:
-        return add(ops.Linear.forward_flops(self, w), self._start(w))
-
-    def backward_flops(self, w: Workload) -> Number:
-        return add(2 * ops.Linear.forward_flops(self, w), self._start(w))
 
 
 class CompressedConvAttention(Component):
@@ -94,7 +76,7 @@ class CompressedConvAttention(Component):
             Node("conv_heads", ops.Conv1d(both, both, t1, a + k, bias=True)),
             Node("conv_state", ops.State(both * (t0 + t1 - 2), "conv_state")),
             Node("v_proj", ops.Linear(h, half, biased)),
-            Node("v_proj_before", LinearBefore(h, half, biased)),
+            Node("v_proj_before", ops.Linear(h, half, biased, rows=WithStart())),
             Node("value_state", ops.State(half)),
             Node("key_scale", ops.Weight(k)),
             Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=d, causal=around.causal, window=window)),

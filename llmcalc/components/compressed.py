@@ -8,16 +8,15 @@ compressed ones (HCA) are all attended to. transformers: models/deepseek_v4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number, exact_div, floor_div, minimum
-from ..tree import Node
-from ..workload import Workload
+from ..algebra import Number, exact_div
+from ..flow.tree import Node
+from ..ops.attention import COMPRESSED
 from .base import Around, Component, Flag, HeadDim, Heads, Part, QueryRank, RopeDim, TopK, Width, Window
 from .norm import Norm, norm_reference
 from .position import Rope, rotate, turn
@@ -25,77 +24,6 @@ from .runtime import Run, allowed, cache_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-ENTRIES = "compressed_attention"
-"""What `llmcalc kv` lists the caches of a layer with entries under."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntryScores(ops.AttentionCore):
-    """Each token against every entry of `rate` whole tokens before it, of which at most `chosen` count."""
-
-    rate: Number = 1
-    chosen: Number = None
-
-    def _seen(self, n: Number) -> Number:
-        """Σ ⌊p / rate⌋ over p = 1 … n, no term above `chosen`."""
-        if self.chosen is not None:
-            m = minimum(n, self.rate * self.chosen)
-            return self._sum(m) + (n - m) * self.chosen
-        return self._sum(n)
-
-    def _sum(self, n: Number) -> Number:
-        q = floor_div(n, self.rate)
-        return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
-
-    def pairs(self, w: Workload) -> Number:
-        end = w.context + w.seq
-        if w.pairs != "full":
-            return self._seen(end) - self._seen(w.context)
-        entries = floor_div(end, self.rate)
-        return w.seq * (minimum(entries, self.chosen) if self.chosen is not None and w.phase == "decode" else entries)
-
-
-@dataclass(frozen=True, slots=True)
-class EntryLinear(ops.Linear):
-    """A map whose results make entries of `rate` tokens: no gradient reaches it in a pass that is too short for one."""
-
-    rate: Number = 1
-
-    def backward_flops(self, w: Workload) -> Number:
-        return 2 * self.forward_flops(w) * minimum(floor_div(w.seq, self.rate), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class EntryCache(ops.Op):
-    """One entry for each `rate` tokens, and of the tokens that are none yet what it will be made of:
-    `rest` elements each.
-    """
-
-    width: Number
-    rate: Number
-    rest: Number
-    kind: str = ENTRIES
-
-    def cache_bits(self, w: Workload, kv_bits: Number) -> Number:
-        tokens = w.context + w.seq
-        entries = floor_div(tokens, self.rate)
-        return w.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
-
-
-@dataclass(frozen=True, slots=True)
-class LastWindow(ops.Op):
-    """What the next entry reads of the last window of `rate` tokens,
-    `width` elements and as many weights a token; nothing before there is one.
-    """
-
-    width: Number
-    rate: Number
-    kind: str = ENTRIES
-
-    def cache_bits(self, w: Workload, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(w.context + w.seq, self.rate), 1)
-        return w.batch * windows * 2 * self.rate * self.width * kv_bits
 
 
 class EntryIndexer(Part):
@@ -153,25 +81,25 @@ class CompressedAttention(Component):
             Node("kv_proj", ops.Linear(h, d)),
             Node("kv_norm", self.norm.op(d)),
             Node("core", ops.AttentionCore(a, d, d, window=self.sliding_window)),
-            Node("cache", ops.KVCache(d, "sliding_attention" if plain else ENTRIES, self.sliding_window)),
+            Node("cache", ops.KVCache(d, "sliding_attention" if plain else COMPRESSED, self.sliding_window)),
             Node("sinks", ops.Weight(a)),
         ]
         if not plain:
             chosen = None if self.indexer is None else self.indexer.index_topk
             parts += [
                 self._compressor("compressor", h, d),
-                Node("entry_core", EntryScores(a, d, d, rate=self.compress_rate, chosen=chosen)),
+                Node("entry_core", ops.EntryScores(a, d, d, rate=self.compress_rate, chosen=chosen)),
             ]
         if self.indexer is not None:
             i, n = self.indexer.index_head_dim, self.indexer.index_n_heads
-            own = _undifferentiated(self._compressor("compressor", h, i))
+            own = self._compressor("compressor", h, i)
             chooses = [
                 own,
-                Node("q_proj", ops.Undifferentiated(ops.Linear(q, n * i))),
-                Node("weights_proj", ops.Undifferentiated(ops.Linear(h, n))),
-                Node("core", ops.Undifferentiated(EntryScores(n, i, 0, rate=self.compress_rate))),
+                Node("q_proj", ops.Linear(q, n * i)),
+                Node("weights_proj", ops.Linear(h, n)),
+                Node("core", ops.EntryScores(n, i, 0, rate=self.compress_rate)),
             ]
-            parts.append(Node("indexer", children=tuple(chooses)))
+            parts.append(Node("indexer", children=tuple(chooses), role="no_grad"))
         parts += [
             Node(
                 "o_a_proj", ops.ExpertLinear(g, g, exact_div(a * d, g), self.o_lora_rank)
@@ -184,14 +112,14 @@ class CompressedAttention(Component):
         series, rate = (2 if self.overlap else 1) * width, self.compress_rate
         assert rate is not None
         parts = [
-            Node("kv_proj", EntryLinear(hidden, series, rate=rate)),
-            Node("gate_proj", EntryLinear(hidden, series, rate=rate)),
+            Node("kv_proj", ops.EntryLinear(hidden, series, rate=rate)),
+            Node("gate_proj", ops.EntryLinear(hidden, series, rate=rate)),
             Node("position_bias", ops.Weight(rate * series, rows=rate)),
             Node("norm", self.norm.op(width)),
-            Node("cache", EntryCache(width, rate, 2 * series)),
+            Node("cache", ops.EntryCache(width, rate, 2 * series)),
         ]
         if self.overlap:
-            parts.append(Node("last_window", LastWindow(width, rate)))
+            parts.append(Node("last_window", ops.LastWindow(width, rate)))
         return Node(name, children=tuple(parts))
 
     def describe(self, hidden_size: int) -> str:
@@ -219,12 +147,6 @@ class CompressedAttention(Component):
             base.model_copy(update={"compress_rate": 4, "o_groups": 4}),
             base.model_copy(update={"compress_rate": 2, "overlap": True, "indexer": indexer}),
         ]
-
-
-def _undifferentiated(node: Node) -> Node:
-    """The same node with maps that no gradient reaches."""
-    op = ops.Undifferentiated(node.op) if isinstance(node.op, ops.Linear) else node.op
-    return Node(node.name, op, tuple(_undifferentiated(child) for child in node.children))
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real
 from .norm import Norm, norm_reference
 from .position import Rope

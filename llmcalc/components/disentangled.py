@@ -15,7 +15,8 @@ from pydantic import model_validator
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
+from ..run.rows import Table
 from .base import Around, Component, Flag, Kernel, Part, Positions
 from .feed_forward import Activation, activate
 from .norm import Norm
@@ -72,9 +73,10 @@ class Disentangled(Part):
             if not getattr(self, on):
                 continue
             bias = shared_bias if self.share_att_key else own_bias
-            mapped = ops.TableLinear(h, width, bias, table_rows=2 * self.span, by_tokens=self.within_sequence)
-            parts.append(Node(where, ops.Shared(mapped) if self.share_att_key else mapped))
-            parts.append(Node(on, ops.TableScores(heads, head_dim, 2 * self.span, self.within_sequence)))
+            table = Table(length=2 * self.span, by_tokens=self.within_sequence)
+            mapped = ops.Linear(h, width, bias, rows=table)
+            parts.append(Node(where, mapped, role="shared" if self.share_att_key else "own"))
+            parts.append(Node(on, ops.TableScores(heads, head_dim, table)))
         return Node(name, children=tuple(parts), source="He et al. 2020, §3.1")
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:

@@ -9,16 +9,14 @@ and those of the others covered, while decoding too. transformers: models/doge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number, is_zero, minimum
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
+from ..run.rows import WithPast
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
@@ -26,32 +24,6 @@ from .runtime import Run, allowed, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class KeepingCore(ops.AttentionCore):
-    """Attention whose mask lets through `keep` of the keys that a token may see; all of them are computed with."""
-
-    keep: Number = 1
-
-    def pairs(self, w: Workload) -> Number:
-        if w.pairs == "full":
-            return ops.AttentionCore.pairs(self, w)
-        most = self.keep if self.window is None else minimum(self.keep, self.window)
-        return ops.AttentionCore.pairs(replace(self, window=most), w)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLinear(ops.Linear):
-    """A map of the new tokens' values and of all that are held from earlier passes:
-    of a window of W, those W − 1 that can be seen.
-    """
-
-    window: Number = None
-
-    def forward_flops(self, w: Workload) -> Number:
-        held = w.context if self.window is None or is_zero(w.context) else minimum(w.context, self.window - 1)
-        return 2 * w.batch * (w.seq + held) * self.n_in * self.n_out
 
 
 class DynamicMaskAttention(Component):
@@ -94,8 +66,8 @@ class DynamicMaskAttention(Component):
             Node("k_norm", norm),
             Node("cache", ops.KVCache(2 * k * d, kind, window)),
             Node("A", ops.Weight(k)),
-            Node("dt_proj", HeldLinear(k * d, k, biased, window=window)),
-            Node("core", KeepingCore(a, d, d, window=window, keep=self.keep_window_size)),
+            Node("dt_proj", ops.Linear(k * d, k, biased, rows=WithPast(window=window))),
+            Node("core", ops.MaskedCore(a, d, d, window=window, keep=self.keep_window_size)),
             Node("o_proj", ops.Linear(a * d, h, biased)),
         )
         return Node(name, children=parts, kind="attention", source="Shi et al. 2024 (Doge)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 from pydantic import model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Flag, Width
 from .norm import Norm, norm_reference
 from .runtime import Run, vector

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
 from .delta_rule import delta_rule_class
 from .norm import Norm, norm_reference
@@ -81,7 +81,12 @@ class GatedDeltaNet(Component):
             Node("b_proj", ops.Linear(h, a)),  # how much it corrects
             Node("A_log", ops.Weight(a)),
             Node("dt_bias", ops.Weight(a)),
-            Node("core", ops.DeltaRule(a, dk, dv, self.chunk_size), source="Yang et al. 2024, §3.3"),
+            Node(
+                "core",
+                ops.DeltaRule(a, dk, dv, self.chunk_size),
+                source="Yang et al. 2024, §3.3",
+                forms={"step": ops.Elementwise()},
+            ),
             Node("recurrent_state", ops.State(a * dk * dv, bits=32)),
             Node("g_proj", ops.Linear(h, values)),  # the output's gate
             Node("norm", ops.Norm(dv)),

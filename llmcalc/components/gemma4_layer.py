@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .attention import Attention
 from .base import Around, Component, Nothing
 from .block import Layer

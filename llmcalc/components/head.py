@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
-from ..workload import Rows
+from ..flow.tree import Node
+from ..run.rows import LOGITS, SEQUENCES, Rows
 from .base import Around, Component, Flag, Labels, Part, Width
 from .feed_forward import Activation, activate
 from .norm import Norm
@@ -49,10 +49,10 @@ class LMHead(Component):
         e = h if width is None else width
         if self.transform is not None and self.transform.size is not None:
             e = self.transform.size
-        logits = ops.Linear(e, vocab_size, self.bias, rows="logits", tied=tied)
+        logits = ops.Linear(e, vocab_size, self.bias, rows=LOGITS, tied=tied)
         if self.transform is None:
             return Node(name, logits, kind="lm_head", source="Press & Wolf 2017" if tied else "")
-        parts = [Node("dense", ops.Linear(h, e, self.transform.bias, rows="logits"))]
+        parts = [Node("dense", ops.Linear(h, e, self.transform.bias, rows=LOGITS))]
         if self.transform.norm is not None:
             parts.append(Node("norm", self.transform.norm.op(e)))
         return Node(name, children=(*parts, Node("decoder", logits)), kind="lm_head", source="Devlin et al. 2019, §3.1")
@@ -97,7 +97,7 @@ class Classifier(Component):
         return Node(name, children=tuple(parts), kind="classifier", source="Devlin et al. 2019, §4.1")
 
     def _rows(self) -> Rows:
-        return "sequences" if self.over == "sequence" else "logits"
+        return SEQUENCES if self.over == "sequence" else LOGITS
 
     def reference(self, around: Around) -> nn.Module:
         return _classifier()(self, around)

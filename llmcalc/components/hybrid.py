@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from ..tree import Node
+from ..flow.tree import Node
 from . import Mixer
 from .attention import Attention
 from .base import Around, Nothing

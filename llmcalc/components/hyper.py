@@ -8,16 +8,14 @@ has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`Deepsee
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..algebra import Number
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
 from .attention import Attention
 from .base import Around, Component, Nothing, Part, Real, Streams
 from .block import Layer
@@ -28,35 +26,6 @@ from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class StreamMix(ops.Op):
-    """For each token the product of a [streams, streams] matrix and its streams, [streams, width];
-    neither is a parameter.
-    """
-
-    streams: Number
-    width: Number
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * self.streams * self.streams * self.width
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOffsets(ops.Op):
-    """What is added to each of `weights` weights, and a scale for each of their `kinds`:
-    two vectors of parameters, no product.
-    """
-
-    weights: Number
-    kinds: Number
-
-    def params(self) -> Number:
-        return self.weights + self.kinds
-
-    def tensors(self) -> tuple[ops.ParamTensor, ...]:
-        return (ops.ParamTensor((self.weights,), "vector"), ops.ParamTensor((self.kinds,), "vector"))
 
 
 class HyperLayer(Layer):
@@ -100,8 +69,8 @@ class HyperLayer(Layer):
         h, n = around.hidden_size, self.hc_mult
         mixed = self.hc_sinkhorn_iters is not None
         weights, kinds = ((2 + n) * n, 3) if mixed else (2 * n, 2)  # to read, to write, and to mix
-        parts = (Node("map", ops.Linear(n * h, weights)), Node("offsets", StreamOffsets(weights, kinds)))
-        return Node(name, children=(*parts, Node("mix", StreamMix(n, h))) if mixed else parts, kind="residual")
+        parts = (Node("map", ops.Linear(n * h, weights)), Node("offsets", ops.StreamOffsets(weights, kinds)))
+        return Node(name, children=(*parts, Node("mix", ops.StreamMix(n, h))) if mixed else parts, kind="residual")
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["layer"](self, around)
@@ -122,7 +91,9 @@ class HyperStreams(Part):
     def anatomy(self, name: str, around: Around) -> Node:
         h, n = around.hidden_size, self.hc_mult
         return Node(
-            name, children=(Node("map", ops.Linear(n * h, n)), Node("offsets", StreamOffsets(n, 1))), kind="residual"
+            name,
+            children=(Node("map", ops.Linear(n * h, n)), Node("offsets", ops.StreamOffsets(n, 1))),
+            kind="residual",
         )
 
     def reference(self, around: Around) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Flag, HeadDim, Heads, Part, TopK
 from .norm import Norm, norm_reference
 from .position import rotate
@@ -37,16 +37,14 @@ class Indexer(Part):
     def anatomy(self, name: str, around: Around, query: Number) -> Node:
         h, a, d = around.hidden_size, self.index_n_heads, self.index_head_dim
         parts = (
-            Node("q_proj", ops.Undifferentiated(ops.Linear(query, a * d))),
-            Node("k_proj", ops.Undifferentiated(ops.Linear(h, d))),
+            Node("q_proj", ops.Linear(query, a * d)),
+            Node("k_proj", ops.Linear(h, d)),
             Node("k_norm", ops.Norm(d, bias=True)),
-            Node("weights_proj", ops.Undifferentiated(ops.Linear(h, a))),
+            Node("weights_proj", ops.Linear(h, a)),
             Node("cache", ops.KVCache(d, "indexer")),
-            Node(
-                "core", ops.Undifferentiated(ops.AttentionCore(a, qk_dim=d, v_dim=1))
-            ),  # the heads' scores, then their weighted sum
+            Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=1)),  # the heads' scores, then their weighted sum
         )
-        return Node(name, children=parts, source="DeepSeek-V3.2 2025, §2.1")
+        return Node(name, children=parts, role="no_grad", source="DeepSeek-V3.2 2025, §2.1")
 
     def reference(self, around: Around, query: int, rope: int, theta: float) -> nn.Module:
         """query: width of the compressed query. rope: how much of a query and a key is turned."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
@@ -73,7 +73,12 @@ class KimiDeltaAttention(Component):
             Node("dt_bias", ops.Weight(width)),
             Node("A_log", ops.Weight(a)),
             Node("b_proj", ops.Linear(h, a)),  # how much a head corrects
-            Node("core", ops.DeltaRule(a, d, d, self.chunk_size, by_channel=True), source="Kimi Team 2025, §3.1"),
+            Node(
+                "core",
+                ops.DeltaRule(a, d, d, self.chunk_size, by_channel=True),
+                source="Kimi Team 2025, §3.1",
+                forms={"step": ops.Elementwise()},
+            ),
             Node("recurrent_state", ops.State(a * d * d, bits=32)),
             *gate("g"),  # the output's
             Node("norm", ops.Norm(d)),

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, ChunkSize, Component, HeadDim, Heads
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
@@ -39,7 +39,7 @@ class LightningAttention(Component):
             Node("q_proj", ops.Linear(h, width)),
             Node("k_proj", ops.Linear(h, width)),
             Node("v_proj", ops.Linear(h, width)),
-            Node("core", ops.LightningCore(a, d, self.block_size)),
+            Node("core", ops.LightningCore(a, d, block=self.block_size), forms={"by_token": ops.DecayScan(a, d)}),
             Node("recurrent_state", ops.State(width * d)),
             Node("norm", ops.Norm(width)),
             Node("g_proj", ops.Linear(h, width)),  # the output's gate

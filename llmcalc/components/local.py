@@ -9,66 +9,20 @@ which every token sees. transformers: models/longt5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number, add, ceil_div, floor_div
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
+from ..run.rows import WithSums
 from .base import Around, ChunkSize, Component, HeadDim, Heads, Window
 from .norm import Norm
 from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCore(ops.AttentionCore):
-    """Each block of radius + 1 queries by three blocks of keys, those beyond the ends included, and by every sum of
-    `global_block` tokens.
-
-    The mask lets through keys at most `radius` away, and all sums.
-    """
-
-    radius: Number = 1
-    global_block: Number = None
-
-    def pairs(self, w: Workload) -> Number:
-        sums = 0 if self.global_block is None else floor_div(w.seq, self.global_block)
-        if w.pairs == "full":
-            block = self.radius + 1
-            return ceil_div(w.seq, block) * block * add(3 * block, sums)
-        near = ops.AttentionCore.pairs(replace(self, window=2 * self.radius + 1), w)
-        return add(near, w.seq * sums)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSums(ops.Op):
-    """The sum of each `block` whole tokens, as a product with a matrix of zeros and ones, which needs no gradient."""
-
-    width: Number
-    block: Number
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.batch * w.seq * floor_div(w.seq, self.block) * self.width
-
-    def backward_flops(self, w: Workload) -> Number:
-        return self.forward_flops(w)
-
-
-@dataclass(frozen=True, slots=True)
-class SummedLinear(ops.Linear):
-    """A map of every token and of the sum of each `block` of them."""
-
-    block: Number = 1
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.batch * (w.seq + floor_div(w.seq, self.block)) * self.n_in * self.n_out
 
 
 class LocalAttention(Component):
@@ -102,14 +56,14 @@ class LocalAttention(Component):
             self.local_radius,
             self.global_block_size,
         )
-        mapped = ops.Linear(h, a * d) if g is None else SummedLinear(h, a * d, block=g)
+        mapped = ops.Linear(h, a * d) if g is None else ops.Linear(h, a * d, rows=WithSums(block=g))
         parts = [Node("q_proj", ops.Linear(h, a * d)), Node("k_proj", mapped), Node("v_proj", mapped)]
         if g is not None:
-            parts.append(Node("sums", BlockSums(h, g)))
+            parts.append(Node("sums", ops.BlockSums(h, g)))
         if self.global_norm is not None:
             parts.append(self.global_norm.anatomy("global_norm", around))
         parts += [
-            Node("core", LocalCore(a, d, d, causal=False, radius=r, global_block=g)),
+            Node("core", ops.LocalCore(a, d, d, causal=False, radius=r, global_block=g)),
             Node("o_proj", ops.Linear(a * d, h)),
         ]
         return Node(name, children=tuple(parts), kind="attention", source="Guo et al. 2021, §3.1")

@@ -14,8 +14,8 @@ from pydantic import model_validator
 
 from .. import ops
 from ..algebra import exact_div
+from ..flow.tree import Node
 from ..ops.recurrent import SelectiveScan
-from ..tree import Node
 from .base import Around, Component, Flag, Heads, Inner, Kernel, StateSize, StepRank
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference

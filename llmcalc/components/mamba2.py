@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..ops.recurrent import ChunkedScan
-from ..tree import Node
+from ..flow.tree import Node
+from ..ops.recurrent import ChunkedScan, HeadScan
 from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Kernel, StateGroups, StateSize
 from .feed_forward import Activation, activate
 from .mamba import STATE_BITS
@@ -64,7 +64,7 @@ class Mamba2(Component):
             Node("in_proj", ops.Linear(h, inner + mixed + a, self.use_bias)),
             Node("conv1d", ops.Conv1d(mixed, mixed, k, mixed, self.use_conv_bias, k - 1)),
             Node("conv_state", ops.State(mixed * k, "conv_state")),
-            Node("scan", ChunkedScan(a, d, n, self.chunk_size)),
+            Node("scan", ChunkedScan(a, d, n, chunk=self.chunk_size), forms={"step": HeadScan(a, d, n)}),
             Node("ssm_state", ops.State(inner * n, bits=STATE_BITS)),
         ]
         if self.norm is not None:

@@ -7,16 +7,14 @@ models/t5gemma2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..algebra import Number
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
+from ..run.rows import SOURCE, Joined
 from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
@@ -24,14 +22,6 @@ from .runtime import Run, allowed, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedLinear(ops.Linear):
-    """A map of every new token, and once of everything that the encoder gives."""
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * (w.rows("tokens") + w.rows("source")) * self.n_in * self.n_out
 
 
 class MergedAttention(Component):
@@ -66,13 +56,13 @@ class MergedAttention(Component):
         norms = [] if self.norm is None else [Node(f"{one}_norm", self.norm.op(d)) for one in ("q", "k")]
         parts = (
             Node("q_proj", ops.Linear(h, a * d, biased)),
-            Node("k_proj", JoinedLinear(h, k * d, biased)),
-            Node("v_proj", JoinedLinear(h, k * d, biased)),
+            Node("k_proj", ops.Linear(h, k * d, biased, rows=Joined())),
+            Node("v_proj", ops.Linear(h, k * d, biased, rows=Joined())),
             *norms,
             Node("core", ops.AttentionCore(a, d, d, window=window)),
-            Node("cross_core", ops.AttentionCore(a, d, d, cross=True)),
+            Node("cross_core", ops.AttentionCore(a, d, d, keys=SOURCE)),
             Node("cache", ops.KVCache(2 * k * d, "full_attention" if window is None else "sliding_attention", window)),
-            Node("cross_cache", ops.KVCache(2 * k * d, "cross_attention", cross=True)),
+            Node("cross_cache", ops.KVCache(2 * k * d, "cross_attention", rows=SOURCE)),
             Node("o_proj", ops.Linear(a * d, h, biased)),
         )
         return Node(name, children=parts, kind="attention", source="Zhang et al. 2025 (T5Gemma 2)")

@@ -9,13 +9,14 @@ those before it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Flag, Heads, KVRank, NopeDim, QueryRank, RopeDim, ValueDim
 from .indexer import Indexer
 from .norm import Norm, norm_reference
@@ -91,9 +92,7 @@ class MLA(Component):
         if self.query_gate and self.q_lora_rank is not None:
             query[-1] = Node("q_gate_proj", ops.Linear(2 * self.q_lora_rank, a * (nope + rope + v)))
         chosen = None if self.indexer is None else self.indexer.index_topk
-        core = ops.AttentionCore(
-            a, qk_dim=nope + rope, v_dim=v, causal=around.causal, absorbed=(latent + rope, latent), selected=chosen
-        )
+        core = ops.AttentionCore(a, qk_dim=nope + rope, v_dim=v, causal=around.causal, selected=chosen)
         indexer = (
             []
             if self.indexer is None or self.indexer.shared
@@ -105,7 +104,7 @@ class MLA(Component):
             Node("kv_a_norm", self.norm.op(latent)),
             Node("kv_b_proj", ops.Linear(latent, a * (nope + v))),
             *indexer,
-            Node("core", core),
+            Node("core", core, forms={"absorbed": replace(core, qk_dim=latent + rope, v_dim=latent)}),
             Node("cache", ops.KVCache(latent + rope, "latent_attention")),
             *([Node("sinks", ops.Weight(a))] if self.sinks else []),
             *(

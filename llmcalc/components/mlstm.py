@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import Field
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Real, size_named
 from .norm import Norm, norm_reference
 from .runtime import Run, state_class

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Experts, HeadDim, KVHeads, TopK
 from .moe import expert_map_class
 from .position import Rope

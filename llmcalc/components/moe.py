@@ -15,8 +15,8 @@ from pydantic import model_validator
 
 from .. import ops
 from ..algebra import Number, add
-from ..tree import Node
-from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts, idle
+from ..flow.tree import Node
+from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts
 from .feed_forward import FeedForward, activate
 from .norm import Norm
 from .router import RouterMLP
@@ -106,7 +106,8 @@ class MoE(Component):
             Node("down_proj", routed(f, e, self.expert.down_bias)),
         ]
         if self.zero_expert_num is not None:
-            identity = ops.IdentityExperts(self.zero_expert_num, tuple(one.op for one in experts))
+            maps = tuple(one.op for one in experts if isinstance(one.op, ops.ExpertLinear))
+            identity = ops.IdentityExperts(self.zero_expert_num, maps)
             experts.append(Node("zero_experts", identity, source="LongCat-Flash 2025, §2.1"))
         parts = (
             []
@@ -152,7 +153,7 @@ class MoE(Component):
         theirs = self.model_copy(
             update={"expert": expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False}
         )
-        return idle(theirs.anatomy("vision_experts", around))
+        return replace(theirs.anatomy("vision_experts", around), role="idle")
 
     def describe(self, hidden_size: int) -> str:
         shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Flag, Real
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Part, PerLayer, PerLayerVocab
 from .feed_forward import Activation, activate
 from .norm import Norm

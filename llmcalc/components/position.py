@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
+from ..run.rows import DISTANCES
 from .base import Around, Component, Flag, Heads, Part, Positions, Real
 from .choice import PartChoice
 from .runtime import Run, vector
@@ -82,7 +83,7 @@ class TransformerXL(Part):
     def anatomy(self, name: str, around: Around, heads: Number, head_dim: Number) -> Node:
         width = heads * head_dim
         parts = (
-            Node("r_proj", ops.Linear(around.hidden_size, width, rows="keys", constant=True)),
+            Node("r_proj", ops.Linear(around.hidden_size, width, rows=DISTANCES, constant=True)),
             Node("content_bias", ops.Weight(width, heads)),
             Node("position_bias", ops.Weight(width, heads)),
             Node("core", ops.AttentionCore(heads, qk_dim=head_dim, v_dim=0)),
@@ -172,7 +173,7 @@ class Sinusoidal(Component):
     type: Literal["sinusoidal"] = "sinusoidal"
 
     def anatomy(self, name: str, around: Around) -> Node:
-        return Node(name, ops.Op(), kind="embedding", source="Vaswani et al. 2017, §3.5")
+        return Node(name, ops.Elementwise(), kind="embedding", source="Vaswani et al. 2017, §3.5")
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["sinusoidal"](around.hidden_size)

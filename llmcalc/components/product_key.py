@@ -10,43 +10,20 @@ cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
 from .base import Around, Component, Experts, TopK
 from .feed_forward import Activation, FeedForward, activate
 from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows(ops.Op):
-    """A table of one vector an expert, of which each token's product takes `top_k`."""
-
-    num_experts: Number
-    top_k: Number
-    width: Number
-
-    def params(self) -> Number:
-        return self.num_experts * self.width
-
-    def tensors(self) -> tuple[ops.ParamTensor, ...]:
-        return (ops.ParamTensor((self.num_experts, self.width), "table"),)
-
-    def active_params(self) -> Number:
-        return self.top_k * self.width
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * self.top_k * self.width
 
 
 class ProductKeyMoE(Component):
@@ -79,7 +56,7 @@ class ProductKeyMoE(Component):
         return self
 
     def anatomy(self, name: str, around: Around) -> Node:
-        h, rows = around.hidden_size, ExpertRows(self.num_experts, self.num_experts_per_tok, around.hidden_size)
+        h, rows = around.hidden_size, ops.ExpertRows(self.num_experts, self.num_experts_per_tok, around.hidden_size)
         parts = (
             Node("router", ops.Linear(h, 2 * self.num_keys), kind="router"),
             Node(

@@ -8,41 +8,17 @@ and no part of a pass whose tokens are all of one. transformers: models/xlnet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from .. import ops
-from ..algebra import Number
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node
+from ..run.rows import Multiple
 from .base import Around, Component, HeadDim, Heads
 from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceLinear(ops.Linear):
-    """A map of the encoding of each distance, two for each token of each sequence."""
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * 2 * w.rows("tokens") * self.n_in * self.n_out
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceScores(ops.Op):
-    """Every head's products of each token's query with what is made of every distance."""
-
-    heads: Number
-    head_dim: Number
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * 2 * w.seq * self.heads * self.head_dim
-
-    def backward_flops(self, w: Workload) -> Number:
-        return 2 * self.forward_flops(w)
 
 
 class RelativeAttention(Component):
@@ -61,13 +37,13 @@ class RelativeAttention(Component):
         by_head = ops.Weight(width, rows=a)
         parts = (
             *(Node(one, ops.Linear(h, width)) for one in ("q_proj", "k_proj", "v_proj")),
-            Node("r_proj", DistanceLinear(h, width, constant=True)),
+            Node("r_proj", ops.Linear(h, width, constant=True, rows=Multiple(by=2))),
             Node("content_bias", by_head),
             Node("position_bias", by_head),
-            Node("segment_bias", ops.Idle(by_head)),
-            Node("segments", ops.Idle(ops.Weight(2 * width, a, rows=2))),
+            Node("segment_bias", by_head, role="idle"),
+            Node("segments", ops.Weight(2 * width, a, rows=2), role="idle"),
             Node("core", ops.AttentionCore(a, d, d, causal=False)),
-            Node("distances", DistanceScores(a, d)),
+            Node("distances", ops.DistanceScores(a, d)),
             Node("o_proj", ops.Linear(width, h)),
         )
         return Node(name, children=parts, kind="attention", source="Yang et al. 2019 (XLNet), §2.5")

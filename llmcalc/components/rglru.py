@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import model_validator
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Heads, Kernel, size_named
 from .feed_forward import Activation, activate
 from .runtime import Run, causal_conv_class, state_class, vector

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Flag, Part, Width
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
 from .base import Around, Component, Width, size_named
 from .runtime import Run, state_class, vector
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ..tree import Node
+from ..flow.tree import Node
 from .attention import Attention
 from .base import Around, Nothing
 from .block import Layer

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number, ceil_div
-from ..tree import Node
+from ..flow.tree import Node
 from .attention import Attention, QKNorm
 from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
 from .choice import only
@@ -256,8 +256,9 @@ class Stack(Component):
             parts.append(
                 Node(
                     "second_stream",
-                    ops.Idle(ops.Weight(around.hidden_size)),
+                    ops.Weight(around.hidden_size),
                     kind="embedding",
+                    role="idle",
                     source="Yang et al. 2019 (XLNet), §2.3",
                 )
             )

@@ -10,7 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
 from .. import ops
-from ..tree import Node
+from ..flow.tree import Node
+from ..run.rows import Multiple
 from .base import Around, Component, Positions, Width
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class ConvStem(Component):
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, m = around.hidden_size, self.num_mel_bins
-        first = ops.Conv1d(m, h, kernel=3, bias=True, per_token=2, constant=True)
+        first = ops.Conv1d(m, h, kernel=3, bias=True, constant=True, rows=Multiple(by=2))
         second = ops.Conv1d(h, h, kernel=3, bias=True)
         return Node(
             name,

@@ -16,9 +16,9 @@ from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
-from ..tree import Node
+from ..flow.tree import Node, Role
 from .attention import Attention
-from .base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part, shared
+from .base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part
 from .block import Layer
 from .feed_forward import FeedForward, activate
 from .mamba import Mamba
@@ -108,13 +108,15 @@ class ZambaLayer(Layer):
             network = replace(network, children=(*network.children, _adapter(h, r, 2 * f)))
         if block.attention_adapters:
             maps = tuple(
-                replace(p, children=(_adapter(p.op.n_in, r, p.op.n_out),)) if p.name in QKV else p
+                replace(p, children=(_adapter(p.op.n_in, r, p.op.n_out),))
+                if isinstance(p.op, ops.Linear) and p.name in QKV
+                else p
                 for p in attention.children
             )
             attention = replace(attention, children=maps)
         norms = self.norm.anatomy("self_attn_pre_norm", wide), self.norm.anatomy("mlp_pre_norm", around)
         shared_block = Node(BLOCK, children=(norms[0], attention, norms[1], network), source="Glorioso et al. 2024, §2")
-        shared_block = _keeping(shared_block, block.idle_adapters, ops.Idle) if block.idle_adapters else shared_block
+        shared_block = _keeping(shared_block, block.idle_adapters, "idle") if block.idle_adapters else shared_block
         mixer = self._mixer().anatomy("mixer", around)
         parts = (
             shared_block,
@@ -128,7 +130,7 @@ class ZambaLayer(Layer):
         return _with_block(node, lambda block: _keeping(block, others))
 
     def other_of(self, node: Node) -> Node:
-        return _with_block(node, shared)
+        return _with_block(node, lambda block: replace(block, role="shared"))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
@@ -170,15 +172,14 @@ def _with_block(layer: Node, change: Any) -> Node:
     return replace(layer, children=tuple(change(child) if child.name == BLOCK else child for child in layer.children))
 
 
-def _keeping(node: Node, others: Number, hold: type[ops.Kept] = ops.Kept) -> Node:
+def _keeping(node: Node, others: Number, role: Role = "kept") -> Node:
     """The node with the adapters of the other layers beside its own, which run where those do, or nowhere."""
     children: list[Node] = []
     for child in node.children:
-        children.append(_keeping(child, others, hold))
+        children.append(_keeping(child, others, role))
         if child.name == ADAPTERS:
-            kept = tuple(replace(part, op=hold(part.op)) for part in child.children)
             which = range(1, others + 1) if isinstance(others, int) else None
-            children.append(replace(child, children=kept, repeat=others, indices=which))
+            children.append(replace(child, repeat=others, indices=which, role=role))
     return replace(node, children=tuple(children))
 
 

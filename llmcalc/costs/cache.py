@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from ..algebra import Number, exact_div
 from ..errors import InputError
+from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
-from ..ops import KVCache, Op
-from ..tree import Cost, Node, Place
+from ..ops import KVCache
+from ..run.sight import Sight
+from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype
-from ..workload import Workload
 from .limits import check_source, longest_sequence
 from .what_if import What, what_ifs
 
@@ -21,14 +22,18 @@ SHORTEST, LONGEST = 2**10, 2**17
 """Contexts that growth is shown for: from 1,024 up to 131,072, or up to what the model was made for."""
 
 
-def cache_bits_of(dtype_name: str) -> Cost:
-    """Cost: bits that are kept between tokens, keys and values in that dtype."""
-    bits = DTYPE_BITS[dtype_name]
+def cache_bits(element_bits: Number) -> Cost:
+    """Cost: bits that are kept between tokens, keys and values in elements of so many bits."""
 
-    def cost(op: Op, w: Workload) -> Number:
-        return op.cache_bits(w, bits)
+    def cost(use: Use) -> Number:
+        return use.cache_bits(element_bits)
 
     return cost
+
+
+def cache_bits_of(dtype_name: str) -> Cost:
+    """Cost: bits that are kept between tokens, keys and values in that dtype."""
+    return cache_bits(DTYPE_BITS[dtype_name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class CacheSize:
     source: int | None = None
 
     def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
-        return self.tree.total(cache_bits_of(dtype_name or self.dtype), workload)
+        return self.tree.total(cache_bits_of(dtype_name or self.dtype), Sight(workload))
 
     @property
     def bytes(self) -> int:
@@ -68,7 +73,7 @@ class CacheSize:
     @property
     def elements(self) -> int:
         """Numbers that are stored in `dtype`: keys, values and latents, not states that keep a dtype of their own."""
-        found: int = self.tree.total(lambda op, w: op.cache_bits(w, 2) - op.cache_bits(w, 1), self.workload)
+        found: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), Sight(self.workload))
         return found
 
     @property
@@ -87,8 +92,7 @@ class CacheSize:
     def _caches(self) -> list[Place]:
         """Every primitive that keeps something."""
         kept = cache_bits_of(self.dtype)
-        places = (p for p in self.tree.walk(self.workload) if p.node.op is not None and not p.optional)
-        return [p for p in places if kept(p.node.op, p.workload or self.workload)]
+        return [p for p in self.tree.walk(Sight(self.workload)) if not p.optional and p.own(kept)]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -107,15 +111,11 @@ class CacheSize:
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         kept = cache_bits_of(self.dtype)
         for place in self._caches():
-            w, op = place.workload or self.workload, place.node.op
-            tokens, width = (
-                (exact_div(op.cache_bits(w.with_(batch=1), 1), op.width), op.width)
-                if isinstance(op, KVCache)
-                else (None, None)
-            )
+            op = place.node.op
+            tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
             alike = (getattr(op, "kind", STATE), tokens, width)
             layers[alike] = layers.get(alike, 0) + place.times
-            bits[alike] = bits.get(alike, 0) + place.times * kept(op, w)
+            bits[alike] = bits.get(alike, 0) + place.times * place.own(kept)
         return [
             Held(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
             for (kind, tokens, width), b in bits.items()
@@ -146,6 +146,13 @@ class CacheSize:
     def growth(self) -> dict[int, int]:
         """Tokens of each sequence → bytes of all sequences."""
         return {tokens: self.after(tokens).bytes for tokens in self.contexts}
+
+
+def _tokens_of(cache: KVCache, place: Place) -> int:
+    """Tokens of one sequence that a cache holds."""
+    assert place.sight is not None
+    tokens: int = exact_div(cache.cache_bits(place.sight.with_workload(batch=1), 1), cache.width)
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from ..components.mla import MLA
 from ..components.moe import MoE
 from ..components.stack import Stack
 from ..errors import InputError, suggest
+from ..flow.tree import Node
 from ..model import ModelSpec
-from ..tree import Node
-from ..workload import Workload
+from ..run.workload import Workload
 from .cache import kv
 from .flops import flops
 from .limits import learned_positions
@@ -168,11 +168,7 @@ def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Qua
 
 
 def _vocabulary(tree: Node) -> int:
-    return sum(
-        place.times * total_of(place.node.op)
-        for place in tree.walk()
-        if place.path in VOCABULARY_PATHS and place.node.op is not None
-    )
+    return sum(place.in_all(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:

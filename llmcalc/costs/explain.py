@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InputError
 from ..model import TOWERS_OPTION, ModelSpec
-from ..tree import Node
-from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, child
+from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, together
 
 Asked: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
@@ -64,8 +63,8 @@ def explain(
         raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
     if node is None or node.lower() == "model":
         sections = [_section(formulas, found, asked, depth) for depth, found in _components(formulas)]
-        sections = [replace(s, formulas=tuple(f for f in s.formulas if f.value)) for s in sections]
-        sections.append(_section(formulas, formulas.nodes()[0], asked))
+        sections = [replace(s, formulas=tuple(f for f in s.formulas if f.value or f.quantity == "active")) for s in sections]
+        sections.append(_section(formulas, formulas.root, asked))
         return Explanation([s for s in sections if s.formulas], formulas, None)
     merged: dict[tuple[object, ...], Section] = {}
     for found in formulas.find(node):
@@ -100,20 +99,17 @@ def _components(formulas: Formulas) -> list[tuple[int, Found]]:
             return
         listed.append((depth, found))
         node = found.numbers
-        if node.kind == "layer" or node.stream is not None or node.optional:
-            pairs = list(zip(node.children, found.letters.children, strict=True))
-            norms = [(n, s) for n, s in pairs if n.kind == "norm"]
-            for number, letter in pairs:
-                if number.kind != "norm" or len(norms) == 1:
-                    add(child(found, number, letter), depth + 1)
+        if node.kind == "layer" or node.is_stack or node.optional:
+            norms = [child for child in found.children if child.numbers.kind == "norm"]
+            for child in found.children:
+                if child.numbers.kind != "norm" or len(norms) == 1:
+                    add(child, depth + 1)
             if len(norms) > 1:
-                numbers, letters = (Node("norms", children=tuple(side)) for side in zip(*norms, strict=True))
-                listed.append((depth + 1, child(found, numbers, letters)))
+                listed.append((depth + 1, together(found, "norms", norms)))
         elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
-            for number, letter in zip(node.children, found.letters.children, strict=True):
-                add(child(found, number, letter), depth + 1)
+            for child in found.children:
+                add(child, depth + 1)
 
-    root = formulas.nodes()[0]
-    for number, letter in zip(root.numbers.children, root.letters.children, strict=True):
-        add(child(root, number, letter), 0)
+    for child in formulas.root.children:
+        add(child, 0)
     return listed

@@ -6,32 +6,36 @@ from dataclasses import dataclass
 
 from ..algebra import Number
 from ..errors import InputError
+from ..flow.tree import Cost, Node, Place, Use, by_kind
 from ..model import ModelSpec
-from ..ops import AttentionCore, Linear, Op, Shared
-from ..tree import Cost, Node, by_kind
-from ..workload import AttentionBackward, Pairs, Phase, Recompute, Workload
+from ..ops import AttentionCore, Linear
+from ..run.counting import Counting, Pairs
+from ..run.execution import AttentionBackward, Execution, Recompute
+from ..run.rows import TOKENS
+from ..run.sight import Sight
+from ..run.workload import Phase, Workload
 from .limits import check_source
 
 
-def forward_of(op: Op, w: Workload) -> Number:
+def forward_of(use: Use) -> Number:
     """Cost: FLOPs of the forward pass."""
-    return op.forward_flops(w)
+    return use.forward_flops()
 
 
-def backward_of(op: Op, w: Workload) -> Number:
+def backward_of(use: Use) -> Number:
     """Cost: FLOPs of the backward pass, recomputation not included."""
-    return op.backward_flops(w)
+    return use.backward_flops()
 
 
-def step_of(op: Op, w: Workload) -> Number:
+def step_of(use: Use) -> Number:
     """Cost: FLOPs of the whole workload, recomputation not included: backward too where it trains."""
-    forward = op.forward_flops(w)
-    return forward + op.backward_flops(w) if w.phase == "train" else forward
+    forward = use.forward_flops()
+    return forward + use.backward_flops() if use.sight is not None and use.sight.phase == "train" else forward
 
 
-def scores_of(op: Op, w: Workload) -> Number:
+def scores_of(use: Use) -> Number:
     """Cost: the part of `step_of` that is query by key and score by value, the only part that grows with pairs."""
-    return step_of(op, w) if isinstance(op, AttentionCore) else 0
+    return step_of(use) if isinstance(use.op, AttentionCore) else 0
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,35 @@ class FlopCount:
 
     spec: ModelSpec
     tree: Node
-    workload: Workload
+    sight: Sight
     include: frozenset[str] = frozenset()
 
-    def _under(self, pairs: Pairs) -> Number:
-        workload = self.workload.with_(pairs=pairs)
-        return self.tree.total(step_of, workload, self.include) + self._recomputed(workload)
+    @property
+    def workload(self) -> Workload:
+        return self.sight.workload
 
-    def _recomputed(self, workload: Workload) -> Number:
+    @property
+    def pairs(self) -> Pairs:
+        """The convention that `total` is counted under."""
+        return self.sight.pairs
+
+    def _under(self, pairs: Pairs) -> Number:
+        sight = self.sight.with_pairs(pairs)
+        return self.tree.total(step_of, sight, self.include) + self._recomputed(sight)
+
+    def _layers(self, sight: Sight) -> list[Place]:
+        return [place for place in self.tree.walk(sight) if place.node.kind == "layer"]
+
+    def _recomputed(self, sight: Sight) -> Number:
         """Activation checkpointing of every layer runs its forward a second time (Chen 2016, arXiv:1604.06174)."""
-        if workload.phase != "train" or workload.recompute == "none":
+        if sight.phase != "train" or sight.execution.recompute == "none":
             return 0
-        places = [p for p in self.tree.walk(workload) if p.node.kind == "layer"]
-        return sum(p.times * p.node.each(forward_of, p.workload, self.include) for p in places)
+        return sum(place.in_all(forward_of, self.include) for place in self._layers(sight))
 
     @property
     def total(self) -> Number:
-        """Under the workload's own convention of pairs."""
-        return self._under(self.workload.pairs)
+        """Under the run's own convention of pairs."""
+        return self._under(self.pairs)
 
     @property
     def full(self) -> Number:
@@ -82,7 +97,7 @@ class FlopCount:
     @property
     def recomputed(self) -> Number:
         """The second forward of every layer, as reentrant checkpointing runs it."""
-        return self._recomputed(self.workload)
+        return self._recomputed(self.sight)
 
     @property
     def skipped_by_early_stop(self) -> Number:
@@ -94,8 +109,8 @@ class FlopCount:
         """
         if not self.recomputed:
             return 0
-        ends = ((p, _last_product(p.node)) for p in self.tree.walk(self.workload) if p.node.kind == "layer")
-        return sum(p.times * forward_of(op, p.workload or self.workload) for p, op in ends if op is not None)
+        ends = ((layer.times, _last_product(layer)) for layer in self._layers(self.sight))
+        return sum(times * end.each(forward_of) for times, end in ends if end is not None)
 
     @property
     def scores(self) -> Number:
@@ -105,33 +120,32 @@ class FlopCount:
     @property
     def by_component(self) -> dict[str, Number]:
         """Disjoint, adding up to `total`; what is recomputed is an entry of its own."""
-        parts = by_kind(self.tree, step_of, self.workload, self.include)
+        parts = by_kind(self.tree, step_of, self.sight, self.include)
         return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
 
     def cost(self, cost: Cost) -> Number:
         """Any other cost over the same tree and workload."""
-        return self.tree.total(cost, self.workload, self.include)
+        return self.tree.total(cost, self.sight, self.include)
 
     @property
     def tokens(self) -> Number:
         """New tokens of all sequences; of an encoder-decoder, those of its decoder."""
-        return self.workload.rows("tokens")
+        return self.sight.rows(TOKENS)
 
     @property
     def per_token(self) -> float:
         return float(self.total / self.tokens)
 
 
-def _last_product(layer: Node) -> Linear | None:
-    """The product that a layer ends in, of whatever part, where nothing but additions follow."""
+def _last_product(layer: Place) -> Place | None:
+    """Where the product stands that a layer ends in, of whatever part, if nothing but additions follow it."""
     last = layer
-    while last.children and not last.gated:
-        last = last.children[-1]
-    op = last.op.op if isinstance(last.op, Shared) else last.op
-    return op if isinstance(op, Linear) and not last.gated else None
+    while last.node.children and not last.node.gated:
+        last = last.below(last.node.children[-1])
+    return last if isinstance(last.node.op, Linear) and not last.node.gated else None
 
 
-def workload_of(
+def sight_of(
     spec: ModelSpec,
     batch: int = 1,
     seq: int | None = None,
@@ -142,8 +156,8 @@ def workload_of(
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
     default_seq: int | None = None,
-) -> Workload:
-    """The workload that these settings mean for a model.
+) -> Sight:
+    """The run that these settings mean for a model.
 
     seq: `default_seq` where it is not given, or 1.
     Decoding adds one token to each sequence; the tokens before it are `context`, or `seq` where only that is given. An
@@ -166,27 +180,22 @@ def workload_of(
         raise InputError(
             f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train"
         )
-    return Workload(
-        batch=batch,
-        seq=(default_seq or 1) if seq is None else seq,
-        context=context or 0,
-        source=source,
-        phase=phase,
-        pairs=pairs,
-        attention_backward=attention_backward,
-        recompute=recompute,
-    )
+    seq = (default_seq or 1) if seq is None else seq
+    workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
+    return Sight(workload, Counting(pairs), Execution(attention_backward, recompute))
 
 
-def flops(spec: ModelSpec, workload: Workload, include: frozenset[str] = frozenset()) -> FlopCount:
-    """FLOPs of `workload`.
+def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = frozenset()) -> FlopCount:
+    """FLOPs of a run; of a workload, as eager attention executes it.
 
     Raises `InputError` where the model has no such phase.
     """
+    sight = Sight(run) if isinstance(run, Workload) else run
+    workload = sight.workload
     if spec.kind == "encoder" and workload.phase in ("prefill", "decode"):
         raise InputError(f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or train")
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "train") and workload.context:
         raise InputError(f"--context: {workload.phase} starts from nothing; expected --phase prefill or decode")
-    return FlopCount(spec, spec.anatomy(), workload, include)
+    return FlopCount(spec, spec.anatomy(), sight, include)

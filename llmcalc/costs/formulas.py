@@ -6,18 +6,22 @@ A formula whose value at the model's numbers is not the count is never given bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from ..algebra import Number, times
+from ..algebra import Number, add, is_zero
 from ..errors import InputError, suggest
+from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
-from ..ops import Op
-from ..tree import Cost, Node
+from ..run.counting import Counting, Pairs
+from ..run.sight import Sight
+from ..run.workload import Workload
 from ..units import DTYPE_BITS
-from ..workload import Pairs, Stream, Workload
+from .cache import cache_bits
+from .flops import forward_of
 from .params import active_of, total_of
 from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
 
@@ -36,7 +40,6 @@ HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
 HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
 LARGEST_DENOMINATOR = 1000
 
-Measure: TypeAlias = tuple[Cost, Workload | None]
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, label, indices) of each node from the top down."""
 
@@ -69,17 +72,30 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A cost over the tree in one run: a quantity is a sum of them."""
+
+    cost: Cost
+    sight: Sight | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """A node in numbers and in symbols. times: how often it occurs in the model."""
+    """A node in numbers and in symbols.
+
+    at: which places of a walk over the tree it is; several where parts are shown together (a layer's norms).
+    times: how often it occurs in the model.
+    """
 
     steps: Steps
     path: str
+    at: tuple[int, ...]
     numbers: Node
     letters: Node
     times: Number
-    stream: Stream | None
     optional: str
     source: str
+    children: tuple[Found, ...] = ()
 
     @property
     def name(self) -> str:
@@ -101,15 +117,12 @@ class Formulas:
             ),
         }
 
+        self._walks: dict[tuple[int, Sight | None], list[Place]] = {}
+        self.root = _found(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
+
     def nodes(self) -> list[Found]:
         """The whole model and every node below it, parents first."""
-        return list(
-            _nodes(
-                self.symbolic.numbers,
-                self.symbolic.tree,
-                Found((), "", self.symbolic.numbers, self.symbolic.tree, 1, None, "", ""),
-            )
-        )
+        return list(_all(self.root))
 
     def find(self, query: str) -> list[Found]:
         """The nodes whose path ends in `query`; where there are none, those whose path has its names in that order.
@@ -138,10 +151,9 @@ class Formulas:
 
         Raises `ArithmeticError` where the formula's value is not the count.
         """
-        include = self.include | ({found.optional} - {""})
-        exact, letters = self._costs(quantity, found.stream)
-        value = Fraction(found.numbers.each(exact[0], exact[1], include))
-        expression = self._gathered(found.letters.each(letters[0], letters[1], include))
+        numbers, letters = self._terms(quantity)
+        value = Fraction(self._sum(self.symbolic.numbers, numbers, found))
+        expression = self._gathered(self._sum(self.symbolic.tree, letters, found))
         if quantity in ("kv", "state") and not value:
             return None
         open_form = self._checked(expression, value, found)
@@ -150,22 +162,35 @@ class Formulas:
             self._checked(in_hidden, value, found)
         return Formula(quantity, expression, value, open_form, in_hidden)
 
-    def _costs(self, quantity: Quantity, stream: Stream | None) -> tuple[Measure, Measure]:
+    def _sum(self, tree: Node, terms: Iterable[Term], found: Found) -> Any:
+        """The terms of one of the node, added up."""
+        value: Any = 0
+        for term in terms:
+            places = self._walk(tree, term.sight)
+            for at in found.at:
+                value = add(value, places[at].each(term.cost, self.include))
+        return value
+
+    def _walk(self, tree: Node, sight: Sight | None) -> list[Place]:
+        """Every place of the tree in that run, in the order of `at`; made once."""
+        key = (id(tree), sight)
+        if key not in self._walks:
+            self._walks[key] = list(tree.walk(sight))
+        return self._walks[key]
+
+    def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
         """How the quantity is measured in numbers and in symbols."""
-        if quantity == "params":
-            return (total_of, None), (total_of, None)
-        if quantity == "active":
-            return (active_of, None), (active_of, None)
+        if quantity in ("params", "active"):
+            terms = [Term(total_of if quantity == "params" else active_of)]
+            return terms, terms
         if quantity == "flops":
             n, s = self.setting.seq, keys()
-            here, there = (
-                _entered(Workload(batch=1, seq=tokens, pairs=self.setting.pairs), stream) for tokens in (n, s)
-            )
-            return (_flops_of_one(n, Fraction), here), (_flops_of_one(s, _symbolic), there)
-        bits, b = DTYPE_BITS[self.setting.dtype], element_bytes()
-        held = _first_token if quantity == "kv" else _before_any
-        one = _entered(Workload(batch=1, seq=1, source=1, phase="prefill"), stream)
-        return (_bytes_of(held, bits, Fraction), one), (_bytes_of(held, 8 * b, _symbolic), one)
+            here, there = (Sight(Workload(batch=1, seq=t), Counting(self.setting.pairs)) for t in (n, s))
+            return [Term(_scaled(forward_of, Fraction(1, n)), here)], [Term(_scaled(forward_of, 1 / s), there)]
+        empty, one = (Sight(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
+        bits = DTYPE_BITS[self.setting.dtype]
+        numbers = _kept(quantity, empty, one, bits, Fraction(1, 8))
+        return numbers, _kept(quantity, empty, one, 8 * element_bytes(), _eighth())
 
     def _checked(self, expression: Any, value: Fraction, found: Found) -> Any:
         """The expression with all numbers in but S.
@@ -263,46 +288,30 @@ class Formulas:
         return total
 
 
-def _entered(workload: Workload, stream: Stream | None) -> Workload:
-    return workload if stream is None else workload.enter(stream)
+def _kept(quantity: Quantity, empty: Sight, one: Sight, element_bits: Number, factor: Any) -> list[Term]:
+    """Bytes that the first token of a sequence adds, or that are held before it: states, and caches of fixed length.
+
+    No window is full yet at the first token, and a recurrent state does not grow.
+    """
+    cost = cache_bits(element_bits)
+    before = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
+    return before if quantity == "state" else [Term(_scaled(cost, factor), one), *before]
 
 
-def _symbolic(value: Number) -> Any:
+def _scaled(cost: Cost, factor: Any) -> Cost:
+    """A cost of each primitive, times a factor."""
+
+    def scaled(use: Use) -> Number:
+        value = cost(use)
+        return 0 if is_zero(value) else value * factor
+
+    return scaled
+
+
+def _eighth() -> Any:
     import sympy
 
-    return sympy.sympify(value)
-
-
-def _flops_of_one(tokens: Number, exact: Callable[[Number], Any]) -> Cost:
-    """Cost: FLOPs of a whole sequence of so many tokens, for each of them.
-    exact: a number that divides without rounding.
-    """
-
-    def cost(op: Op, w: Workload) -> Any:
-        return exact(op.forward_flops(w)) / tokens
-
-    return cost
-
-
-def _bytes_of(
-    held: Callable[[Op, Workload, Number], Number], element_bits: Number, exact: Callable[[Number], Any]
-) -> Cost:
-    """Cost: what `held` gives in bits, as bytes."""
-
-    def cost(op: Op, w: Workload) -> Any:
-        return exact(held(op, w, element_bits)) / 8
-
-    return cost
-
-
-def _before_any(op: Op, w: Workload, element_bits: Number) -> Number:
-    """Bits that are held before the first token: recurrent states."""
-    return op.cache_bits(w.with_(seq=0, source=0), element_bits)
-
-
-def _first_token(op: Op, w: Workload, element_bits: Number) -> Number:
-    """Bits that the first token of a sequence adds: windows and states hold no less for it."""
-    return op.cache_bits(w, element_bits) - _before_any(op, w, element_bits)
+    return sympy.Rational(1, 8)
 
 
 def _tidy(expression: Any) -> Any:
@@ -313,29 +322,33 @@ def _tidy(expression: Any) -> Any:
     return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
 
 
-def _nodes(numbers: Node, letters: Node, here: Found) -> Iterator[Found]:
-    if (numbers.name, len(numbers.children)) != (letters.name, len(letters.children)):
-        raise ArithmeticError(f"{here.path}: the tree in symbols is not the tree in numbers")
-    yield here
-    for number, letter in zip(numbers.children, letters.children, strict=True):
-        yield from _nodes(number, letter, child(here, number, letter))
-
-
-def child(of: Found, numbers: Node, letters: Node) -> Found:
-    """One of the nodes below `of`."""
-    step = (numbers.name, letters.label, tuple(numbers.indices or ()))
-    path = f"{of.path}.{numbers.segment}" if of.path else numbers.segment
-    return replace(
-        of,
-        steps=(*of.steps, step),
-        path=path,
-        numbers=numbers,
-        letters=letters,
-        times=times(of.times, numbers.repeat),
-        stream=numbers.stream or of.stream,
-        optional=numbers.optional or of.optional,
-        source=numbers.source or of.source,
+def _found(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> Found:
+    """A node and all below it; `at` gives each its number in a walk."""
+    node, own = numbers.node, next(at)
+    if (node.name, len(node.children)) != (letters.name, len(letters.children)):
+        raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
+    source = node.source or source
+    below = tuple(
+        _found(place, letter, (*steps, (place.node.name, letter.label, tuple(place.node.indices or ()))), at, source)
+        for place, letter in zip(numbers.children(), letters.children, strict=True)
     )
+    return Found(steps, numbers.path, (own,), node, letters, numbers.times, numbers.optional, source, below)
+
+
+def together(above: Found, name: str, parts: Sequence[Found]) -> Found:
+    """Parts of one node shown as one, under a name of their own."""
+    numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
+    at = tuple(i for part in parts for i in part.at)
+    path = f"{above.path}.{name}" if above.path else name
+    return replace(
+        above, steps=(*above.steps, (name, "", ())), path=path, at=at, numbers=numbers, letters=letters, children=()
+    )
+
+
+def _all(found: Found) -> Iterator[Found]:
+    yield found
+    for child in found.children:
+        yield from _all(child)
 
 
 def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:

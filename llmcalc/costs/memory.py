@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias
 from ..algebra import Number, add
 from ..errors import InputError
 from ..model import ModelSpec
+from ..run.sight import Sight
+from ..run.workload import Workload
 from ..sources.hardware import Hardware
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
-from ..workload import Workload
 from .cache import cache_bits_of
 from .limits import longest_sequence
 from .params import ParameterCount
@@ -124,7 +125,7 @@ class MemoryUse:
     def _cache(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0
-        return bits_to_bytes(self.count.tree.total(cache_bits_of(self.kv_dtype), workload, self.count.include))
+        return bits_to_bytes(self.count.tree.total(cache_bits_of(self.kv_dtype), Sight(workload), self.count.include))
 
     @property
     def parts(self) -> dict[str, Number]:

@@ -5,37 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number
+from ..flow.tree import Node, Use, by_kind
 from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
-from ..ops import IdentityExperts, Op
-from ..tree import Node, by_kind
-from ..workload import Workload
 
 
-def total_of(op: Op, _: Workload | None = None) -> Number:
+def total_of(use: Use) -> Number:
     """Cost: parameters, a tied weight once."""
-    return op.params()
+    return use.params()
 
 
-def active_of(op: Op, _: Workload | None = None) -> Number:
+def active_of(use: Use) -> Number:
     """Cost: parameters one token passes through."""
-    return op.active_params()
+    return use.active_params()
 
 
-def buffers_of(op: Op, _: Workload | None = None) -> Number:
+def buffers_of(use: Use) -> Number:
     """Cost: elements of a checkpoint that no gradient reaches."""
-    return op.buffers()
+    return use.buffers()
 
 
-def spared_at_most_of(op: Op, _: Workload | None = None) -> Number:
+def spared_at_most_of(use: Use) -> Number:
     """Cost: parameters that a token passes fewer than the active ones where as many of its experts as can be
     are identity ones.
     """
-    return op.spared_at_most() if isinstance(op, IdentityExperts) else 0
+    return use.spared_at_most()
 
 
-def spared_evenly_of(op: Op, _: Workload | None = None) -> Number:
+def spared_evenly_of(use: Use) -> Number:
     """Cost: the same on average where every expert, real or not, is chosen as often as any other."""
-    return op.spared_evenly() if isinstance(op, IdentityExperts) else 0
+    return use.spared_evenly()
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class ParameterCount:
         for place in self.tree.walk():
             option = place.node.optional
             if option and option not in self.include:
-                found[option] = found.get(option, 0) + place.node.total(total_of, include=frozenset({option}))
+                found[option] = found.get(option, 0) + place.total(total_of)
         return found
 
 

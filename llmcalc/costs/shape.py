@@ -21,7 +21,7 @@ from ..components.moe import MoE
 from ..components.position import Rope
 from ..errors import InputError
 from ..model import ModelSpec
-from ..workload import Workload
+from ..run.workload import Workload
 from .cache import kv
 from .compare import StackShape, in_dense_band, stack_shape
 from .flops import flops

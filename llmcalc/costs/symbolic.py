@@ -18,8 +18,8 @@ from ..algebra import Number, is_zero
 from ..components.base import Part, Symbol
 from ..components.block import Layer
 from ..components.stack import BASE, SHARED, Stack
+from ..flow.tree import Node
 from ..model import ModelSpec
-from ..tree import Node
 
 KEYS = "S"
 """The number of keys a token attends to, which is the number of tokens of a sequence."""
@@ -236,7 +236,7 @@ def _with_depths(
 
     sharing: the kinds of which one layer holds the parameters and the others, a node of their own, run with them.
     """
-    side = node.stream or side
+    side = node.name if node.name in SIDE_NAMES and node.is_stack else side
     below = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
     children = tuple(_with_depths(c, side, groups, below) for c in node.children)
     if node.kind != "layer":

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from ..algebra import Number, add, ceil_div, floor_div, minimum, times
 from ..errors import InputError
+from ..flow.tree import Node
 from ..ops import ParamTensor
-from ..tree import Node
 from ..units import DTYPE_BITS, bits_to_bytes
 
 STEP_BYTES = 4
@@ -49,8 +49,9 @@ class Held:
 def held_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[Held]:
     """Every trainable tensor, a tied one once; stacked experts are one tensor, as the reference model holds them."""
     for place in tree.walk():
-        if place.node.op is not None and not (place.optional and place.optional not in include):
-            for tensor in place.node.op.tensors():
+        use = place.use
+        if use is not None and not (place.optional and place.optional not in include):
+            for tensor in use.tensors():
                 yield Held(tensor, place.kind, place.times)
 
 

@@ -1,8 +1,8 @@
 """The primitives every model is made of. The only place where `2·m·n·k` is written.
 
-Each knows its own parameters, how many of them one token uses, its matrix-multiply FLOPs forward and backward, and what
-it keeps between tokens. FLOPs are those that `torch.utils.flop_counter` counts: products alone, 2 a multiply-add;
-look-ups, norms, softmax and activations count none. A new quantity is one method here, with its default on `Op`.
+Each declares its effects (parameters, buffers, FLOPs, cache) and has a method for each of them; what it does not
+declare is 0. FLOPs are those that `torch.utils.flop_counter` counts: matrix products alone, 2 per multiply-add;
+look-ups, norms, softmax and activations are not counted. A new quantity is one effect in `base` and its methods.
 """
 
 from __future__ import annotations
@@ -10,59 +10,87 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .attention import AttentionCore, KVCache
-from .base import Buffer, Idle, Kept, Op, ParamTensor, Shared, Undifferentiated, Weight
-from .linear import (
-    BlockLinear,
-    Conv1d,
-    Embedding,
-    ExpertLinear,
-    IdentityExperts,
-    Linear,
-    Norm,
-    Product,
-    TableLinear,
-    TableScores,
-)
+from .base import Buffer, Elementwise, Op, ParamTensor, Weight
+from .linear import Embedding, ExpertLinear, Linear, Norm
 
 if TYPE_CHECKING:
-    from .recurrent import ChunkedScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan, State
-
-RECURRENT = ("ChunkedScan", "DeltaRule", "LightningCore", "MatrixMemory", "SelectiveScan", "State")
-"""Loaded when they are first used: a model of attention alone has none."""
+    from .attention import (
+        BlockCore,
+        DistanceScores,
+        EntryCache,
+        EntryScores,
+        LastWindow,
+        LocalCore,
+        MaskedCore,
+    )
+    from .linear import (
+        BlockLinear,
+        BlockSums,
+        Conv1d,
+        EntryLinear,
+        ExpertRows,
+        IdentityExperts,
+        Product,
+        StreamMix,
+        StreamOffsets,
+        TableScores,
+    )
+    from .recurrent import (
+        ChunkedScan,
+        DecayScan,
+        DeltaRule,
+        HeadScan,
+        LightningCore,
+        MatrixMemory,
+        SelectiveScan,
+        State,
+    )
 
 __all__ = [
     "AttentionCore",
+    "BlockCore",
     "BlockLinear",
+    "BlockSums",
     "Buffer",
     "ChunkedScan",
     "Conv1d",
+    "DecayScan",
     "DeltaRule",
+    "DistanceScores",
+    "Elementwise",
     "Embedding",
+    "EntryCache",
+    "EntryLinear",
+    "EntryScores",
     "ExpertLinear",
+    "ExpertRows",
+    "HeadScan",
     "IdentityExperts",
-    "Idle",
     "KVCache",
-    "Kept",
+    "LastWindow",
     "LightningCore",
     "Linear",
+    "LocalCore",
+    "MaskedCore",
     "MatrixMemory",
     "Norm",
     "Op",
     "ParamTensor",
     "Product",
     "SelectiveScan",
-    "Shared",
     "State",
-    "TableLinear",
+    "StreamMix",
+    "StreamOffsets",
     "TableScores",
-    "Undifferentiated",
     "Weight",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in RECURRENT:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from . import recurrent
+    """The primitives of fewer architectures, from their file when they are first used."""
+    from importlib import import_module
 
-    return getattr(recurrent, name)
+    for file in ("attention", "linear", "recurrent"):
+        if name in __all__ and hasattr(module := import_module(f".{file}", __name__), name):
+            return getattr(module, name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

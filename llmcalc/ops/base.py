@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..algebra import Number, exact_div, times
-from ..workload import Workload
+from ..run.sight import Sight
+
+PARAMS = frozenset({"params", "active_params", "tensors"})
+BUFFERS = frozenset({"buffers"})
+FLOPS = frozenset({"forward_flops", "backward_flops"})
+CACHE = frozenset({"cache_bits"})
+SPARED = frozenset({"spared_at_most", "spared_evenly"})
+EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SPARED
+"""Everything that a primitive can have or cost. What it does not declare is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +39,41 @@ class ParamTensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A primitive that costs nothing, unless a subclass says otherwise."""
+    """A primitive. It declares its effects and has a method for each of them; it costs and holds nothing else.
+
+    params(): trainable parameters; a tied weight counts where it is first used, and nowhere else.
+    tensors(): the tensors that `params` counts: an optimizer keeps its state by tensor.
+    active_params(): parameters that one token passes through.
+    buffers(): elements that a checkpoint holds and no gradient reaches. They are not parameters.
+    forward_flops(sight), backward_flops(sight): matrix-multiply FLOPs.
+    cache_bits(sight, kv_bits): bits held for the next token after this pass.
+    """
+
+    effects: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        """Raises `TypeError` where an effect is declared without a method, or a method stands without its effect."""
+        defined = {name for name in EFFECTS for c in cls.__mro__[:-2] if name in c.__dict__}
+        derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
+        if cls.effects - EFFECTS:
+            raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
+        if cls.effects - defined - derived:
+            raise TypeError(f"{cls.__name__}: {sorted(cls.effects - defined - derived)} declared without a method")
+        if defined - cls.effects:
+            raise TypeError(f"{cls.__name__}: {sorted(defined - cls.effects)} defined and not declared in effects")
 
     def params(self) -> Number:
-        """Trainable parameters; a tied weight counts where it is first used, and nowhere else."""
-        return 0
-
-    def tensors(self) -> tuple[ParamTensor, ...]:
-        """The tensors that `params` counts: an optimizer keeps its state by tensor, and may keep less of a matrix."""
-        return ()
+        raise TypeError(f"{type(self).__name__} declares no parameters")
 
     def active_params(self) -> Number:
-        """Parameters that one token passes through."""
         return self.params()
 
-    def buffers(self) -> Number:
-        """Elements that a checkpoint holds and no gradient reaches. Not parameters."""
-        return 0
+    def forward_flops(self, s: Sight) -> Number:
+        raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 0
-
-    def backward_flops(self, w: Workload) -> Number:
+    def backward_flops(self, s: Sight) -> Number:
         """A product y = x·Wᵀ has two in its backward, dx = dy·W and dW = dyᵀ·x, of the same size."""
-        return 2 * self.forward_flops(w)
-
-    def cache_bits(self, w: Workload, kv_bits: Number) -> Number:
-        """Bits held for the next token after `context + seq` tokens of each sequence."""
-        return 0
+        return 2 * self.forward_flops(s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,8 @@ class Weight(Op):
     as [rows, size / rows]; with heads, as [rows, heads, size / (rows · heads)].
     """
 
+    effects = PARAMS
+
     size: Number
     heads: Number = None
     rows: Number = None
@@ -78,19 +95,17 @@ class Weight(Op):
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         if self.rows is None:
-            return (ParamTensor(_by_head(self.size, self.heads), "vector"),)
+            return (ParamTensor(by_head(self.size, self.heads), "vector"),)
         each = exact_div(self.size, self.rows)
-        return (
-            ParamTensor(
-                (self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads)),
-                "vector",
-            ),
-        )
+        shape = (self.rows, each) if self.heads is None else (self.rows, self.heads, exact_div(each, self.heads))
+        return (ParamTensor(shape, "vector"),)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer(Op):
     """Values that a checkpoint holds and an optimizer does not train (DeepSeek-V3's expert score correction)."""
+
+    effects = BUFFERS
 
     size: Number
 
@@ -99,68 +114,10 @@ class Buffer(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Op):
-    """The parameters of a primitive that runs at another node, as `Shared`:
-    it holds all that `op` does, and costs nothing here.
-    """
-
-    op: Op
-
-    def params(self) -> Number:
-        return self.op.params()
-
-    def tensors(self) -> tuple[ParamTensor, ...]:
-        return self.op.tensors()
-
-    def buffers(self) -> Number:
-        return self.op.buffers()
+class Elementwise(Op):
+    """Something computed element by element that holds nothing: no product, 0 FLOPs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Idle(Kept):
-    """The parameters of a primitive that no token of text passes (experts for images)."""
-
-    def active_params(self) -> Number:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shared(Op):
-    """A primitive whose parameters stand at another node, where they are counted:
-    it costs all that `op` does, and holds nothing.
-    """
-
-    op: Op
-
-    def forward_flops(self, w: Workload) -> Number:
-        return self.op.forward_flops(w)
-
-    def backward_flops(self, w: Workload) -> Number:
-        return self.op.backward_flops(w)
-
-    def cache_bits(self, w: Workload, kv_bits: Number) -> Number:
-        return self.op.cache_bits(w, kv_bits)
-
-
-@dataclass(frozen=True, slots=True)
-class Undifferentiated(Op):
-    """A primitive that runs forward alone: what it makes is chosen with, and no gradient goes through a choice."""
-
-    op: Op
-
-    def params(self) -> Number:
-        return self.op.params()
-
-    def tensors(self) -> tuple[ParamTensor, ...]:
-        return self.op.tensors()
-
-    def forward_flops(self, w: Workload) -> Number:
-        return self.op.forward_flops(w)
-
-    def backward_flops(self, w: Workload) -> Number:
-        return 0
-
-
-def _by_head(size: Number, heads: Number) -> tuple[Number, ...]:
+def by_head(size: Number, heads: Number) -> tuple[Number, ...]:
     """The shape of a vector, or of one for each head."""
     return (size,) if heads is None else (heads, 1, exact_div(size, heads))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..algebra import Number, add, ceil_div, exact_div, is_zero, minimum, times
-from ..workload import Rows, Workload
-from .base import Op, ParamTensor, _by_head
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
+from ..run.rows import TOKENS, Rows, Table
+from ..run.sight import Sight
+from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor, by_head
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Op):
     """A look-up table: [num_embeddings, dim]. A gather is no product: 0 FLOPs."""
+
+    effects = PARAMS
 
     num_embeddings: Number
     dim: Number
@@ -27,14 +30,16 @@ class Embedding(Op):
 class Linear(Op):
     """y = x·Wᵀ + b.  x: [rows, n_in] → y: [rows, n_out].
 
-    tied: the weight is another node's, the bias its own. constant: x is no function of any parameter, so that the
-    backward has dW alone.
+    rows: the vectors that it maps. tied: the weight is another node's, the bias its own. constant: x is not computed
+    from any parameter, so that the backward has dW alone.
     """
+
+    effects = PARAMS | FLOPS
 
     n_in: Number
     n_out: Number
     bias: bool = False
-    rows: Rows = "tokens"
+    rows: Rows = TOKENS
     tied: bool = False
     constant: bool = False
 
@@ -46,22 +51,38 @@ class Linear(Op):
         weight = () if self.tied else (ParamTensor((self.n_out, self.n_in), "matrix"),)
         return (*weight, ParamTensor((self.n_out,), "vector")) if self.bias else weight
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows(self.rows) * self.n_in * self.n_out
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.n_in * self.n_out
 
-    def backward_flops(self, w: Workload) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(w)
+    def backward_flops(self, s: Sight) -> Number:
+        """dW over all rows, dx over those that are computed from parameters."""
+        rows = s.rows(self.rows)
+        graded = 0 if self.constant else rows - s.constant(self.rows)
+        return 2 * add(rows, graded) * self.n_in * self.n_out
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLinear(Linear):
+    """A map whose results make entries of `rate` tokens: no gradient reaches it in a pass that is too short for one."""
+
+    rate: Number = 1
+
+    def backward_flops(self, s: Sight) -> Number:
+        return 2 * self.forward_flops(s) * minimum(floor_div(s.new(self.rows), self.rate), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear(Op):
     """`num_experts` linear maps, of which each token passes through `top_k`.  W: [num_experts, n_out, n_in]."""
 
+    effects = PARAMS | FLOPS
+
     num_experts: Number
     top_k: Number
     n_in: Number
     n_out: Number
     bias: bool = False
+    rows: Rows = TOKENS
 
     def one(self) -> Number:
         """Parameters of one of the maps."""
@@ -77,8 +98,8 @@ class ExpertLinear(Op):
     def active_params(self) -> Number:
         return self.top_k * self.one()
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * self.top_k * self.n_in * self.n_out
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +110,8 @@ class IdentityExperts(Op):
     They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps
     count as though none were.
     """
+
+    effects = SPARED
 
     count: Number
     maps: tuple[ExpertLinear, ...]
@@ -118,10 +141,13 @@ class BlockLinear(Op):
     W: [blocks, n_out / blocks, n_in / blocks].
     """
 
+    effects = PARAMS | FLOPS
+
     blocks: Number
     n_in: Number
     n_out: Number
     bias: bool = False
+    rows: Rows = TOKENS
 
     def params(self) -> Number:
         return add(exact_div(self.n_in * self.n_out, self.blocks), self.n_out if self.bias else 0)
@@ -131,20 +157,98 @@ class BlockLinear(Op):
         weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
         return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * exact_div(self.n_in * self.n_out, self.blocks)
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class Product(Op):
-    """A product of two activations of each token, [rows, inner] · [inner, columns]."""
+    """A product of two activations of each row, [outer, inner] · [inner, columns]: no parameters."""
 
-    rows: Number
+    effects = FLOPS
+
+    outer: Number
     inner: Number
     columns: Number
+    rows: Rows = TOKENS
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.rows("tokens") * self.rows * self.inner * self.columns
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.outer * self.inner * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows(Op):
+    """A table of one vector for each expert, of which each token's product takes `top_k` (Doge)."""
+
+    effects = PARAMS | FLOPS
+
+    num_experts: Number
+    top_k: Number
+    width: Number
+    rows: Rows = TOKENS
+
+    def params(self) -> Number:
+        return self.num_experts * self.width
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        return (ParamTensor((self.num_experts, self.width), "table"),)
+
+    def active_params(self) -> Number:
+        return self.top_k * self.width
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.top_k * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSums(Op):
+    """The sum of each `block` whole tokens, as a product with a matrix of zeros and ones, which needs no gradient
+    (LongT5).
+    """
+
+    effects = FLOPS
+
+    width: Number
+    block: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * floor_div(s.new(self.rows), self.block) * self.width
+
+    def backward_flops(self, s: Sight) -> Number:
+        return self.forward_flops(s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMix(Op):
+    """For each token the product of a [streams, streams] matrix and its streams, [streams, width]; neither is a
+    parameter (hyper-connections).
+    """
+
+    effects = FLOPS
+
+    streams: Number
+    width: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.streams * self.streams * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets(Op):
+    """What is added to each of `weights` weights, and a scale for each of their `kinds`: two vectors of parameters."""
+
+    effects = PARAMS
+
+    weights: Number
+    kinds: Number
+
+    def params(self) -> Number:
+        return self.weights + self.kinds
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        return (ParamTensor((self.weights,), "vector"), ParamTensor((self.kinds,), "vector"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +257,8 @@ class Norm(Op):
 
     heads: where each head has weights of its own, held as [heads, 1, width / heads].
     """
+
+    effects = PARAMS
 
     width: Number
     weight: bool = True
@@ -163,7 +269,7 @@ class Norm(Op):
         return self.width * (self.weight + self.bias) if self.weight or self.bias else 0
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        return (ParamTensor(_by_head(self.width, self.heads), "vector"),) * (self.weight + self.bias)
+        return (ParamTensor(by_head(self.width, self.heads), "vector"),) * (self.weight + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +277,14 @@ class Conv1d(Op):
     """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
     kernel].
 
-    padding: outputs beyond the tokens' own that a pass from the first token computes and cuts off (kernel − 1 where
-    zeros stand on both sides, as most implementations have it); a pass that goes on from a kept state computes none.
-    per_token: outputs for each token (2 below a stride of 2). overlap: outputs before the tokens' own that every pass
-    computes, for another convolution to see. constant: as a `Linear`'s.
+    padding: outputs beyond the rows' own that a pass from the first token computes and cuts off (kernel − 1 where zeros
+        stand on both sides, as most implementations have it); a pass that continues from a kept state computes none.
+    constant: x is not computed from any parameter, as in `Linear`.
+    overlap: outputs before the rows' own that every pass computes, for another convolution to see.
+    rows: of the output.
     """
+
+    effects = PARAMS | FLOPS
 
     n_in: Number
     n_out: Number
@@ -183,9 +292,9 @@ class Conv1d(Op):
     groups: Number = 1
     bias: bool = False
     padding: Number = 0
-    per_token: Number = 1
     constant: bool = False
     overlap: Number = 0
+    rows: Rows = TOKENS
 
     def params(self) -> Number:
         weight = self.n_out * exact_div(self.n_in, self.groups) * self.kernel
@@ -195,42 +304,25 @@ class Conv1d(Op):
         weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
-    def forward_flops(self, w: Workload) -> Number:
-        goes_on = w.phase == "decode" or not is_zero(w.context)
-        outputs = times(w.seq, self.per_token)
-        outputs = add(outputs, self.overlap)
-        outputs = outputs if goes_on else add(outputs, self.padding)
-        return 2 * w.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+    def forward_flops(self, s: Sight) -> Number:
+        outputs = add(s.new(self.rows), self.overlap)
+        outputs = outputs if s.continues(self.rows) else add(outputs, self.padding)
+        return 2 * s.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
-    def backward_flops(self, w: Workload) -> Number:
-        return (1 if self.constant else 2) * self.forward_flops(w)
-
-
-@dataclass(frozen=True, slots=True)
-class TableLinear(Linear):
-    """A map of the rows of a table, whatever the batch:
-    all `table_rows`, or two for each token where that is fewer (`by_tokens`).
-    """
-
-    table_rows: Number = 0
-    by_tokens: bool = False
-
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * _rows_met(w, self.table_rows, self.by_tokens) * self.n_in * self.n_out
+    def backward_flops(self, s: Sight) -> Number:
+        return (1 if self.constant else 2) * self.forward_flops(s)
 
 
 @dataclass(frozen=True, slots=True)
 class TableScores(Op):
-    """Every head's products of each token's vector with the mapped rows of a table, counted as in `TableLinear`."""
+    """Every head's products of each token's vector with the mapped rows of a table."""
+
+    effects = FLOPS
 
     heads: Number
     head_dim: Number
-    table_rows: Number
-    by_tokens: bool = False
+    table: Table
+    rows: Rows = TOKENS
 
-    def forward_flops(self, w: Workload) -> Number:
-        return 2 * w.batch * w.seq * self.heads * self.head_dim * _rows_met(w, self.table_rows, self.by_tokens)
-
-
-def _rows_met(w: Workload, rows: Number, by_tokens: bool) -> Number:
-    return minimum(2 * w.seq, rows) if by_tokens else rows
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.heads * self.head_dim * s.new(self.table)

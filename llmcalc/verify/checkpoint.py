@@ -59,14 +59,14 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Every parameter and checkpoint buffer of the spec, prediction modules left out."""
     tree = spec.anatomy()
     for place in tree.walk():
-        op = place.node.op
-        if op is None or place.optional:
+        use = place.use
+        if use is None or place.optional:
             continue
         for path in module_paths(tree, place.path):
-            for tensor in op.tensors():
+            for tensor in use.tensors():
                 yield Expected(path, _squeezed(tensor.shape))
-            if op.buffers():
-                yield Expected(path, (op.buffers(),), buffer=True)
+            if use.buffers():
+                yield Expected(path, (use.buffers(),), buffer=True)
 
 
 def _squeezed(shape: Shape) -> Shape:

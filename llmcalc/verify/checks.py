@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import units
 from ..algebra import is_zero
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Node, Place
+from ..run.sight import Sight
 from .difference import COUNTED, Sizes, named
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
@@ -96,11 +96,11 @@ class Verdict:
 def compare(
     tree: Node,
     quantity: str,
-    closed_form: Callable[[Node, Workload | None], int],
+    closed_form: Callable[[Place], int],
     measured: Mapping[str, int],
     modules: frozenset[str],
     witness: str,
-    workload: Workload | None = None,
+    sight: Sight | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
     """A check for every node of the tree, optional parts only where `include` names them.
@@ -109,11 +109,10 @@ def compare(
     measured 0. modules: every module the witness has. Repeats are compared each by itself and reported once, unless
     they differ.
     """
-    for place in tree.walk(workload):
-        node = place.node
+    for place in tree.walk(sight):
         if place.optional and place.optional not in include:
             continue
-        expected = closed_form(node, place.workload)
+        expected = closed_form(place)
         paths = list(module_paths(tree, place.path))
         readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
         wrong = {path: got for path, got in readings.items() if got != expected}

@@ -10,10 +10,11 @@ from typing import Any
 
 from ..algebra import Number
 from ..components import Attention, LMHead
+from ..flow.tree import Cost, Use
 from ..model import ModelSpec
 from ..ops import AttentionCore, ExpertLinear, IdentityExperts, KVCache, Linear, Op, Weight
-from ..tree import Cost
-from ..workload import Workload
+from ..run.rows import LOGITS
+from ..run.sight import Sight
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _as_if_real(op: Op) -> Op:
 
 
 def _tied(op: Op) -> Op:
-    return replace(op, tied=True) if isinstance(op, Linear) and op.rows == "logits" else op
+    return replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op
 
 
 def _keys_and_values(op: Op) -> Op:
@@ -221,10 +222,11 @@ def followed(cls: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """The cost of an op as the class of that name runs it."""
     steps = [deviation.follow for deviation in _of(cls, quantity, spec)]
 
-    def following(op: Op, w: Any) -> Any:
+    def following(use: Use) -> Any:
+        op = use.op
         for step in steps:
             op = step(op)
-        return cost(op, w)
+        return cost(replace(use, op=op))
 
     return following
 
@@ -234,11 +236,11 @@ def total(
     quantity: str,
     cost: Cost,
     spec: ModelSpec,
-    workload: Workload | None = None,
+    sight: Sight | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """The cost of the whole model as the class of that name has it."""
-    counted = spec.anatomy().total(followed(cls, quantity, cost, spec), workload, include=include)
+    counted = spec.anatomy().total(followed(cls, quantity, cost, spec), sight, include=include)
     return counted + sum(deviation.more(spec) for deviation in _of(cls, quantity, spec))
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..flow.tree import spans
 from ..sources.huggingface.file import read_json
-from ..tree import spans
 from .measure import parameters
 from .transformers import build, require_transformers
 

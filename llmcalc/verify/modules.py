@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from ..tree import Node
+from ..flow.tree import Node
 
 Found: TypeAlias = dict[str, tuple[str, ...]]
 """A node's path as the reference names it → the modules of the class that together are the node."""
@@ -108,9 +108,7 @@ def places(tree: Node, held: Mapping[str, int], kind: str) -> Found:
     """
     found: Found = {}
     sides = (
-        {child.name: child for child in tree.children if child.stream is not None}
-        if kind == "encoder-decoder"
-        else {"": tree}
+        {child.name: child for child in tree.children if child.is_stack} if kind == "encoder-decoder" else {"": tree}
     )
     for side, stack in sides.items():
         layers = [child for child in stack.children if child.kind == "layer" and child.indices is not None]
@@ -207,7 +205,7 @@ def run_by_themselves(found: Found, ran: frozenset[str]) -> Found:
 def without_shared_table(tree: Node, held: Mapping[str, int]) -> dict[str, int]:
     """Parameters by module path; without the table of positions in the first layer, where it belongs to the stack."""
     own = dict(held)
-    stacks = (tree, *(child for child in tree.children if child.stream is not None))
+    stacks = (tree, *(child for child in tree.children if child.is_stack))
     if not any(child.name == "relative_bias" for stack in stacks for child in stack.children):
         return own
     for path, size in held.items():

@@ -17,11 +17,12 @@ from ..costs.flops import forward_of, step_of
 from ..costs.limits import learned_positions
 from ..costs.params import buffers_of, total_of
 from ..errors import InputError, MissingExtra
+from ..flow.tree import Cost, Use
 from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
-from ..ops import AttentionCore, Linear, Op
-from ..tree import Cost
+from ..ops import AttentionCore, Linear
+from ..run.sight import Sight
+from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes
-from ..workload import Workload
 from .checks import Check, Verdict, compare, nonzero
 from .difference import sizes_of
 from .measure import buffers, count_flops, held_bytes, module_names, parameters, pass_through, repeated
@@ -135,7 +136,7 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
     tokens = tokens if longest is None else min(tokens, longest)
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
-    flops = spec.anatomy().total(forward_of, Workload(batch=batch, seq=tokens))
+    flops = spec.anatomy().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
 
 
@@ -180,14 +181,16 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     by no more than its maps and its scores.
     """
 
-    def kept(op: Op, w: Workload) -> Number:
+    def kept(use: Use) -> Number:
+        op, sight = use.op, use.sight
+        if sight is None or not use.has("forward_flops"):
+            return 0
         if type(op) is Linear:
-            return w.rows(op.rows) * op.n_out
-        return (
-            3 * w.batch * op.heads * op.pairs(w) if isinstance(op, AttentionCore) else 0
-        )  # scores, in fp32 and as shares
+            return sight.rows(op.rows) * op.n_out
+        # scores, in fp32 and as shares
+        return 3 * sight.batch * op.heads * op.pairs(sight) if isinstance(op, AttentionCore) else 0
 
-    size = DTYPE_BITS[precision("cpu")] // 8 * spec.anatomy().total(kept, Workload(batch=batch, seq=seq))
+    size = DTYPE_BITS[precision("cpu")] // 8 * spec.anatomy().total(kept, Sight(Workload(batch=batch, seq=seq)))
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
@@ -229,7 +232,14 @@ def _checks(
         include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
         found = compare(
-            tree, quantity, lambda node, w: node.each(cost, w, include), measured, names, witness, workload, include
+            tree,
+            quantity,
+            lambda place: place.each(cost, include),
+            measured,
+            names,
+            witness,
+            None if workload is None else Sight(workload),
+            include,
         )
         if quantity != "parameters":
             found = nonzero(found)
@@ -268,7 +278,7 @@ def _checks(
     bits = DTYPE_BITS[precision(device)]
     yield from against(
         "cache_bytes",
-        lambda op, w: bits_to_bytes(op.cache_bits(w, bits)),
+        lambda use: bits_to_bytes(use.cache_bits(bits)),
         repeated(held_bytes(store, module), repeats),
         after,
     )

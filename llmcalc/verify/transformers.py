@@ -18,12 +18,13 @@ from ..costs.flops import forward_of
 from ..costs.limits import learned_positions
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
+from ..flow.tree import Cost, Node
 from ..model import TOWERS_OPTION, ModelSpec
+from ..run.sight import Sight
+from ..run.workload import Workload
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
-from ..tree import Cost, Node
 from ..units import DTYPE_BITS, bits_to_bytes
-from ..workload import Workload
 from .checks import Check, Verdict, compare, nonzero
 from .deviations import followed, total
 from .difference import sizes_of
@@ -136,18 +137,18 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
     found = places(tree, counted, spec.kind)
 
     def against(
-        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, workload: Workload | None = None
+        quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
     ) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
         cost = followed(cls, quantity, cost, spec)
         checks = compare(
             tree,
             quantity,
-            lambda node, w: node.each(cost, w),
+            lambda place: place.each(cost),
             of_nodes(found, measured),
             frozenset(found),
             witness,
-            workload,
+            sight,
         )
         return (check for check in nonzero(checks) if check.measured is not None)
 
@@ -156,12 +157,12 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
     )
     yield from against("parameters", total_of, without_shared_table(tree, counted), found)
     for seq in lengths:
-        workload = Workload(batch=batch, seq=seq)
+        sight = Sight(Workload(batch=batch, seq=seq))
         passed = run(spec, model, batch, seq)
         yield Check(
             "model",
             "forward_flops",
-            total(cls, "forward_flops", forward_of, spec, workload),
+            total(cls, "forward_flops", forward_of, spec, sight),
             passed.flops.get("", 0),
             witness,
             seq,
@@ -172,10 +173,10 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
                 forward_of,
                 passed.flops,
                 run_by_themselves(found | _head(tree, model), passed.ran),
-                workload,
+                sight,
             )
         if passed.cache is not None:
-            bits = total(cls, "cache_bytes", lambda op, w: op.cache_bits(w, DTYPE_BITS["bfloat16"]), spec, workload)
+            bits = total(cls, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, sight)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 

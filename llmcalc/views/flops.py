@@ -9,13 +9,12 @@ from typing import Any
 from .. import units
 from ..costs.conventions import Rule
 from ..costs.flops import FlopCount, scores_of, step_of
+from ..flow.tree import Node, by_kind
 from ..model import MTP_OPTION, TOWERS_OPTION
 from ..sources.preset import Preset
-from ..tree import Node, by_kind
-from ..workload import Workload
 from . import conventions
 from .document import Column, Report, Row, Table
-from .nodes import Figures, counting_itself, tree_data
+from .nodes import Figures, figures_of, tree_data
 from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, identity_experts, tokens_of, too_long, warned
 from .summary import model_data
 
@@ -29,7 +28,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
     notes = warnings + _notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
-        "workload": {k: v for k, v in asdict(count.workload).items() if k != "stream"},
+        "workload": {**asdict(count.workload), **asdict(count.sight.counting), **asdict(count.sight.execution)},
         "flops": {
             "total": count.total,
             "full": count.full,
@@ -44,7 +43,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
             "attention_scores": count.scores,
         },
         "notes": notes,
-        "tree": tree_data(_without_towers(count.tree), _figures(count.include), count.workload),
+        "tree": tree_data(_without_towers(count.tree).place(count.sight), _figures(count.include)),
     }
     tables = [_table(preset, count, notes)]
     if rules:
@@ -72,17 +71,17 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
         return Row([name, value / tokens, value, value / total], depth, strong)
 
     rows: list[Row] = []
-    scores = by_kind(count.tree, scores_of, w, count.include)
+    scores = by_kind(count.tree, scores_of, count.sight, count.include)
     for component, value in count.by_component.items():
         rows.append(row(component, value))
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
-    rows.append(row(f"total, {w.pairs} pairs", total, strong=True))
+    rows.append(row(f"total, {count.pairs} pairs", total, strong=True))
     if w.phase == "train":
         rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
         if count.recomputed:
             rows.append(row("recomputation", count.recomputed, 1))
-    other = OTHER[w.pairs]
+    other = OTHER[count.pairs]
     rows.append(row(f"total, {other} pairs", count.full if other == "full" else count.causal, strong=True))
     return Table(preset.display, columns, rows, headline(count), notes, units.flops(total))
 
@@ -90,7 +89,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
 def headline(count: FlopCount) -> str:
     """`forward pass of 2,048 tokens, full pairs`."""
     w = count.workload
-    return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {w.pairs} pairs"
+    return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {count.pairs} pairs"
 
 
 def _notes(count: FlopCount) -> list[str]:
@@ -122,10 +121,9 @@ def _notes(count: FlopCount) -> list[str]:
 
 
 def _training_notes(count: FlopCount) -> list[str]:
-    w = count.workload
     attention = (
         "2 × forward (eager)"
-        if w.attention_backward == "eager"
+        if count.sight.attention_backward == "eager"
         else "2.5 × forward (flash attention computes the scores once more)"
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
@@ -148,17 +146,5 @@ def _training_notes(count: FlopCount) -> list[str]:
 
 
 def _figures(include: frozenset[str]) -> Figures:
-    """Of a node in the JSON tree: FLOPs of the workload under its pairs, in all and each;
-    recomputation not included.
-    """
-
-    def figures(node: Node, workload: Workload | None) -> dict[str, Any]:
-        every = counting_itself(node, include)
-        data: dict[str, Any] = {"flops": node.total(step_of, workload, every)}
-        return (
-            data
-            if node.repeat == 1
-            else data | {"repeat": node.repeat, "flops_each": node.each(step_of, workload, every)}
-        )
-
-    return figures
+    """Of a node in the JSON tree: FLOPs of the workload under its pairs, recomputation not included."""
+    return lambda place: figures_of("flops", place, step_of, include)

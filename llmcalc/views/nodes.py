@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ..tree import Node
-from ..workload import Workload
+from ..flow.tree import Cost, Place
 
-Figures: TypeAlias = Callable[[Node, Workload | None], dict[str, Any]]
-"""A node, in the workload it sees → its numbers by name."""
+Figures: TypeAlias = Callable[[Place], dict[str, Any]]
+"""A node where it stands → its numbers by name."""
 
 
-def tree_data(node: Node, figures: Figures, workload: Workload | None = None) -> dict[str, Any]:
+def tree_data(place: Place, figures: Figures) -> dict[str, Any]:
     """Every node with its numbers, where it stands, and what is below it."""
-    data: dict[str, Any] = {"name": node.segment, **figures(node, workload)}
+    node = place.node
+    data: dict[str, Any] = {"name": node.segment, **figures(place)}
     for key in ("kind", "label", "optional", "source"):
         if getattr(node, key):
             data[key] = getattr(node, key)
+    if node.role != "own":
+        data["role"] = node.role
     if node.op is not None:
         data["op"] = type(node.op).__name__
-    inside = workload if workload is None or node.stream is None else workload.enter(node.stream)
     if node.children:
-        data["children"] = [tree_data(child, figures, inside) for child in node.children]
+        data["children"] = [tree_data(child, figures) for child in place.children()]
     return data
 
 
-def counting_itself(node: Node, include: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The optional parts to include where a node's own number is asked for: an optional node counts in it."""
-    return include | (frozenset({node.optional}) - {""})
+def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """A quantity of a node: of all its repeats in one of its parent, of each of them, and of all in the model.
+
+    The children of a node add up to its `<quantity>_each` where it has a repeat, else to its `<quantity>`; and their
+    `<quantity>_in_all` add up to its own. An optional part counts in itself, and in what is above it if it is included.
+    """
+    data: dict[str, Any] = {quantity: place.total(cost, include)}
+    if place.node.repeat != 1:
+        data |= {"repeat": place.node.repeat, f"{quantity}_each": place.each(cost, include)}
+    return data | {f"{quantity}_in_all": place.in_all(cost, include)}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from .. import units
 from ..costs.limits import beyond
+from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops import IdentityExperts
+from ..run.workload import Workload
 from ..sources.preset import Preset
-from ..tree import Node
-from ..workload import Workload
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
 PRODUCTS = (

@@ -6,11 +6,11 @@ from typing import Any
 
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
+from ..flow.tree import Node, Place
 from ..sources.preset import Preset
 from ..sources.presets import model_names
-from ..tree import Node
 from .document import Column, Report, Row, Table, said
-from .nodes import counting_itself, tree_data
+from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .summary import headline, model_data
 
@@ -40,7 +40,7 @@ def report(preset: Preset, count: ParameterCount) -> Report:
             "left_out": count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(count.tree, _figures),
+        "tree": tree_data(count.tree.place(), _figures(count.include)),
     }
     if count.active_at_least != count.active:
         data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
@@ -60,33 +60,40 @@ def answer(count: ParameterCount) -> str:
 
 
 def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """One row a part of the model, and below a group of layers one row for each of its sublayers, norms together."""
+    """One row for each part of the model; below a group of layers one row for each of its sublayers, norms together."""
     rows: list[Row] = []
-    for node in tree.children:
-        _add(rows, node, 1, total, include, 0)
+    for place in tree.place().children():
+        if not place.optional or place.optional in include:
+            _add(rows, place, total, include, 0)
     return rows
 
 
-def _add(rows: list[Row], node: Node, times: int, total: int, include: frozenset[str], depth: int) -> None:
-    each = node.each(total_of, include=include)
+def _add(rows: list[Row], place: Place, total: int, include: frozenset[str], depth: int) -> None:
+    node, each = place.node, place.each(total_of, include)
     if not each:
         return
-    times *= node.repeat
     name = f"{node.name} ({node.label})" if node.label else node.name
-    rows.append(Row([name, each, times if times > 1 else None, each * times, each * times / total], depth))
-    if node.kind == "layer" or node.stream is not None or node.optional:
-        norms = [c for c in node.children if c.kind == "norm"]
-        for child in node.children:
-            if child.kind != "norm":
-                _add(rows, child, times, total, include, depth + 1)
+    rows.append(_row(name, each, place.times, total, depth))
+    below = list(place.children())
+    if node.kind == "layer" or node.is_stack or node.optional:
+        norms = [child for child in below if child.node.kind == "norm"]
+        for child in below:
+            if child.node.kind != "norm":
+                _add(rows, child, total, include, depth + 1)
         if node.kind == "layer" and norms:
-            _add(rows, Node("norms", children=tuple(norms)), times, total, include, depth + 1)
-        elif norms:
+            together = sum(norm.total(total_of) for norm in norms)
+            if together:
+                rows.append(_row("norms", together, place.times, total, depth + 1))
+        else:
             for norm in norms:
-                _add(rows, norm, times, total, include, depth + 1)
+                _add(rows, norm, total, include, depth + 1)
     elif node.kind == "experts":
-        for child in node.children:
-            _add(rows, child, times, total, include, depth + 1)
+        for child in below:
+            _add(rows, child, total, include, depth + 1)
+
+
+def _row(name: str, each: int, times: int, total: int, depth: int) -> Row:
+    return Row([name, each, times if times > 1 else None, each * times, each * times / total], depth)
 
 
 def _notes(preset: Preset, count: ParameterCount) -> list[str]:
@@ -145,11 +152,12 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     )
 
 
-def _figures(node: Node, _: object) -> dict[str, Any]:
-    """Of a node in the JSON tree: parameters of all its repeats, of each, and those that a token uses."""
-    every = counting_itself(node)
-    data: dict[str, Any] = {"params": node.total(total_of, include=every)}
-    if node.repeat != 1:
-        data |= {"repeat": node.repeat, "params_each": node.each(total_of, include=every)}
-    active = node.total(active_of, include=every)
-    return data if active == data["params"] else data | {"active": active}
+def _figures(include: frozenset[str]) -> Figures:
+    """Of a node in the JSON tree: its parameters, and those that a token uses where they are fewer."""
+
+    def figures(place: Place) -> dict[str, Any]:
+        data = figures_of("params", place, total_of, include)
+        active = place.total(active_of, include)
+        return data if active == data["params"] else data | {"active": active}
+
+    return figures

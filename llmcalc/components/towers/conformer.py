@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from ... import ops
 from ...algebra import exact_div
-from ...tree import Node
+from ...flow.tree import Node
 from ..base import Around, Component, Flag, Heads, Kernel, Layers, Part, Positions, Width
 from ..feed_forward import Activation, FeedForward
 from ..norm import Norm

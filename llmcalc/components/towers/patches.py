@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
 from ... import ops
-from ...tree import Node
+from ...flow.tree import Node
 from ..base import Around, Component, Width
 from ..norm import Norm
 from .vision import Patches, PatchPositions

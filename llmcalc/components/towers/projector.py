@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from ... import ops
 from ...algebra import exact_div
-from ...tree import Node
+from ...flow.tree import Node
 from ..base import Around, Component, Flag, Part, Vocab, Width
 from ..feed_forward import Activation, activate
 from ..norm import Norm

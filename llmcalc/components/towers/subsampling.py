@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ... import ops
 from ...algebra import floor_div
-from ...tree import Node
+from ...flow.tree import Node
 from ..base import Around, Component, Flag, Kernel, Part, Width
 from ..norm import Norm
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...tree import Node
+from ...flow.tree import Node
 from ..attention import Attention
 from ..base import Around, Component, Flag, Part, Positions, Width
 from ..block import Block

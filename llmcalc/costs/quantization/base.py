@@ -13,9 +13,9 @@ from itertools import chain
 
 from ...algebra import Number, add, is_zero, times
 from ...errors import InputError
+from ...flow.tree import Node, Place
 from ...model import TOWERS_OPTION, ModelSpec
 from ...ops import ParamTensor
-from ...tree import Node
 from ...units import DTYPE_BITS, bits_to_bytes
 
 MOST_TAKEN_APART = 1000
@@ -88,12 +88,13 @@ class Site:
 
 def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[Site]:
     """Every trainable tensor, layer by layer, in the order of the tree; a tied one once."""
-    yield from _below(tree, Site("", "", ParamTensor((), "vector"), 1, None, tree), include)
+    yield from _below(tree.place(), Site("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
-def _below(node: Node, here: Site, include: frozenset[str]) -> Iterator[Site]:
+def _below(place: Place, here: Site, include: frozenset[str]) -> Iterator[Site]:
     """here: where the node stands, as a site whose tensor is not looked at."""
-    for child in node.children:
+    for below in place.children():
+        child = below.node
         if child.optional and child.optional not in include:
             continue
         where = f"{here.path}.{child.name}" if here.path else child.name
@@ -102,10 +103,10 @@ def _below(node: Node, here: Site, include: frozenset[str]) -> Iterator[Site]:
         else:
             copies = [(f"{where}.{i}", here.times, i) for i in child.indices]
         for at, many, which in copies:
-            there = Site(at, child.kind or here.kind, here.tensor, many, which, node, child.optional or here.optional)
-            if child.op is not None:
-                yield from (replace(there, tensor=tensor) for tensor in child.op.tensors())
-            yield from _below(child, there, include)
+            there = Site(at, below.kind, here.tensor, many, which, place.node, below.optional)
+            if below.use is not None:
+                yield from (replace(there, tensor=tensor) for tensor in below.use.tensors())
+            yield from _below(below, there, include)
 
 
 @dataclass(frozen=True)

@@ -327,11 +327,14 @@ def _grouped(found: list[Site]) -> Number:
 def _held_as(site: Site) -> list[tuple[Number, Number]]:
     """(rows, columns) of the tensors that one is held as."""
     shape = site.tensor.shape
-    core = next((child.op for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
-    if site.name == "kv_b_proj" and core is not None and core.absorbed is not None:
-        latent = core.absorbed[1]
-        nope = core.qk_dim - (core.absorbed[0] - latent)
-        return [(core.heads * latent, nope), (core.heads * core.v_dim, latent)]
+    core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
+    if site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
+        expanded, absorbed = core.op, core.forms["absorbed"]
+        assert isinstance(expanded, AttentionCore)
+        assert isinstance(absorbed, AttentionCore)
+        latent, rope = absorbed.v_dim, absorbed.qk_dim - absorbed.v_dim
+        nope = expanded.qk_dim - rope
+        return [(expanded.heads * latent, nope), (expanded.heads * expanded.v_dim, latent)]
     rows: Number = 1
     for axis in shape[:-1]:
         rows = rows * axis

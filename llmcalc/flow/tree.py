@@ -1,0 +1,262 @@
+"""The tree of named nodes that every count, table and check is computed from.
+
+A node's path is the path of a module in the PyTorch reference, so that the two can be compared place by place.
+Identical layers are one node with a `repeat`; totals are recomputed by walking and never stored.
+
+Nodes are data. What a node costs depends on where it stands: how often its ancestors are repeated, which role they
+have, which rows they run over. So costs are asked of a `Place`, and every walk goes from place to place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from ..algebra import Number, add, is_zero, times
+from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
+from ..run.rows import Rows
+from ..run.sight import Sight
+
+Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
+"""How a node stands in its model, with everything below it.
+
+own: it holds its parameters and runs.
+shared: it runs with the parameters of another node, where they are counted.
+kept: it holds parameters that run at another node, or in passes that are not counted.
+idle: it holds parameters that no token of text passes.
+no_grad: it runs forward alone; what it makes is chosen with, and no gradient goes through a choice.
+"""
+
+ABSENT: Mapping[Role, frozenset[str]] = {
+    "own": frozenset(),
+    "shared": PARAMS | BUFFERS | SPARED,
+    "kept": FLOPS | CACHE,
+    "idle": FLOPS | CACHE | SPARED | {"active_params"},
+    "no_grad": frozenset({"backward_flops"}),
+}
+"""The effects of an op that do not count where a node with that role stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A named part of a model: a primitive (`op`), or a group of parts (`children`).
+
+    name: the attribute under which the reference model holds it; of repeated parts, the container's (`layers`).
+    op: its primitive. forms: other primitives that run in its place in some executions, by the form's name.
+    repeat: how many of it there are; `indices` names each of them in the reference (`layers.0`, `layers.5`).
+    kind: the component it counts under (`attention`, `feed_forward`, …); inherited by what is below it.
+    label: what tells a group of layers from its siblings (`sliding`, `dense`).
+    role: how it stands in the model; it holds for everything below it too.
+    tokens: the rows that stand for the model's tokens in the layers below (an encoder's, beside a decoder).
+    source_tokens: set where an encoder reads so many tokens, whatever the workload says (frames of a fixed length).
+    optional: set on parts that are left out of totals unless asked for (`mtp`).
+    gated: its output is multiplied with something before it is added to the residual stream, so that a backward pass
+        needs it.
+    source: where its formula is from.
+    """
+
+    name: str
+    op: Op | None = None
+    children: tuple[Node, ...] = ()
+    repeat: Number = 1
+    indices: Sequence[int] | None = None
+    kind: str = ""
+    label: str = ""
+    role: Role = "own"
+    tokens: Rows | None = None
+    source_tokens: Number = None
+    optional: str = ""
+    gated: bool = False
+    source: str = ""
+    forms: Mapping[str, Op] = field(default_factory=dict)
+
+    @property
+    def segment(self) -> str:
+        """This node's part of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
+        return self.name if self.indices is None else f"{self.name}.{spans(self.indices)}"
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether layers stand directly below it."""
+        return any(child.kind == "layer" for child in self.children)
+
+    def place(self, sight: Sight | None = None) -> Place:
+        """Where this node stands as the root of a tree."""
+        return Place(self, "", self.repeat, self.kind, frozenset({self.role}), _seen(self, sight), self.optional)
+
+    def walk(self, sight: Sight | None = None) -> Iterator[Place]:
+        """This node as a root, and every node below it, parents first."""
+        return self.place(sight).walk()
+
+    def total(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
+        """The cost of this node as a root and of everything below it, all its repeats."""
+        return self.place(sight).total(cost, include)
+
+    def each(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
+        """The cost of one of the repeats of this node as a root."""
+        return self.place(sight).each(cost, include)
+
+
+def _seen(node: Node, sight: Sight | None) -> Sight | None:
+    """The run as this node and those below it see it."""
+    if sight is None or (node.tokens is None and node.source_tokens is None):
+        return sight
+    if node.source_tokens is not None:
+        sight = sight.with_workload(source=node.source_tokens)
+    return sight if node.tokens is None else replace(sight, tokens=node.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node where it stands in a model.
+
+    path: the segments of its ancestors and its own, empty for the root.
+    times: how often it occurs in the model: the repeats of all its ancestors and its own.
+    kind: the component it counts under. roles: its own and those of its ancestors.
+    sight: the run as it sees it; None where only parameters are asked for.
+    optional: the optional part that it is, or stands in.
+    """
+
+    node: Node
+    path: str
+    times: Number
+    kind: str
+    roles: frozenset[Role]
+    sight: Sight | None
+    optional: str
+
+    def below(self, node: Node) -> Place:
+        """Where a child of this node stands."""
+        return Place(
+            node,
+            f"{self.path}.{node.segment}" if self.path else node.segment,
+            times(self.times, node.repeat),
+            node.kind or self.kind,
+            self.roles if node.role == "own" else self.roles | {node.role},
+            _seen(node, self.sight),
+            node.optional or self.optional,
+        )
+
+    def children(self) -> Iterator[Place]:
+        """The places of the node's children."""
+        return map(self.below, self.node.children)
+
+    def walk(self) -> Iterator[Place]:
+        """This place and every place below it, parents first."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    @property
+    def use(self) -> Use | None:
+        """The node's own primitive as it is used here; None for a group."""
+        node = self.node
+        if node.op is None:
+            return None
+        op = node.op
+        if node.forms and self.sight is not None:
+            op = node.forms.get(self.sight.execution.form(("", *node.forms), self.sight.workload), op)
+        return Use(op, self.roles, self.sight)
+
+    def own(self, cost: Cost) -> Number:
+        """The cost of one of the repeats of this node, without what is below it."""
+        use = self.use
+        return 0 if use is None else cost(use)
+
+    def each(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+        """The cost of one of the repeats of this node, with everything below it.
+
+        include: the optional parts below it that count.
+        """
+        value = self.own(cost)
+        for child in self.children():
+            if not child.node.optional or child.node.optional in include:
+                value = add(value, child.total(cost, include))
+        return value
+
+    def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+        """The cost of all repeats of this node in one of its parent."""
+        return times(self.each(cost, include), self.node.repeat)
+
+    def in_all(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+        """The cost of every occurrence of this node in the model."""
+        return times(self.each(cost, include), self.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A primitive as it is used at a place: an effect that it does not declare, or that its roles exclude, is 0."""
+
+    op: Op
+    roles: frozenset[Role]
+    sight: Sight | None
+
+    def has(self, effect: str) -> bool:
+        """Whether the primitive has that effect here."""
+        return effect in self.op.effects and not any(effect in ABSENT[role] for role in self.roles)
+
+    def _of(self, effect: str, *arguments: Any) -> Number:
+        return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
+
+    def params(self) -> Number:
+        return self._of("params")
+
+    def active_params(self) -> Number:
+        return self._of("active_params")
+
+    def tensors(self) -> tuple[Any, ...]:
+        return self._of("tensors") or ()
+
+    def buffers(self) -> Number:
+        return self._of("buffers")
+
+    def forward_flops(self) -> Number:
+        return self._of("forward_flops", self.sight)
+
+    def backward_flops(self) -> Number:
+        return self._of("backward_flops", self.sight)
+
+    def cache_bits(self, kv_bits: Number) -> Number:
+        return self._of("cache_bits", self.sight, kv_bits)
+
+    def spared_at_most(self) -> Number:
+        return self._of("spared_at_most")
+
+    def spared_evenly(self) -> Number:
+        return self._of("spared_evenly")
+
+
+Cost: TypeAlias = Callable[[Use], Number]
+"""What a primitive costs where it is used: `cost(use)`."""
+
+
+def by_kind(
+    root: Node, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()
+) -> dict[str, Number]:
+    """The cost of every primitive, summed by the component it counts under. The values add up to the total."""
+    sums: dict[str, Number] = {}
+    for place in root.walk(sight):
+        if place.optional and place.optional not in include:
+            continue
+        value = times(place.own(cost), place.times)
+        if not is_zero(value):
+            sums[place.kind] = add(sums.get(place.kind, 0), value)
+    return sums
+
+
+def spans(indices: Sequence[int]) -> str:
+    """`0-31`, or `{0-4,6-10}` where there are gaps, or `0..58/2` for an even stride of more than two."""
+    if len(indices) > 2:
+        stride = indices[1] - indices[0]
+        if stride > 1 and all(b - a == stride for a, b in pairwise(indices)):
+            return f"{indices[0]}..{indices[-1]}/{stride}"
+    runs: list[list[int]] = []
+    for i in indices:
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    text = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return text[0] if len(text) == 1 else "{" + ",".join(text) + "}"

@@ -1,0 +1,42 @@
+"""What several test files build: runs of a model, and the small models of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from llmcalc.model import ModelSpec
+from llmcalc.run.counting import Counting, Pairs
+from llmcalc.run.execution import AttentionBackward, Execution, Recompute
+from llmcalc.run.sight import Sight
+from llmcalc.run.workload import Workload
+from llmcalc.sources.huggingface.registry import FILES, read_config
+
+
+def sight(
+    *,
+    pairs: Pairs = "full",
+    attention_backward: AttentionBackward = "eager",
+    recompute: Recompute = "none",
+    **workload: Any,
+) -> Sight:
+    """A run of a workload with these fields, counted and executed as said."""
+    return Sight(Workload(**workload), Counting(pairs), Execution(attention_backward, recompute))
+
+
+def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(`LlamaForCausalLM-0`, a small config.json) for every shape of `tests/families`.
+
+    first_of_each_file: of each file the first shape of each class alone.
+    """
+    for file in FILES:
+        for cls, several in import_module(f"tests.families.{file}").SHAPES.items():
+            for i, shape in enumerate(several[:1] if first_of_each_file else several):
+                yield f"{cls}-{shape['model_type']}-{i}", {"architectures": [cls], **shape}
+
+
+def family_specs(first_of_each_file: bool = False) -> Iterator[tuple[str, ModelSpec]]:
+    """The same as specs."""
+    for name, config in family_shapes(first_of_each_file):
+        yield name, ModelSpec.model_validate(read_config(config)[0])

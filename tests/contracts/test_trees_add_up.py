@@ -1,0 +1,137 @@
+"""Contract: of every family, in every phase, the numbers of a tree add up at every level, in JSON and in `explain`.
+
+Found by reading a config of whisper-large-v3: its encoder sees 1,500 positions whatever the workload says, and three
+places that went through the tree on their own did not know that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.cache import kv
+from llmcalc.costs.explain import explain
+from llmcalc.costs.flops import flops, sight_of
+from llmcalc.costs.formulas import Setting
+from llmcalc.costs.params import ParameterCount, params
+from llmcalc.errors import InputError
+from llmcalc.flow.tree import Node
+from llmcalc.model import ModelSpec
+from llmcalc.sources.preset import Preset
+from llmcalc.views import flops as flops_view
+from llmcalc.views import params as params_view
+from tests.builders import family_specs
+
+SPECS = dict(family_specs())
+FIRST = dict(family_specs(first_of_each_file=True))
+RUNS: tuple[dict[str, Any], ...] = (
+    {"phase": "forward", "seq": 21},
+    {"phase": "train", "seq": 21, "pairs": "causal"},
+    {"phase": "prefill", "seq": 6, "context": 15},
+    {"phase": "decode", "context": 20},
+)
+
+
+def wrong_sums(tree: dict[str, Any], quantity: str, include: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Every node whose children do not add up to it, one of it and all of it in the model."""
+    children = [c for c in tree.get("children", ()) if "optional" not in c or c["optional"] in include]
+    if children and "op" not in tree:
+        each = tree.get(f"{quantity}_each", tree[quantity])
+        if sum(c[quantity] for c in children) != each:
+            yield f"{tree['name']}: {sum(c[quantity] for c in children)} is not {each}"
+        if sum(c[f"{quantity}_in_all"] for c in children) != tree[f"{quantity}_in_all"]:
+            yield f"{tree['name']}: in all"
+    for child in tree.get("children", ()):
+        yield from wrong_sums(child, quantity, include)
+
+
+def preset(name: str, spec: ModelSpec) -> Preset:
+    return Preset(name=name, model=spec, published={})
+
+
+def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The trees that `params` and, in every phase, `flops` print as JSON."""
+    document: Any = params_view.report(preset("model", spec), params(spec)).data
+    yield "params", document["tree"]
+    for run in RUNS:
+        try:
+            count = flops(spec, sight_of(spec, **run))
+        except InputError:  # a phase that an encoder does not have
+            continue
+        document = flops_view.report(preset("model", spec), count).data
+        assert document["tree"]["flops"] == count.total
+        yield "flops", document["tree"]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_children_add_up_to_their_parent(name: str) -> None:
+    for quantity, tree in trees(SPECS[name]):
+        assert not list(wrong_sums(tree, quantity))
+
+
+def test_a_tree_that_does_not_add_up_is_found() -> None:
+    ((_, tree), *_) = trees(next(iter(SPECS.values())))
+    tree["children"][0]["params"] += 1
+    assert list(wrong_sums(tree, "params"))
+
+
+def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
+    """What `explain` gives for the model, and the sum of its rows that stand directly below it."""
+    explanation = explain(spec, asked=asked, setting=Setting(**setting))
+    *sections, model = explanation.sections
+    sums: dict[str, Fraction] = {}
+    for section in sections:
+        if section.depth == 0:
+            values = {f.quantity: f.value for f in section.formulas}
+            values.setdefault("active", values.get("params", Fraction(0)))  # shown where it is another number
+            for quantity, value in values.items():
+                sums[quantity] = sums.get(quantity, Fraction(0)) + value * section.places[0].times
+    values = {f.quantity: f.value for f in model.formulas}
+    return {"active": values["params"], **values}, sums
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_rows_of_explain_add_up_to_its_model_row(name: str) -> None:
+    spec = FIRST[name]
+    model, rows = _rows(spec, "all", seq=40)
+    assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}
+    if spec.kind != "encoder":
+        assert model.get("kv", 0) == kv(spec).bytes_per_token
+    count: ParameterCount = params(spec)
+    assert model["params"] == count.total
+    assert model["flops"] == Fraction(flops(spec, sight_of(spec, seq=40)).total, 40)
+
+
+def whisper() -> ModelSpec:
+    return next(spec for name, spec in SPECS.items() if spec.encoder is not None and spec.encoder.stem is not None)
+
+
+def test_an_encoder_of_fixed_length_sees_all_its_positions_wherever_it_is_shown() -> None:
+    """Whisper: `flops` in JSON, `explain`'s encoder and cross-attention, and the cache per token."""
+    spec = whisper()
+    assert spec.encoder is not None
+    assert spec.encoder.stem is not None
+    positions, width = spec.encoder.stem.max_source_positions, spec.hidden_size
+    (_, _), (_, tree), *_ = trees(spec)
+    encoder = next(c for c in tree["children"] if c["name"] == "encoder")
+    mlp = [c for layer in encoder["children"] for c in layer.get("children", ()) if c["name"] == "mlp"]
+    up = next(c for c in mlp[0]["children"] if c["name"] == "up_proj")
+    feed_forward: Any = spec.encoder.block.feed_forward
+    assert up["flops"] == 2 * positions * width * feed_forward.intermediate_size
+    sections = explain(spec, "encoder", "flops", Setting(seq=10)).sections
+    assert sections[0].formulas[0].value == Fraction(encoder["flops"], 10)
+
+
+def test_a_node_is_counted_where_it_stands() -> None:
+    """Roles and repeats of its ancestors hold for a node: one that is asked for alone is a root of its own."""
+    from llmcalc.ops import Linear
+
+    inner = Node("layers", children=(Node("map", Linear(2, 3)),), repeat=4, indices=range(4), role="shared")
+    tree = Node("model", children=(inner,))
+    (place,) = [p for p in tree.walk() if p.node.name == "map"]
+    assert place.in_all(lambda use: use.params()) == 0
+    assert place.node.total(lambda use: use.params()) == 6
+    assert place.times == 4
