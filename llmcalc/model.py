@@ -6,13 +6,11 @@ encoder-decoder has two (`encoder.layers.0.self_attn`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from . import ops
 from .algebra import Number, is_zero
 from .components import Classifier, Head, LMHead, NoHead, Norm
 from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
@@ -20,8 +18,11 @@ from .components.block import Layer
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
+from .flow.axis import Axis, Beside
+from .flow.record import Flow
 from .flow.tree import Node
-from .run.rows import LOGITS, SEQUENCES, SOURCE, TOKENS
+from .flow.value import Value, Weight
+from .run.rows import LOGITS, PATCHES, SEQUENCES, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,21 +47,22 @@ class MultiTokenPrediction(Part):
     layer: str | None = None
     norm: Norm = Norm(type="rmsnorm")
 
-    def anatomy(self, name: str, around: Around, block: Layer, logits: Node) -> Node:
-        h, norm = around.hidden_size, self.norm.anatomy
-        parts = [norm("enorm", around), norm("hnorm", around), Node("eh_proj", ops.Linear(2 * h, h))]
-        parts += [block.anatomy("block", around), norm("norm", around), logits]
-        n = self.num_nextn_predict_layers
-        which = range(n) if isinstance(n, int) else None
-        return Node(
-            name,
-            children=tuple(parts),
-            repeat=n,
-            indices=which,
-            kind="mtp",
-            optional=MTP_OPTION,
-            source="DeepSeek-V3 2024, §2.2",
+    kind: ClassVar[str] = "mtp"
+
+    def source(self) -> str:
+        return "DeepSeek-V3 2024, §2.2"
+
+    def flow(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight) -> Value:
+        """One of the modules: x is the last hidden state. block: the layer inside. table: the output head's weight."""
+        embedded, before = (
+            f.part("enorm", self.norm, f.look_up(table, x.rows).seen(*x.axes)),
+            f.part("hnorm", self.norm, x),
         )
+        joined = f.cat(embedded, before, axes=(Beside((x.axes, x.axes)),))
+        y = f.linear("eh_proj", joined, *x.axes)
+        y = f.part("norm", self.norm, f.part("block", block, y))
+        f.linear("lm_head", y, vocab, weight=table, rows=LOGITS)
+        return y
 
     def reference(self, around: Around, block: Layer) -> nn.Module:
         return _references()["mtp"](self, around, block)
@@ -253,84 +255,96 @@ class ModelSpec(Part):
         """Attention maps of a layer; 0 where its mixer makes none."""
         return getattr(self.main.block.attention, "num_attention_heads", 0)
 
-    def _around(self, side: str, stack: Stack) -> Around:
-        """What the layers of a stack need to know of the model."""
-        width = self.hidden_size if stack.hidden_size is None else stack.hidden_size
-        return Around(
-            width, causal=side == "decoder", source_size=None if self.encoder is None else self.encoder.hidden_size
-        )
-
     def anatomy(self) -> Node:
-        """The tree of named primitives. Counting is walking it."""
-        h, width = self.hidden_size, self.embedding_size
-        e = h if width is None else width
-        parts = [Node("embed_tokens", ops.Embedding(self.vocab_size, e), kind="embedding")]
-        if width is not None:
-            projection = Node("embed_proj", ops.Linear(e, h, self.embedding_projection_bias), kind="embedding")
-            parts += [projection] if self.main.input_size is None else []
-        if self.unused_embedding:
-            parts.append(Node("unused_embedding", ops.Embedding(self.vocab_size, e), kind="embedding", role="idle"))
-        for side, stack in self.stacks():
-            node = stack.anatomy(side, self._around(side, stack))
-            if self.kind == "encoder-decoder":
-                tokens = SOURCE if side == "encoder" else None
-                parts.append(Node(side, children=node.children, tokens=tokens))
-            else:
-                parts += node.children
-        if self.pooler or self.pooler_labels is not None:
-            pooled = [Node("dense", ops.Linear(h, h, bias=True, rows=SEQUENCES))] if self.pooler else []
-            if self.pooler_labels is not None:
-                pooled.append(Node("out_proj", ops.Linear(h, self.pooler_labels, bias=True, rows=SEQUENCES)))
-            parts.append(Node("pooler", children=tuple(pooled), kind="pooler", source="Devlin et al. 2019"))
-        if self.contact_head:
-            maps = self.main.num_hidden_layers * self._attending_heads()
-            parts.append(
-                Node(
-                    "contact_head",
-                    ops.Linear(maps, 1, bias=True),
-                    kind="classifier",
-                    role="idle",
-                    source="Rao et al. 2020",
-                )
-            )
-        top = self.top_size
-        if top is not None:
-            kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
-            parts.append(
-                Node(
-                    "head_proj",
-                    ops.Linear(h, top, rows=TOKENS if isinstance(self.head, NoHead) else LOGITS),
-                    kind=kind,
-                )
-            )
-        if isinstance(self.head, Classifier):
-            parts.append(self.head.anatomy("classifier", Around(h if top is None else top)))
-        if isinstance(self.head, LMHead):
-            head = self.head.anatomy("lm_head", Around(h), self.vocab_size, width, self.tie_word_embeddings)
-            parts.append(head)
-            if self.mtp is not None:
-                shared = ops.Linear(e, self.vocab_size, rows=LOGITS, tied=True)
-                parts.append(self.mtp.anatomy("mtp", Around(h), self.mtp_block(), Node("lm_head", shared)))
-        if self.towers:
-            parts.append(self._towers())
-        return Node("model", children=tuple(parts), source_tokens=self.source_tokens)
+        """The tree of named nodes: the program seen from above. Counting is walking it."""
+        return self.program().node()
 
-    def _towers(self) -> Node:
-        """What stands beside the text model: its parameters, and no FLOPs."""
-        around = Around(self.hidden_size, causal=False)
-        children = tuple(_parameters_alone(tower.anatomy(name, around)) for name, tower in self.towers.items())
-        return Node("towers", children=children, kind="towers", role="kept", optional=TOWERS_OPTION)
+    def program(self) -> Flow:
+        """What the model computes, from its tokens to its output, step by step."""
+        f, hidden, vocab = Flow(), Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
+        two = self.kind == "encoder-decoder"
+        x, table = f.table("embed_tokens", vocab, narrow, of=self._source_rows if two else TOKENS, kind="embedding")
+        if self.embedding_size is not None and self.main.input_size is None:
+            x = f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
+        if self.unused_embedding:
+            f.table("unused_embedding", vocab, narrow, kind="embedding", role="idle")
+        for side, stack in self.stacks():
+            f.causal = side == "decoder"
+            if not two:
+                x = stack.flow(f, x, None if stack.input_size is None else hidden)
+                continue
+            with f.scope(side):
+                if side == "encoder":
+                    x = f.memory = self._encoded(f, stack, x)
+                else:
+                    x = stack.flow(f, self._embedded_again(f, table, hidden))
+        self._output(f, x, vocab, hidden, narrow, table)
+        return f
+
+    @property
+    def _source_rows(self) -> Rows:
+        """What the encoder of an encoder-decoder reads."""
+        stem = None if self.encoder is None else self.encoder.stem
+        return SOURCE if stem is None else stem.positions
+
+    def _encoded(self, f: Flow, encoder: Stack, x: Value) -> Value:
+        """The output of an encoder that stands beside a decoder."""
+        width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
+        if encoder.stem is not None:
+            return encoder.flow(
+                f, encoder.stem.frames_read(), Axis("hidden", self.hidden_size) if width is None else width
+            )
+        return encoder.flow(f, x, width)
+
+    def _embedded_again(self, f: Flow, table: Weight, hidden: Axis) -> Value:
+        """The decoder's tokens, looked up in the table that the encoder's have been looked up in."""
+        return f.look_up(table, TOKENS).seen(hidden)
+
+    def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
+        """What stands on the hidden states, and beside the model."""
+        if self.pooler or self.pooler_labels is not None:
+            with f.scope("pooler", kind="pooler", source="Devlin et al. 2019"):
+                pooled = x.seen(*x.axes, rows=SEQUENCES)
+                if self.pooler:
+                    pooled = f.act(f.linear("dense", pooled, hidden, bias=True), "tanh")
+                if self.pooler_labels is not None:
+                    f.linear("out_proj", pooled, Axis("labels", self.pooler_labels), bias=True)
+        if self.contact_head:
+            maps = Value(x.rows, (Axis("maps", self.main.num_hidden_layers * self._attending_heads()),))
+            about: dict[str, Any] = {"kind": "classifier", "source": "Rao et al. 2020", "role": "idle"}
+            f.linear("contact_head", maps, Axis("one", 1), bias=True, **about)
+        last = x
+        if self.top_size is not None:
+            kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
+            rows = x.rows if isinstance(self.head, NoHead) else LOGITS
+            x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
+        if isinstance(self.head, Classifier):
+            f.part("classifier", self.head, x)
+        if isinstance(self.head, LMHead):
+            tied = table if self.tie_word_embeddings else None
+            f.part("lm_head", self.head, x, vocab=vocab, width=narrow, table=tied)
+            if self.mtp is not None:
+                self._predicted(f, self.mtp, last, vocab, table)
+        if self.towers:
+            f.causal = False
+            pixels = Value(PATCHES, (hidden,))
+            with f.scope("towers", kind="towers", role="kept", optional=TOWERS_OPTION, whole=True):
+                for name, tower in self.towers.items():
+                    f.part(name, tower, pixels)
+
+    def _predicted(self, f: Flow, mtp: MultiTokenPrediction, x: Value, vocab: Axis, table: Weight) -> None:
+        """The modules of multi-token prediction, one after the other."""
+        n, block = mtp.num_nextn_predict_layers, self.mtp_block()
+        about: dict[str, Any] = {"kind": mtp.kind, "optional": MTP_OPTION, "source": mtp.source()}
+        which = range(n) if isinstance(n, int) else None
+        f.layers(x, lambda v: mtp.flow(f, v, block, vocab, table), n, which, "mtp", **about)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes
         alone.
         """
         return _references()["model"](self)
-
-
-def _parameters_alone(node: Node) -> Node:
-    """The same node, all of it one component."""
-    return replace(node, kind="", children=tuple(_parameters_alone(child) for child in node.children))
 
 
 @cache

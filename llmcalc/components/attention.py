@@ -13,11 +13,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .. import ops
 from ..algebra import Number, exact_div
-from ..flow.tree import Node
-from ..run.rows import SOURCE, TOKENS
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Part, Real, ValueDim, Window, check_groups
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    Part,
+    Real,
+    Standing,
+    TokenMixer,
+    Unscalable,
+    ValueDim,
+    Window,
+    check_groups,
+)
 from .choice import only
 from .norm import Norm, norm_reference
 from .position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
@@ -43,7 +58,11 @@ class QKNorm(Part):
     order: Literal["before_rope", "after_rope"] = "before_rope"
 
 
-class Attention(Component):
+SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
+"""Positions that are for attention in both directions alone, or for causal attention alone."""
+
+
+class Attention(TokenMixer):
     """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
 
     num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim:
@@ -61,6 +80,7 @@ class Attention(Component):
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
 
     type: Literal["attention"] = "attention"
@@ -133,6 +153,38 @@ class Attention(Component):
         if isinstance(self.position, Rope):
             self.position.check(width // a if self.head_dim is None else self.head_dim, f"{where}.position")
 
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(*self.sizes(width))
+
+    def reach(self) -> tuple[int, ...]:
+        blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
+        return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self if self.sizes(width)[1] == number else self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if self.block_indexer is not None:
+            raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        self.check_width(place.where, place.width)
+        kind = "" if self.position is None else self.position.type
+        expected = SIDES_OF_POSITIONS.get(kind, place.side)
+        if place.side != expected:
+            directions = "in both directions" if expected == "encoder" else "that is causal"
+            side = "an encoder" if expected == "encoder" else "a decoder"
+            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
+        for field in ("attention_chunk_size", "block_indexer"):
+            if place.side == "encoder" and getattr(self, field) is not None:
+                raise ValueError(f"{place.where}.{field}: stands in causal attention; expected a decoder")
+
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """(query heads, key/value heads, head size)."""
         a = self.num_attention_heads
@@ -145,66 +197,81 @@ class Attention(Component):
         heads = self.num_key_value_heads or self.num_attention_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h = around.hidden_size
-        seen = around.source_size if around.cross and around.source_size is not None else h
-        a, k, d = self.sizes(h)
-        v = d if self.v_head_dim is None else self.v_head_dim
-        queries, keys, values, mixed = a * d, k * d, k * v, a * v
-        rows = SOURCE if around.cross else TOKENS
-        kind = "cross_attention" if around.cross else "attention"
-        parts = [Node("q_proj", ops.Linear(h, queries, self.q_bias))]
-        if not self.kv_shared:
-            parts.append(Node("k_proj", ops.Linear(seen, keys, self.k_bias, rows)))
-        if not self.attention_k_eq_v and not self.kv_shared:
-            parts.append(Node("v_proj", ops.Linear(seen, values, self.v_bias, rows)))
-        if self.qk_norm is not None:
-            norm, scope = self.qk_norm.norm, self.qk_norm.scope
-            q_width, k_width = (d, d) if scope == "head" else (queries, keys)
-            q_heads, k_heads = (a, k) if scope == "per_head" else (None, None)
-            parts.append(Node("q_norm", norm.op(q_width, q_heads)))
-            if not self.kv_shared:
-                parts.append(Node("k_norm", norm.op(k_width, k_heads)))
-        if self.v_norm is not None and not self.kv_shared:
-            parts.append(Node("v_norm", self.v_norm.op(v)))
-        if isinstance(self.position, LayerBias):
-            parts.append(self.position.anatomy("relative_bias", around, a))
-        if self.position is not None and self.position.type == "disentangled":
-            parts.append(self.position.anatomy("disentangled", around, a, d, (self.q_bias, self.k_bias)))
-        if isinstance(self.position, TransformerXL):
-            parts.append(self.position.anatomy("relative", around, a, d))
-        core = ops.AttentionCore(
-            heads=a,
-            qk_dim=d,
-            v_dim=v,
-            causal=around.causal,
-            window=self.sliding_window,
-            chunk=self.attention_chunk_size,
-            keys=SOURCE if around.cross else None,
-        )
-        if self.block_indexer is not None:
-            core = self.block_indexer.core(a, d, v)
-            parts.append(self.block_indexer.anatomy("indexer", around))
-        parts.append(Node("core", core))
+    def flow(self, f: Flow, x: Value, memory: Value | None = None, out: Shape | None = None) -> Value:
+        """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default."""
+        a, k, d = self.sizes(x.width)
+        heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        q = self._placed(f, f.linear("q_proj", x, heads, dim, bias=self.q_bias), "q_norm", dim)
+        seen = x if memory is None else memory
+        keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, crossing=memory is not None)
+        q, biased = self._scored_by_position(f, x, q, keys, heads, dim)
+        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
+        if self.block_indexer is None:
+            limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
+        else:
+            limits = self.block_indexer.flow(f, x)
+        cap = self.attn_logit_softcapping
+        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, biased=biased, **limits)
         if self.sinks:
-            parts.append(Node("sinks", ops.Weight(a)))
-        if (around.causal or around.cross) and not self.kv_shared:
-            limit, held = self._held(around)
-            parts.append(Node("cache", ops.KVCache(keys + values, held, limit, SOURCE if around.cross else TOKENS)))
+            f.vector("sinks", heads)
         if self.output_gate is not None:
-            parts.append(
-                Node("gate_proj", ops.Linear(h, mixed if self.output_gate == "element" else a, self.gate_bias))
-            )
-        if self.sub_norm is not None:
-            parts.append(self.sub_norm.anatomy("sub_norm", Around(mixed)))
-        parts.append(
-            Node("o_proj", ops.Linear(mixed, h if around.output_size is None else around.output_size, self.o_bias))
-        )
-        return Node(name, children=tuple(parts), kind=kind, source=self._source())
+            gates = (heads, size) if self.output_gate == "element" else (heads,)
+            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.gate_bias), "sigmoid"))
+        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
+        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
-    def _held(self, around: Around) -> tuple[Number, str]:
+    def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
+        """Queries or keys with their norm and their positions, in the order the spec gives."""
+        qk = self.qk_norm
+
+        def normed(v: Value) -> Value:
+            assert qk is not None
+            over = v.axes if qk.scope == "projection" else (dim,)
+            by = v.axes[0] if qk.scope == "per_head" else None
+            return f.norm(name, v, qk.norm, over, by if isinstance(by, Axis) else None)
+
+        x = normed(x) if qk is not None and qk.order == "before_rope" else x
+        x = f.rope(x, self.position) if isinstance(self.position, Rope) else x
+        return normed(x) if qk is not None and qk.order == "after_rope" else x
+
+    def _keys_and_values(
+        self, f: Flow, x: Value, heads: Axis, dim: Axis, size: Axis, crossing: bool
+    ) -> tuple[Value, Value]:
+        """Those that this layer makes, or those of the last layer that attends alike."""
+        made: dict[Any, tuple[Value, Value]] = f.memo.setdefault("keys and values", {})
+        if self.kv_shared:
+            nothing = Value(x.rows, (heads, dim)), Value(x.rows, (heads, size))  # recorded alone, without that layer
+            return made.get(self.attends_like(), nothing)
+        raw = f.linear("k_proj", x, heads, dim, bias=self.k_bias)
+        keys = self._placed(f, raw, "k_norm", dim)
+        values = raw if self.attention_k_eq_v else f.linear("v_proj", x, heads, size, bias=self.v_bias)
+        values = values if self.v_norm is None else f.norm("v_norm", values, self.v_norm, (size,))
+        if f.causal or crossing:
+            limit, held = self._held(crossing)
+            keys, values = f.cache("cache", held, keys, values, limit=limit)
+        if not crossing:
+            made[self.attends_like()] = keys, values
+        return keys, values
+
+    def _scored_by_position(
+        self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis, dim: Axis
+    ) -> tuple[Value, bool]:
+        """The queries, and whether something is added to their scores; with what adds it."""
+        position = self.position
+        if isinstance(position, LayerBias):
+            position.flow(f, heads)
+        elif isinstance(position, TransformerXL):
+            with f.scope("relative", source="Dai et al. 2019, §3.3"):
+                q = position.flow(f, x, q, heads, dim)
+        elif position is not None and position.type == "disentangled":
+            with f.scope("disentangled", source="He et al. 2020, §3.1"):
+                position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
+        return q, position is not None and position.type != "rope"
+
+    def _held(self, crossing: bool) -> tuple[Number, str]:
         """How many tokens the cache holds, and what kind of cache that is."""
-        if around.cross:
+        if crossing:
             return None, "cross_attention"
         if self.sliding_window is not None:
             return self.sliding_window, "sliding_attention"
@@ -212,7 +279,7 @@ class Attention(Component):
             return self.attention_chunk_size, "chunked_attention"
         return None, "full_attention"
 
-    def _source(self) -> str:
+    def source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
         one = (

@@ -7,12 +7,19 @@ the same fields and share nothing else, so that comparing them proves something;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
+from ..flow.axis import Axis
+from ..flow.program import Scope
+from ..flow.record import Flow
 from ..flow.tree import Node
+from ..flow.value import Value
+from ..run.rows import SOURCE, TOKENS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,17 +153,41 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 class Component(Part):
-    """A part with costs. Subclasses define all three of these.
+    """A part with costs. Subclasses define its flow, its reference and its examples.
 
-    node_name: the name under which a layer holds it. sides: which stacks it may mix the tokens of.
+    node_name: the name under which a layer holds it. kind: the component that it counts under.
+    sides: which stacks it may mix the tokens of.
     """
 
     node_name: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
+    def source(self) -> str:
+        """Where its formula is from: paper and section."""
+        return ""
+
+    if TYPE_CHECKING:
+        flow: ClassVar[Callable[..., Value]]
+    else:
+
+        def flow(self, f: Flow, x: Value) -> Value:
+            """What it computes of x, verb by verb, under the names that the reference's submodules have."""
+            source = None if f.memory is None else f.memory.width
+            return f.opaque(self.anatomy("", Around(x.width, f.causal, source_size=source)), x)
+
     def anatomy(self, name: str, around: Around) -> Node:
-        """The tree of primitives, under the names the reference's submodules have."""
-        raise TypeError(f"{type(self).__name__} has no anatomy")
+        """The tree of a part by itself."""
+        memory = None if around.source_size is None else Value(SOURCE, (Axis("hidden", around.source_size),))
+        x, f = Value(TOKENS, (Axis("hidden", around.hidden_size),)), Flow(name, around.causal, memory)
+        more: dict[str, Any] = {} if around.output_size is None else {"out": (Axis("hidden", around.output_size),)}
+        if around.cross:
+            more["memory"] = Value(SOURCE, x.axes) if memory is None else memory
+        taken = signature(self.flow).parameters
+        f.part(name, self, x, **{key: value for key, value in more.items() if key in taken})
+        (scope,) = f.root.items
+        assert isinstance(scope, Scope)
+        return scope.node()
 
     def reference(self, around: Around) -> nn.Module:
         """A runnable PyTorch module built from the fields alone. Imports torch."""
@@ -170,6 +201,82 @@ class Component(Part):
     def examples(cls) -> list[Self]:
         """Tiny specs that between them switch on everything the part can do; contract tests run on each."""
         raise TypeError(f"{cls.__name__} has no examples")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """heads: of the query. kv_heads: of key and value; None where they share a latent. head_dim: of query and key."""
+
+    heads: Any
+    kv_heads: Any
+    head_dim: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a part stands that mixes tokens, for the checks that only its place decides.
+
+    where: what an error calls it. width: of what it reads. side: of which stack. grid: tokens stand in a grid.
+    """
+
+    where: str
+    width: int
+    side: str
+    grid: bool = False
+
+
+class Unscalable(ValueError):
+    """Why a part has no member of another width in a study of shapes."""
+
+
+class TokenMixer(Component):
+    """A part that moves information between tokens, with what other code may ask of any of them."""
+
+    def heads(self, width: Any) -> HeadSizes | None:
+        """Its heads in a layer of that width; None where it has none."""
+        return None
+
+    def reach(self) -> tuple[int, ...]:
+        """The numbers of tokens after which nothing about it changes: windows, chunks, selections."""
+        return ()
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """The same part with so many heads of keys and values, all of which are cached; itself where it has none."""
+        return self
+
+    def without_window(self) -> Self:
+        """The same part over all earlier tokens."""
+        return self
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        """The same part with other heads.
+
+        Raises `Unscalable`, which says why, where its width is not that of its heads alone.
+        """
+        kind = type(self).model_fields["type"].default
+        raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone")
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where it cannot stand there."""
+        if place.side not in self.sides:
+            kind = type(self).model_fields["type"].default
+            raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+
+
+class Network(Component):
+    """A part that works on each token by itself, with what other code may ask of any of them."""
+
+    def active_width(self) -> int | None:
+        """Units of the feed-forward networks that one token passes through."""
+        return None
+
+    def widened(self, change: Callable[[Any], Any]) -> Self:
+        """The same part with every width of its feed-forward networks changed.
+
+        Raises `Unscalable`, which says why, where its width is more than that.
+        """
+        kind = type(self).model_fields["type"].default
+        raise Unscalable(f"feed_forward.type '{kind}' does not scale with hidden_size alone")
 
 
 class Nothing(Part):

@@ -11,14 +11,17 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.record import Flow
+from ..flow.tree import Node, Role
+from ..flow.value import Value
+from ..run.rows import SOURCE
 from . import ChannelMixer, Mixer
 from .attention import Attention
 from .base import Around, Component, Flag, Nothing
@@ -36,6 +39,14 @@ SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order in which they run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Where a layer stands among those that share parameters. first: it holds them. others: how many more there are."""
+
+    first: bool
+    others: Number
+
+
 class Layer(Component):
     """What every kind of layer has, so that views and costs can speak of it.
 
@@ -44,10 +55,12 @@ class Layer(Component):
     would have and this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it
     runs its attention and its feed_forward once each and nothing beside them, as the rules of thumb take every layer to
     do. alone: of the class: it needs nothing of the stack but what it reads (no embedded tokens, no further streams).
+    shares_all: of the class: layers of this kind that share parameters share all of them.
     """
 
     plain: ClassVar[bool] = True
     alone: ClassVar[bool] = True
+    shares_all: ClassVar[bool] = True
 
     attention: Mixer
     feed_forward: ChannelMixer
@@ -55,9 +68,6 @@ class Layer(Component):
     norm_placement: Literal["pre", "post", "sandwich", "output"]
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
-
-    def anatomy(self, name: str, around: Around) -> Node:
-        raise TypeError(f"{type(self).__name__} has no anatomy")
 
     def check_whole(self) -> None:
         """Raises `ValueError` where one of its sublayers, or a norm of theirs, is not there."""
@@ -72,10 +82,16 @@ class Layer(Component):
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
 
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """sharing: where several layers run with the parameters of the first of them, and this is one of those."""
+        source = None if f.memory is None else f.memory.width
+        node = self.anatomy("layers", Around(x.width, f.causal, source_size=source))
+        if sharing is not None:
+            node = self.first_of(node, sharing.others) if sharing.first else self.other_of(node)
+        return f.opaque(node, x)
+
     def first_of(self, node: Node, others: Number) -> Node:
-        """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters:
-        it holds those.
-        """
+        """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters."""
         return node
 
     def other_of(self, node: Node) -> Node:
@@ -151,36 +167,56 @@ class Block(Layer):
         names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
         return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        norm = self.norm.anatomy
-        entry = () if self.input_norm is None else (self.input_norm.anatomy("input_norm", around),)
-        crossing = Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size)
-        sublayers = [
-            part.anatomy(where, crossing if where == "cross_attn" else around) for where, part in self.sublayers()
-        ]
+    def source(self) -> str:
         if self.parallel == "shared":
-            return Node(name, children=(*entry, norm("pre_norm", around), *sublayers), source="Wang & Komatsuzaki 2021")
-        parts: list[Node] = [*entry]
-        for sublayer in sublayers:
-            pre, post = f"{sublayer.name}_pre_norm", f"{sublayer.name}_post_norm"
-            if self.norm_placement in ("pre", "sandwich") and pre not in self.without_norms:
-                parts.append(norm(pre, around))
-            parts.append(sublayer)
-            if self.residual_scale == "stream":
-                parts.append(SCALE.anatomy(f"{sublayer.name}_residual_scale", around))
-            elif self.residual_scale == "output":
-                parts.append(SCALE.anatomy(f"{sublayer.name}_out_scale", around))
-            elif self.residual_scale:
-                parts += [AFFINE.anatomy(f"{sublayer.name}_{scaled}_scale", around) for scaled in ("out", "residual")]
-            if self.norm_placement != "pre" and post not in self.without_norms:
-                parts.append(norm(post, around))
-        if self.idle_cross_attention:
-            parts = [replace(part, role="idle") if part.name.startswith("cross_attn") else part for part in parts]
-        return Node(
-            name,
-            children=tuple(parts),
-            source="Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1",
-        )
+            return "Wang & Komatsuzaki 2021"
+        return "Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+        start = x
+        read = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        for name, part in self.sublayers():
+            if name == "cross_attn" and self.idle_cross_attention:
+                self._idle(f, name, part, x)
+                continue
+            y = start if self.parallel else x
+            if read is not None:
+                y = read
+            elif self.norm_placement in ("pre", "sandwich"):
+                y = self._normed(f, f"{name}_pre_norm", y)
+            y = f.part(name, part, y, **self._crossing(f, name))
+            x = self._joined(f, name, x, y)
+        return x
+
+    def _crossing(self, f: Flow, name: str) -> dict[str, Any]:
+        """What the sublayer of that name takes besides the tokens."""
+        return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+
+    def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
+        return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
+
+    def _joined(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+        """The residual stream after a sublayer whose output is y."""
+        y = f.dropout(y)
+        if self.norm_placement == "post":
+            return self._normed(f, f"{name}_post_norm", f.add(x, y))
+        y = y if self.norm_placement == "pre" else self._normed(f, f"{name}_post_norm", y)
+        scale = AFFINE if self.residual_scale is True else SCALE
+        if self.residual_scale in (True, "output"):
+            y = f.part(f"{name}_out_scale", scale, y)
+        if self.residual_scale in (True, "stream"):
+            x = f.part(f"{name}_residual_scale", scale, x)
+        return f.add(x, y)
+
+    def _idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+        """A sublayer that is held with its norms, and never run."""
+        if self.norm_placement in ("pre", "sandwich"):
+            self._normed(f, f"{name}_pre_norm", x, "idle")
+        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
+        if self.norm_placement != "pre":
+            self._normed(f, f"{name}_post_norm", x, "idle")
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

@@ -8,11 +8,12 @@ transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import ops
-from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from .base import Around, HeadDim, Heads, Part, TopK, Window
 from .norm import Norm, norm_reference
 from .position import rotate
@@ -32,22 +33,21 @@ class BlockIndexer(Part):
     index_local_blocks: TopK = 1
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d = around.hidden_size, self.index_n_heads, self.index_head_dim
-        norm = self.norm.op(d)
-        parts = (
-            Node("q_proj", ops.Linear(h, a * d)),
-            Node("k_proj", ops.Linear(h, d)),
-            Node("q_norm", norm),
-            Node("k_norm", norm),
-            Node("cache", ops.KVCache(d, "indexer")),
-            Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=0)),
-        )
-        return Node(name, children=parts, role="no_grad")
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens that each token attends to at most."""
+        return self.index_block_size * self.index_topk_blocks
 
-    def core(self, heads: Number, width: Number, value: Number) -> ops.BlockCore:
-        """The attention that the choice is for."""
-        return ops.BlockCore(heads, width, value, block=self.index_block_size, blocks=self.index_topk_blocks)
+    def flow(self, f: Flow, x: Value) -> dict[str, Any]:
+        """Chooses blocks for the attention that it stands in; gives back what the core of that is made with."""
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        with f.scope("indexer", role="no_grad"):
+            q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
+            keys = f.norm("k_norm", f.linear("k_proj", x, dim), self.norm)
+            (keys,) = f.cache("cache", "indexer", keys)
+            keys = keys.seen(Axis("one", 1), dim)
+            f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("none", 0)))
+        return {"core": ops.BlockCore, "block": self.index_block_size, "blocks": self.index_topk_blocks}
 
     def reference(self, around: Around, theta: float) -> nn.Module:
         return _reference()(self, around.hidden_size, theta)

@@ -15,7 +15,9 @@ from pydantic import model_validator
 
 from .. import ops
 from ..algebra import Number
+from ..flow.record import Flow
 from ..flow.tree import Node
+from ..flow.value import Value
 from ..run.rows import Table
 from .base import Around, Component, Flag, Kernel, Part, Positions
 from .feed_forward import Activation, activate
@@ -62,22 +64,21 @@ class Disentangled(Part):
         """Rows of the table each way."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def anatomy(self, name: str, around: Around, heads: Number, head_dim: Number, biases: tuple[bool, bool]) -> Node:
-        """biases: of the maps that make q and k, where those are shared."""
-        h, width = around.hidden_size, heads * head_dim
-        parts: list[Node] = []
-        for on, where, own_bias, shared_bias in (
-            ("c2p", "pos_key", self.key_bias, biases[1]),
-            ("p2c", "pos_query", True, biases[0]),
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> None:
+        """What is added to the scores. biases: of the maps that make q and k, where those are shared."""
+        rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
+        table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
+        heads, dim = q.axes
+        for on, where, seen, own_bias, shared_bias in (
+            ("c2p", "pos_key", q, self.key_bias, biases[1]),
+            ("p2c", "pos_query", keys, True, biases[0]),
         ):
             if not getattr(self, on):
                 continue
             bias = shared_bias if self.share_att_key else own_bias
-            table = Table(length=2 * self.span, by_tokens=self.within_sequence)
-            mapped = ops.Linear(h, width, bias, rows=table)
-            parts.append(Node(where, mapped, role="shared" if self.share_att_key else "own"))
-            parts.append(Node(on, ops.TableScores(heads, head_dim, table)))
-        return Node(name, children=tuple(parts), source="He et al. 2020, §3.1")
+            role = "shared" if self.share_att_key else "own"
+            mapped = f.linear(where, table, heads, dim, bias=bias, rows=rows, role=role)
+            f.core(on, ops.TableScores(heads.size, dim.size, rows, x.rows), seen, mapped, axes=(heads,))
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
         return _references()["disentangled"](self, around.hidden_size, heads, head_dim)

@@ -6,14 +6,17 @@ SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReL
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Flag, Width
+from ..algebra import Number
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Flag, Network, Width
 from .norm import Norm, norm_reference
 from .runtime import Run, vector
 
@@ -43,7 +46,7 @@ PLAIN_NAMES = {
 }
 
 
-class FeedForward(Component):
+class FeedForward(Network):
     """hidden → intermediate → hidden; a gated one has two maps up, of which one is activated and multiplies the other.
 
     gate_bias, up_bias, down_bias: which of the maps has a bias. sub_norm: on the intermediate values, before the map
@@ -51,6 +54,7 @@ class FeedForward(Component):
     """
 
     node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "feed_forward"
 
     type: Literal["mlp"] = "mlp"
     intermediate_size: Width
@@ -73,17 +77,27 @@ class FeedForward(Component):
         plain = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {plain}") if self.gated else plain
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, f = around.hidden_size, self.intermediate_size
-        up = [Node("gate_proj", ops.Linear(h, f, self.gate_bias))] if self.gated else []
-        up.append(Node("up_proj", ops.Linear(h, f, self.up_bias)))
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+    def source(self) -> str:
+        return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        inner = Axis("ffn", self.intermediate_size)
+        gate = f.linear("gate_proj", x, inner, bias=self.gate_bias) if self.gated else None
+        up = f.linear("up_proj", x, inner, bias=self.up_bias)
         if self.hidden_act == "xielu":  # α of either side; β and ε are held beside them
-            up.append(Node("xielu", children=(Node("alpha", ops.Weight(2)), Node("constants", ops.Buffer(2)))))
-        if self.sub_norm is not None:
-            up.append(self.sub_norm.anatomy("sub_norm", Around(f)))
-        down = Node("down_proj", ops.Linear(f, h, self.down_bias))
-        source = "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
-        return Node(name, children=(*up, down), kind="feed_forward", source=source)
+            with f.scope("xielu"):
+                f.vector("alpha", Axis("sides", 2))
+                f.buffer("constants", Axis("sides", 2))
+        y = f.act(up if gate is None else gate, self.hidden_act)
+        y = y if gate is None else f.mul(y, up)
+        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
+        return f.linear("down_proj", y, *x.axes, bias=self.down_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.style} {self.intermediate_size}"

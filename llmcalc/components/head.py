@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from .. import ops
-from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
 from ..run.rows import LOGITS, SEQUENCES, Rows
 from .base import Around, Component, Flag, Labels, Part, Width
 from .feed_forward import Activation, activate
@@ -20,6 +20,10 @@ from .norm import Norm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+ONE = Axis("vocab", 1)
+"""The vocabulary of a head that is recorded by itself."""
 
 
 class Transform(Part):
@@ -37,25 +41,29 @@ class Transform(Part):
 class LMHead(Component):
     """logits = x·Wᵀ (+ b), over every position that is asked for. bias: GPT-J and BERT have one, tied or not."""
 
+    kind: ClassVar[str] = "lm_head"
+
     type: Literal["lm"] = "lm"
     bias: Flag = False
     transform: Transform | None = None
 
-    def anatomy(
-        self, name: str, around: Around, vocab_size: Number = 1, width: Number = None, tied: bool = False
-    ) -> Node:
-        """width: of the embedding where it is not the hidden size (a factorised embedding)."""
-        h = around.hidden_size
-        e = h if width is None else width
-        if self.transform is not None and self.transform.size is not None:
-            e = self.transform.size
-        logits = ops.Linear(e, vocab_size, self.bias, rows=LOGITS, tied=tied)
+    def source(self) -> str:
+        return "" if self.transform is None else "Devlin et al. 2019, §3.1"
+
+    def flow(
+        self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, table: Weight | None = None
+    ) -> Value:
+        """width: of the embedding where it is not that of x. table: the embedding's weight, where it is tied."""
         if self.transform is None:
-            return Node(name, logits, kind="lm_head", source="Press & Wolf 2017" if tied else "")
-        parts = [Node("dense", ops.Linear(h, e, self.transform.bias, rows=LOGITS))]
-        if self.transform.norm is not None:
-            parts.append(Node("norm", self.transform.norm.op(e)))
-        return Node(name, children=(*parts, Node("decoder", logits)), kind="lm_head", source="Devlin et al. 2019, §3.1")
+            if table is not None:
+                f.here.about["source"] = "Press & Wolf 2017"
+            return f.linear("", x, vocab, bias=self.bias, weight=table, rows=LOGITS)
+        change, wide = self.transform, (x.axes if width is None else (width,))
+        if change.size is not None:
+            wide = (Axis("transform", change.size),)
+        y = f.act(f.linear("dense", x, *wide, bias=change.bias, rows=LOGITS), change.hidden_act)
+        y = y if change.norm is None else f.norm("norm", y, change.norm)
+        return f.linear("decoder", y, vocab, bias=self.bias, weight=table, rows=LOGITS)
 
     def reference(self, around: Around, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """A head of its own weights; a model that ties them replaces `output.weight`."""
@@ -80,21 +88,24 @@ class Classifier(Component):
     activation before.
     """
 
+    kind: ClassVar[str] = "classifier"
+
     type: Literal["classification"] = "classification"
     num_labels: Labels
     bias: Flag = True
     over: Literal["sequence", "token"] = "sequence"
     transform: Transform | None = None
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, rows = around.hidden_size, self._rows()
-        parts: list[Node] = []
-        if self.transform is not None:
-            parts.append(Node("dense", ops.Linear(h, h, self.transform.bias, rows=rows)))
-            if self.transform.norm is not None:
-                parts.append(self.transform.norm.anatomy("norm", around))
-        parts.append(Node("out_proj", ops.Linear(h, self.num_labels, self.bias, rows=rows)))
-        return Node(name, children=tuple(parts), kind="classifier", source="Devlin et al. 2019, §4.1")
+    def source(self) -> str:
+        return "Devlin et al. 2019, §4.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        change, rows = self.transform, self._rows()
+        y = x.seen(*x.axes, rows=rows)
+        if change is not None:
+            y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
+            y = y if change.norm is None else f.part("norm", change.norm, y)
+        return f.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
 
     def _rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS

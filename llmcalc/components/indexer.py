@@ -9,11 +9,11 @@ below.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from .. import ops
-from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from .base import Around, Flag, HeadDim, Heads, Part, TopK
 from .norm import Norm, norm_reference
 from .position import rotate
@@ -34,17 +34,22 @@ class Indexer(Part):
     index_topk: TopK
     shared: Flag = False
 
-    def anatomy(self, name: str, around: Around, query: Number) -> Node:
-        h, a, d = around.hidden_size, self.index_n_heads, self.index_head_dim
-        parts = (
-            Node("q_proj", ops.Linear(query, a * d)),
-            Node("k_proj", ops.Linear(h, d)),
-            Node("k_norm", ops.Norm(d, bias=True)),
-            Node("weights_proj", ops.Linear(h, a)),
-            Node("cache", ops.KVCache(d, "indexer")),
-            Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=1)),  # the heads' scores, then their weighted sum
-        )
-        return Node(name, children=parts, role="no_grad", source="DeepSeek-V3.2 2025, §2.1")
+    kind: ClassVar[str] = ""
+
+    def source(self) -> str:
+        return "DeepSeek-V3.2 2025, §2.1"
+
+    def flow(self, f: Flow, x: Value, compressed: Value | None = None) -> Value:
+        """The scores of all earlier tokens. compressed: the query's latent, which the indexer's queries are made of."""
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        assert compressed is not None
+        q = f.linear("q_proj", compressed, heads, dim)
+        keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
+        weights = f.linear("weights_proj", x, heads)
+        (keys,) = f.cache("cache", "indexer", keys)
+        keys = keys.seen(Axis("one", 1), dim)
+        scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then their weighted sum
+        return f.mul(scores, weights)
 
     def reference(self, around: Around, query: int, rope: int, theta: float) -> nn.Module:
         """query: width of the compressed query. rope: how much of a query and a key is turned."""

@@ -9,15 +9,16 @@ those before it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Flag, Heads, KVRank, NopeDim, QueryRank, RopeDim, ValueDim
+from ..algebra import Number
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from .base import Around, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from .indexer import Indexer
 from .norm import Norm, norm_reference
 from .position import Rope, rotate
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MLA(Component):
+class MLA(TokenMixer):
     """Multi-head latent attention, under DeepSeek's field names.
 
     q_lora_rank: width of the compressed query; none projects queries directly. kv_lora_rank: width of the latent.
@@ -42,6 +43,7 @@ class MLA(Component):
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["mla"] = "mla"
     num_attention_heads: Heads
@@ -77,44 +79,73 @@ class MLA(Component):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a = around.hidden_size, self.num_attention_heads
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.indexer is None else (self.indexer.index_topk,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """As a latent that is as wide as the keys and values of so many heads together."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        latent, biased = self.kv_lora_rank, self.attention_bias
+        return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
+
+    def source(self) -> str:
+        return "DeepSeek-V2 2024, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
+        nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
+        query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+        q_nope, q_rope = f.split(query, (heads, nope), (heads, rope))
+        q_rope = self._turned(f, q_rope)
+        both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
+        c, k_rope = f.split(both, (latent,), (rope,))
+        c, k_rope = f.norm("kv_a_norm", c, self.norm), self._turned(f, k_rope)
+        c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
+        if self.indexer is not None and not self.indexer.shared:
+            f.part("indexer", self.indexer, x, compressed=compressed, role="no_grad")
+        limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+        head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
+
+        def expanded() -> Value:
+            """Keys and values of each head are made of the latent."""
+            made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))))
+            k_nope, values = f.split(made, (heads, nope), (heads, size))
+            q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head))
+            return f.attention("core", q, k, values, causal=f.causal, **limits)
+
+        def absorbed() -> Value:
+            """The maps that would make them are applied to query and output; attention sees the latents themselves."""
+            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
+            q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
+            k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
+            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, **limits)
+            return f.absorb("", y, weight, size)
+
+        y = f.alternatives(expanded=expanded, absorbed=absorbed)
+        if self.sinks:
+            f.vector("sinks", heads)
+        if self.output_gate:
+            gates = (heads, size) if self.output_gate == "element" else (heads,)
+            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates), "sigmoid"))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _turned(self, f: Flow, x: Value) -> Value:
+        return x if self.mla_use_nope else f.rope(x, self.position)
+
+    def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
+        """The query of each head, and the compressed query that it is made of, where there is one."""
         if self.q_lora_rank is None:
-            query = [Node("q_proj", ops.Linear(h, a * (nope + rope)))]
-        else:
-            query = [
-                Node("q_a_proj", ops.Linear(h, self.q_lora_rank, biased)),
-                Node("q_a_norm", self.norm.op(self.q_lora_rank)),
-                Node("q_b_proj", ops.Linear(self.q_lora_rank, a * (nope + rope))),
-            ]
-        if self.query_gate and self.q_lora_rank is not None:
-            query[-1] = Node("q_gate_proj", ops.Linear(2 * self.q_lora_rank, a * (nope + rope + v)))
-        chosen = None if self.indexer is None else self.indexer.index_topk
-        core = ops.AttentionCore(a, qk_dim=nope + rope, v_dim=v, causal=around.causal, selected=chosen)
-        indexer = (
-            []
-            if self.indexer is None or self.indexer.shared
-            else [self.indexer.anatomy("indexer", around, self.q_lora_rank)]
-        )
-        parts = [
-            *query,
-            Node("kv_a_proj", ops.Linear(h, latent + rope, biased)),
-            Node("kv_a_norm", self.norm.op(latent)),
-            Node("kv_b_proj", ops.Linear(latent, a * (nope + v))),
-            *indexer,
-            Node("core", core, forms={"absorbed": replace(core, qk_dim=latent + rope, v_dim=latent)}),
-            Node("cache", ops.KVCache(latent + rope, "latent_attention")),
-            *([Node("sinks", ops.Weight(a))] if self.sinks else []),
-            *(
-                [Node("gate_proj", ops.Linear(h, a * v if self.output_gate == "element" else a))]
-                if self.output_gate
-                else []
-            ),
-            Node("o_proj", ops.Linear(a * v, h, biased)),
-        ]
-        return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V2 2024, §2.1")
+            return f.linear("q_proj", x, heads, head), None
+        raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        c = f.norm("q_a_norm", raw, self.norm)
+        if not self.query_gate:
+            return f.linear("q_b_proj", c, heads, head), c
+        both = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
+        gated = f.linear("q_gate_proj", both, heads, Beside((*head.parts, (size,))))
+        return gated, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim

@@ -7,7 +7,7 @@ arXiv:2401.06066), their gate from Qwen1.5-MoE, the score correction without aux
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -15,8 +15,10 @@ from pydantic import model_validator
 
 from .. import ops
 from ..algebra import Number, add
-from ..flow.tree import Node
-from .base import Around, Component, Experts, Flag, Real, TopK, Vocab, Width, ZeroExperts
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Experts, Flag, Network, Real, TopK, Unscalable, Vocab, Width, ZeroExperts
 from .feed_forward import FeedForward, activate
 from .norm import Norm
 from .router import RouterMLP
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MoE(Component):
+class MoE(Network):
     """`num_experts` routed experts, of which each token uses `num_experts_per_tok`; shared experts see every token.
 
     expert: one routed expert. shared_expert: all shared experts as one feed-forward network of their total width.
@@ -48,6 +50,7 @@ class MoE(Component):
     """
 
     node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "experts"
 
     type: Literal["moe"] = "moe"
     num_experts: Experts
@@ -93,67 +96,87 @@ class MoE(Component):
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, f = around.hidden_size, self.expert.intermediate_size
-        e = h if self.moe_latent_size is None else self.moe_latent_size
+    def active_width(self) -> int:
+        shared = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
+        return self.num_experts_per_tok * self.expert.intermediate_size + shared
 
-        def routed(n_in: Number, n_out: Number, bias: bool) -> ops.ExpertLinear:
-            return ops.ExpertLinear(self.num_experts, self.num_experts_per_tok, n_in, n_out, bias)
-
-        experts = [Node("gate_proj", routed(e, f, self.expert.gate_bias))] if self.expert.gated else []
-        experts += [
-            Node("up_proj", routed(e, f, self.expert.up_bias)),
-            Node("down_proj", routed(f, e, self.expert.down_bias)),
-        ]
-        if self.zero_expert_num is not None:
-            maps = tuple(one.op for one in experts if isinstance(one.op, ops.ExpertLinear))
-            identity = ops.IdentityExperts(self.zero_expert_num, maps)
-            experts.append(Node("zero_experts", identity, source="LongCat-Flash 2025, §2.1"))
-        parts = (
-            []
-            if self.router_norm is None
-            else [replace(self.router_norm.anatomy("router_norm", around), kind="router")]
-        )
-        identities = 0 if self.zero_expert_num is None else self.zero_expert_num
-        classes = (
-            add(self.num_experts, identities) if self.router_mlp is None else self.router_mlp.classes(self.num_experts)
-        )
-        if self.router_mlp is None:
-            parts.append(Node("router", ops.Linear(h, classes, self.router_bias), kind="router"))
-        else:
-            parts.append(self.router_mlp.anatomy("router", around, self.num_experts))
-        if self.expert_scale:
-            parts.append(Node("expert_scale", ops.Weight(self.num_experts), kind="router"))
-        if self.token_table is not None:
-            parts.append(Node("token_table", ops.Buffer(self.token_table * self.num_experts_per_tok), kind="router"))
-        if self.score_correction_bias:
-            held = ops.Weight(classes) if self.score_correction_bias == "parameter" else ops.Buffer(classes)
-            parts.append(Node("score_correction", held, kind="router"))
-        routed_experts = Node("experts", children=tuple(experts), kind="experts", source="Shazeer et al. 2017, §2")
-        if self.vision_expert is not None:
-            parts.append(self._of_images(around, self.vision_expert))
-        if self.moe_latent_size is None:
-            parts.append(routed_experts)
-        else:
-            down, up = (ops.Linear(n_in, n_out, self.latent_bias) for n_in, n_out in ((h, e), (e, h)))
-            parts += [Node("latent_in", down), routed_experts, Node("latent_out", up)]
-        if self.shared_expert is not None:
-            shared = self.shared_expert.anatomy("shared_expert", around)
-            parts.append(
-                Node(shared.name, children=shared.children, kind="shared_expert", source="Dai et al. 2024, §3.2")
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        if self.moe_latent_size is not None:
+            raise Unscalable(
+                "experts of a latent width do not scale with hidden_size alone; expected no moe_latent_size"
             )
-        if self.shared_expert_gate:
-            parts.append(Node("shared_expert_gate", ops.Linear(h, 1), kind="shared_expert", gated=True))
-        if self.output_bias:
-            parts.append(Node("output_bias", ops.Weight(h), kind="experts"))
-        return Node(name, children=tuple(parts), kind="experts", source="Shazeer et al. 2017, §2")
+        networks = {name: getattr(self, name) for name in ("expert", "shared_expert", "vision_expert")}
+        return self.model_copy(update={name: one.widened(change) for name, one in networks.items() if one is not None})
 
-    def _of_images(self, around: Around, expert: FeedForward) -> Node:
-        """All that text does not pass."""
-        theirs = self.model_copy(
-            update={"expert": expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False}
-        )
-        return replace(theirs.anatomy("vision_experts", around), role="idle")
+    def source(self) -> str:
+        return "Shazeer et al. 2017, §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        scores = self._routed(f, x, experts)
+        if self.vision_expert is not None:
+            f.part("vision_experts", self._of_images(self.vision_expert), x, role="idle")
+        latent = None if self.moe_latent_size is None else Axis("latent", self.moe_latent_size)
+        read = x if latent is None else f.linear("latent_in", x, latent, bias=self.latent_bias)
+        rows = f.dispatch(read, scores, experts, top_k)
+        with f.scope("experts", kind="experts", source=self.source()):
+            y = self._expert(f, rows, experts, read.axes)
+        y = f.combine(y, scores, experts, top_k)
+        y = y if latent is None else f.linear("latent_out", y, *x.axes, bias=self.latent_bias)
+        if self.shared_expert is not None:
+            y = f.add(y, self._shared(f, self.shared_expert, x))
+        if self.output_bias:
+            y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
+        return y
+
+    def _routed(self, f: Flow, x: Value, experts: Axis) -> Value:
+        """What sends each token to its experts."""
+        seen = x if self.router_norm is None else f.part("router_norm", self.router_norm, x, kind="router")
+        classes: Number = add(self.num_experts, 0 if self.zero_expert_num is None else self.zero_expert_num)
+        if self.router_mlp is None:
+            axis = Axis("classes", classes)
+            scores = f.linear("router", seen, axis, bias=self.router_bias, kind="router")
+        else:
+            axis = Axis("classes", self.router_mlp.classes(self.num_experts))
+            scores = f.part("router", self.router_mlp, seen, classes=axis)
+        if self.expert_scale:
+            f.vector("expert_scale", experts, kind="router")
+        if self.token_table is not None:
+            rows = Axis("vocab", self.token_table), Axis("top_k", self.num_experts_per_tok)
+            f.buffer("token_table", *rows, kind="router")
+        if self.score_correction_bias == "parameter":
+            f.vector("score_correction", axis, kind="router")
+        elif self.score_correction_bias:
+            f.buffer("score_correction", axis, kind="router")
+        return scores
+
+    def _expert(self, f: Flow, rows: Value, experts: Axis, out: Shape) -> Value:
+        """One routed expert's feed-forward network, of every expert at once."""
+        expert, top_k, inner = self.expert, self.num_experts_per_tok, Axis("expert_ffn", self.expert.intermediate_size)
+        gate = f.experts("gate_proj", rows, experts, top_k, inner, bias=expert.gate_bias) if expert.gated else None
+        up = f.experts("up_proj", rows, experts, top_k, inner, bias=expert.up_bias)
+        y = f.act(up if gate is None else gate, expert.hidden_act)
+        y = y if gate is None else f.mul(y, up)
+        y = f.experts("down_proj", y, experts, top_k, *out, bias=expert.down_bias)
+        if self.zero_expert_num is not None:
+            maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
+            identity = ops.IdentityExperts(self.zero_expert_num, maps)
+            y = f.core("zero_experts", identity, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return y
+
+    def _shared(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+        """The expert that every token passes."""
+        with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
+            y = expert.flow(f, x)
+        if not self.shared_expert_gate:
+            return y
+        gate = f.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert", gated=True)
+        return f.mul(y, f.act(gate, "sigmoid"))
+
+    def _of_images(self, expert: FeedForward) -> MoE:
+        """The experts and router that text tokens never use."""
+        changes = {"expert": expert, "vision_expert": None, "shared_expert": None, "shared_expert_gate": False}
+        return self.model_copy(update=changes)
 
     def describe(self, hidden_size: int) -> str:
         shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""

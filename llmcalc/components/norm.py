@@ -5,13 +5,14 @@ and their weights alone.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from .. import ops
 from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.record import Flow
+from ..flow.value import Value
 from .base import Around, Component, Flag, Real
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Norm(Component):
     weight, bias: which of the two it has; by default both for LayerNorm, the weight alone for RMSNorm.
     OLMo's LayerNorm has neither. `affine` is weight · x + bias, and no norm (ZAYA's residual scaling).
     """
+
+    kind: ClassVar[str] = "norm"
 
     type: Literal["layernorm", "rmsnorm", "affine"]
     weight: Flag = True
@@ -38,9 +41,11 @@ class Norm(Component):
         """Over `width` elements. heads: where each head has weights of its own."""
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        source = {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
-        return Node(name, self.op(around.hidden_size), kind="norm", source=source)
+    def source(self) -> str:
+        return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        return f.norm("", x, self)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)

@@ -7,11 +7,14 @@ transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from .. import ops
 from ..algebra import Number
+from ..flow.axis import Axis
+from ..flow.record import Flow
 from ..flow.tree import Node
+from ..flow.value import Value
 from .base import Around, Component, Part, PerLayer, PerLayerVocab
 from .feed_forward import Activation, activate
 from .norm import Norm
@@ -28,19 +31,20 @@ class PerLayerEmbedding(Component):
     one layer gets. norm: on each layer's part of the map.
     """
 
+    kind: ClassVar[str] = "embedding"
+
     vocab_size_per_layer_input: PerLayerVocab
     hidden_size_per_layer_input: PerLayer
     norm: Norm
 
-    def anatomy(self, name: str, around: Around, layers: Number = 1) -> Node:
-        p = self.hidden_size_per_layer_input
-        width = layers * p
-        parts = (
-            Node("embed", ops.Embedding(self.vocab_size_per_layer_input, width)),
-            Node("projection", ops.Linear(around.hidden_size, width)),
-            self.norm.anatomy("norm", Around(p)),
-        )
-        return Node(name, children=parts, kind="embedding", source="Gemma 3n 2025")
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
+        each = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
+        looked_up, _ = f.table("embed", Axis("vocab", self.vocab_size_per_layer_input), *each, of=x.rows)
+        mapped = f.linear("projection", x, *each)
+        return f.add(looked_up, f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source()))
 
     def reference(self, around: Around, layers: int = 1) -> nn.Module:
         return _references()["table"](self, around, layers)

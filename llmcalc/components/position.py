@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .. import ops
-from ..algebra import Number
-from ..flow.tree import Node
-from ..run.rows import DISTANCES
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import ONCE, Distances
 from .base import Around, Component, Flag, Heads, Part, Positions, Real
 from .choice import PartChoice
 from .runtime import Run, vector
@@ -80,15 +80,15 @@ class TransformerXL(Part):
 
     type: Literal["transformer_xl"] = "transformer_xl"
 
-    def anatomy(self, name: str, around: Around, heads: Number, head_dim: Number) -> Node:
-        width = heads * head_dim
-        parts = (
-            Node("r_proj", ops.Linear(around.hidden_size, width, rows=DISTANCES, constant=True)),
-            Node("content_bias", ops.Weight(width, heads)),
-            Node("position_bias", ops.Weight(width, heads)),
-            Node("core", ops.AttentionCore(heads, qk_dim=head_dim, v_dim=0)),
-        )
-        return Node(name, children=parts, source="Dai et al. 2019, §3.3")
+    def flow(self, f: Flow, x: Value, q: Value, heads: Axis, dim: Axis) -> Value:
+        """Scores of the queries against every distance, as a product of its own; gives back the queries."""
+        distance = Value(Distances(of=x.rows), x.axes, fixed=True)
+        mapped = f.linear("r_proj", distance, heads, dim)
+        content = f.vector("content_bias", heads, dim, heads=heads)
+        position = f.vector("position_bias", heads, dim, heads=heads)
+        beside = mapped.seen(heads, dim, rows=q.rows)
+        f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
+        return f.add(q, content)
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
         return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
@@ -121,10 +121,9 @@ class LayerBias(Buckets):
 
     type: Literal["relative_bias"] = "relative_bias"
 
-    def anatomy(self, name: str, around: Around, heads: Number) -> Node:
-        return Node(
-            name, ops.Embedding(self.relative_attention_num_buckets, heads), source="Chung et al. 2023 (UniMax), §4"
-        )
+    def flow(self, f: Flow, heads: Axis) -> Value:
+        buckets = Axis("buckets", self.relative_attention_num_buckets)
+        return f.table("relative_bias", buckets, heads, of=ONCE, source="Chung et al. 2023 (UniMax), §4")[0]
 
     def reference(self, around: Around, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -151,13 +150,15 @@ else:
 class Learned(Component):
     """A table of positions. offset: rows before position 0 (OPT and BART have 2)."""
 
+    kind: ClassVar[str] = "embedding"
+
     type: Literal["learned"] = "learned"
     max_position_embeddings: Positions
     offset: int = Field(default=0, ge=0, le=64, strict=True)
 
-    def anatomy(self, name: str, around: Around) -> Node:
+    def flow(self, f: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        return Node(name, ops.Embedding(rows, around.hidden_size), kind="embedding")
+        return f.table("", Axis("positions", rows), *x.axes, of=x.rows)[0]
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["learned"](self, around.hidden_size)
@@ -170,10 +171,15 @@ class Learned(Component):
 class Sinusoidal(Component):
     """Sines and cosines of geometrically spaced frequencies: computed, not learned."""
 
+    kind: ClassVar[str] = "embedding"
+
     type: Literal["sinusoidal"] = "sinusoidal"
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        return Node(name, ops.Elementwise(), kind="embedding", source="Vaswani et al. 2017, §3.5")
+    def source(self) -> str:
+        return "Vaswani et al. 2017, §3.5"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        return f.elementwise("", axes=x.axes, rows=x.rows)
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["sinusoidal"](around.hidden_size)
@@ -197,13 +203,21 @@ class RelativeBias(Buckets, Component):
     of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
     """
 
+    kind: ClassVar[str] = "attention"
+
     num_attention_heads: Heads
     of_blocks: Flag = False
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        table = ops.Embedding(self.relative_attention_num_buckets, self.num_attention_heads)
-        second = (Node("blocks", table),) if self.of_blocks else ()
-        return Node(name, table, second, kind="attention", source="Raffel et al. 2020, §2.1")
+    def source(self) -> str:
+        return "Raffel et al. 2020, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        buckets = Axis("buckets", self.relative_attention_num_buckets)
+        heads = Axis("heads", self.num_attention_heads)
+        bias, _ = f.table("", buckets, heads, of=ONCE)
+        if self.of_blocks:
+            f.table("blocks", buckets, heads, of=ONCE)
+        return bias
 
     def reference(self, around: Around) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance

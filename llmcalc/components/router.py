@@ -8,11 +8,12 @@ transformers: models/zaya (`ZayaRouter`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from .. import ops
 from ..algebra import Number
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from .base import Around, Flag, Part, Width
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
@@ -38,18 +39,22 @@ class RouterMLP(Part):
     def classes(self, experts: Number) -> Number:
         return experts + 1 if self.skip else experts
 
-    def anatomy(self, name: str, around: Around, experts: Number) -> Node:
-        h, r = around.hidden_size, self.router_hidden_size
-        parts = [Node("down_proj", ops.Linear(h, r, bias=True))]
+    kind: ClassVar[str] = "router"
+
+    def source(self) -> str:
+        return "Zyphra 2025, §2"
+
+    def flow(self, f: Flow, x: Value, classes: Axis) -> Value:
+        features = Axis("router", self.router_hidden_size)
+        y = f.linear("down_proj", x, features, bias=True)
         if self.adds_below:
-            parts.append(Node("below_scale", ops.Weight(r)))
-        parts += [
-            self.norm.anatomy("norm", Around(r)),
-            Node("fc1", ops.Linear(r, r, bias=True)),
-            Node("fc2", ops.Linear(r, r, bias=True)),
-            Node("out_proj", ops.Linear(r, self.classes(experts))),
-        ]
-        return Node(name, children=tuple(parts), kind="router", source="Zyphra 2025, §2")
+            below = f.memo.get("routed", y)
+            y = f.add(y, f.mul(below, f.vector("below_scale", features)))
+        f.memo["routed"] = y
+        y = f.part("norm", self.norm, y)
+        y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
+        y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
+        return f.linear("out_proj", y, classes)
 
     def reference(self, around: Around, experts: int) -> nn.Module:
         return _reference()(self, around.hidden_size, experts + int(self.skip))

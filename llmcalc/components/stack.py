@@ -8,17 +8,18 @@ dense layers, then mixture-of-experts).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from .. import ops
 from ..algebra import Number, ceil_div
-from ..flow.tree import Node
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention, QKNorm
 from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
+from .block import Sharing
 from .choice import only
 from .feed_forward import FeedForward
 from .layers import AnyLayer, Block, Layer
@@ -223,68 +224,66 @@ class Stack(Component):
             repeats = sum(ceil_div(rest - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        below = around if self.input_size is None else replace(around, hidden_size=self.input_size)
-        parts: list[Node] = []
-        if self.stem is not None:
-            parts.append(self.stem.anatomy("stem", around))
-        if self.vocab_size is not None:
-            parts.append(Node("embed_tokens", ops.Embedding(self.vocab_size, around.hidden_size), kind="embedding"))
-        if self.position is not None:
-            parts.append(self.position.anatomy("embed_positions", below))
-        if self.type_vocab_size is not None:
-            parts.append(Node("embed_types", ops.Embedding(self.type_vocab_size, below.hidden_size), kind="embedding"))
-        if self.task_type_vocab_size is not None:
-            parts.append(
-                Node("embed_tasks", ops.Embedding(self.task_type_vocab_size, below.hidden_size), kind="embedding")
-            )
-        if self.embedding_norm is not None:
-            parts.append(self.embedding_norm.anatomy("embed_norm", below))
-        if self.input_size is not None:
-            parts.append(
-                Node("input_proj", ops.Linear(self.input_size, around.hidden_size, bias=True), kind="embedding")
-            )
-        if self.relative_bias is not None:
-            parts.append(self.relative_bias.anatomy("relative_bias", around))
-        if self.relative_embedding is not None:
-            parts.append(self.relative_embedding.anatomy("relative_embedding", around))
-        if self.side_convolution is not None:
-            parts.append(self.side_convolution.anatomy("side_convolution", around))
-        if self.per_layer_embedding is not None:
-            parts.append(self.per_layer_embedding.anatomy("per_layer_embedding", around, self.num_hidden_layers))
-        if self.second_stream:
-            parts.append(
-                Node(
-                    "second_stream",
-                    ops.Weight(around.hidden_size),
-                    kind="embedding",
-                    role="idle",
-                    source="Yang et al. 2019 (XLNet), §2.3",
-                )
-            )
-        if self.streams is not None:
-            parts.append(self.streams.anatomy("streams_in", around))
-        for label, block, repeat, which in self.groups():
-            one = block.anatomy("layers", around)
-            node = replace(one, repeat=repeat, indices=which, label="" if label == BASE else label, kind="layer")
-            parts += self._first_and_others(block, node) if label in self.shared_layers else [node]
-        if self.streams is not None:
-            parts.append(self.streams.anatomy("streams_out", around))
-        if self.hyper_streams is not None:
-            parts.append(self.hyper_streams.anatomy("hyper_streams", around))
-        if self.final_norm is not None:
-            parts.append(self.final_norm.anatomy("norm", around))
-        return Node(name, children=tuple(parts))
+    def flow(self, f: Flow, x: Value, width: Axis | None = None) -> Value:
+        """x: embedded tokens, or what the stem or the stack's own embedding reads in their place.
 
-    def _first_and_others(self, block: Layer, layers: Node) -> list[Node]:
-        """The layer that holds the parameters, and those that run with them."""
-        first, others = (None, None) if layers.indices is None else (layers.indices[:1], layers.indices[1:])
-        alone = replace(layers, repeat=1, indices=first)
-        if isinstance(layers.repeat, int) and layers.repeat == 1:
-            return [alone]
-        rest = layers.repeat - 1
-        further = replace(block.other_of(layers), repeat=rest, indices=others, label=(layers.label or BASE) + SHARED)
-        return [block.first_of(alone, rest), further]
+        width: of the layers, where it is not that of x.
+        """
+        hidden: Shape = x.axes if width is None else (width,)
+        below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
+        x = self._embedded(f, x, hidden, below)
+        if self.relative_bias is not None:
+            f.part("relative_bias", self.relative_bias, x)
+        if self.relative_embedding is not None:
+            f.memo["relative_embedding"] = f.part("relative_embedding", self.relative_embedding, x)
+        if self.side_convolution is not None:  # added to what the first layer gives
+            f.part("side_convolution", self.side_convolution, x)
+        if self.per_layer_embedding is not None:
+            embedding = self.per_layer_embedding
+            f.memo["per_layer"] = f.part("per_layer_embedding", embedding, x, layers=self.num_hidden_layers)
+        if self.second_stream:
+            f.vector("second_stream", *hidden, kind="embedding", role="idle", source="Yang et al. 2019 (XLNet), §2.3")
+        f.memo["embedded"] = x
+        x = x if self.streams is None else f.part("streams_in", self.streams, x)
+        for label, block, repeat, which in self.groups():
+            x = self._layers(f, x, label, block, repeat, which)
+        x = x if self.streams is None else f.part("streams_out", self.streams, x)
+        if self.hyper_streams is not None:
+            with f.scope("hyper_streams"):
+                x = f.opaque(self.hyper_streams.anatomy("", Around(x.width)), x)
+        return x if self.final_norm is None else f.part("norm", self.final_norm, x)
+
+    def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:
+        """What the first layer reads."""
+        if self.stem is not None:
+            x = f.part("stem", self.stem, x, width=hidden)
+        if self.vocab_size is not None:
+            x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
+        x = x.seen(*below)
+        if self.position is not None:
+            x = f.add(x, f.part("embed_positions", self.position, x))
+        for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
+            if types is not None:
+                x = f.add(x, f.table(name, Axis("types", types), *below, of=x.rows, kind="embedding")[0])
+        x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
+        return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
+
+    def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, which: Any) -> Value:
+        """The layers of one kind. Of those that share parameters the first holds them."""
+        shown, about = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
+        if label not in self.shared_layers:
+            return f.layers(x, lambda v: block.flow(f, v), repeat, which, label=shown, **about)
+        first, others = (None, None) if which is None else (which[:1], which[1:])
+        alone = isinstance(repeat, int) and repeat == 1
+        more = 0 if alone else repeat - 1
+        sharing = None if alone else Sharing(first=True, others=more)
+        x = f.layers(x, lambda v: block.flow(f, v, sharing), 1, first, label=shown, **about)
+        if alone:
+            return x
+        role = {"role": "shared"} if block.shares_all else {}
+        further = (shown or BASE) + SHARED
+        again = Sharing(first=False, others=more)
+        return f.layers(x, lambda v: block.flow(f, v, again), more, others, label=further, **about, **role)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

@@ -7,11 +7,12 @@ of 2.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from .. import ops
-from ..flow.tree import Node
-from ..run.rows import Multiple
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import Fixed, Multiple, Rows
 from .base import Around, Component, Positions, Width
 
 if TYPE_CHECKING:
@@ -21,20 +22,31 @@ if TYPE_CHECKING:
 class ConvStem(Component):
     """Frames of num_mel_bins values, two of them a position; the encoder always sees max_source_positions positions."""
 
+    kind: ClassVar[str] = "embedding"
+
     type: Literal["convolution"] = "convolution"
     num_mel_bins: Width
     max_source_positions: Positions
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, m = around.hidden_size, self.num_mel_bins
-        first = ops.Conv1d(m, h, kernel=3, bias=True, constant=True, rows=Multiple(by=2))
-        second = ops.Conv1d(h, h, kernel=3, bias=True)
-        return Node(
-            name,
-            children=(Node("conv1", first), Node("conv2", second)),
-            kind="embedding",
-            source="Radford et al. 2022, §2.2",
-        )
+    def source(self) -> str:
+        return "Radford et al. 2022, §2.2"
+
+    @property
+    def positions(self) -> Rows:
+        """The rows that the encoder sees."""
+        return Fixed("positions", length=self.max_source_positions)
+
+    def frames_read(self) -> Value:
+        """What it reads: two frames for each position."""
+        rows = Multiple("frames", of=self.positions, by=2)
+        return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """width: of the encoder; x is embedded tokens where the stem is recorded by itself."""
+        read = x if x.fixed else self.frames_read()
+        wide = width or x.axes
+        y = f.act(f.conv("conv1", read, *wide, kernel=3, bias=True), "gelu")
+        return f.act(f.conv("conv2", y, *wide, kernel=3, bias=True, rows=self.positions), "gelu")
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)

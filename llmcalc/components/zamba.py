@@ -76,6 +76,7 @@ class ZambaLayer(Layer):
     """
 
     alone: ClassVar[bool] = False
+    shares_all: ClassVar[bool] = False
 
     type: Literal["zamba"] = "zamba"
     feed_forward: Nothing = Nothing()

@@ -63,7 +63,7 @@ def explain(
         raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
     if node is None or node.lower() == "model":
         sections = [_section(formulas, found, asked, depth) for depth, found in _components(formulas)]
-        sections = [replace(s, formulas=tuple(f for f in s.formulas if f.value or f.quantity == "active")) for s in sections]
+        sections = [replace(s, formulas=_shown(s.formulas)) for s in sections]
         sections.append(_section(formulas, formulas.root, asked))
         return Explanation([s for s in sections if s.formulas], formulas, None)
     merged: dict[tuple[object, ...], Section] = {}
@@ -78,6 +78,11 @@ def explain(
     if not sections:
         raise InputError(f"--quantity {asked}: {node} keeps nothing between tokens; expected params or flops")
     return Explanation(sections, formulas, node)
+
+
+def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+    """Those that are not 0; that no token uses a part is said."""
+    return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
 def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> Section:

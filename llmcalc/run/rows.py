@@ -207,3 +207,22 @@ class WithStart(Rows):
 
 
 SOURCE, LOGITS, SEQUENCES, DISTANCES = Source(), Logits(), Sequences(), Distances()
+
+
+@dataclass(frozen=True, slots=True)
+class Routed(Rows):
+    """One row for each expert that a token goes to. An op that runs over them counts `top_k` for each token itself."""
+
+    name: str = "routed"
+    of: Rows = TOKENS
+    top_k: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w) * self.top_k
+
+
+ONCE = Rows("once", batched=False)
+"""What has no rows at all, such as a trained vector."""
+
+PATCHES = Rows("patches")
+"""As many rows as an image has patches or a sound has frames, which no workload says."""

@@ -1,0 +1,127 @@
+"""A program: the steps that a model runs, in scopes that are its modules. Equal layers are one scope with a repeat.
+
+A program knows of no workload, dtype, device or framework. The tree of nodes is the program seen from above: a scope is
+a node, and so is a step that holds weights or costs something by a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..ops.base import Op
+from .tree import Node
+from .value import Value, Weight
+
+
+class Step:
+    """One verb applied.
+
+    verb: what is done. name: the module that it is, empty where it is none.
+    ins, outs: the values it reads and makes. op: what that costs; None where it costs memory alone.
+    weight: the trained tensor it multiplies by. how: what else decides what is computed (an activation, a window).
+    about: what its node says of itself (`kind`, `source`, `role`).
+    """
+
+    __slots__ = ("about", "how", "ins", "name", "op", "outs", "verb", "weight")
+
+    def __init__(
+        self,
+        verb: str,
+        name: str,
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...],
+        op: Op | None = None,
+        weight: Weight | None = None,
+        how: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.verb, self.name, self.ins, self.outs, self.op, self.weight = verb, name, ins, outs, op, weight
+        self.how, self.about = how or {}, about or {}
+
+
+class Scope:
+    """A module: steps, further scopes, and alternatives, in the order in which they run.
+
+    about: what its node says of itself. takes, gives: of a scope with a repeat, what its first run reads and its last
+    one gives; what one gives is what the next one takes.
+    """
+
+    __slots__ = ("about", "gives", "items", "name", "takes")
+
+    def __init__(self, name: str, about: dict[str, Any]) -> None:
+        self.name, self.about = name, about
+        self.items: list[Item] = []
+        self.takes: Value | None = None
+        self.gives: Value | None = None
+
+    def node(self) -> Node:
+        """This scope as a node, with everything in it."""
+        op, forms, children = _nodes(self.items)
+        return Node(self.name, op, tuple(children), forms=forms, **self.about)
+
+    def steps(self) -> Iterator[Step]:
+        """Every step in it and below it, in order; of alternatives those of the first."""
+        for item in self.items:
+            if isinstance(item, Step):
+                yield item
+            elif isinstance(item, Scope):
+                yield from item.steps()
+            else:
+                yield from next(iter(item.branches.values())).steps()
+
+
+class Alternatives:
+    """Several ways to run one part, by the name of the form; the first runs where no other does.
+
+    All of them have the same nodes with the same parameters.
+    """
+
+    __slots__ = ("branches",)
+
+    def __init__(self, branches: dict[str, Scope]) -> None:
+        self.branches = branches
+
+
+Item: TypeAlias = Step | Scope | Alternatives
+
+
+def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
+    """The op of a scope itself, its forms, and its children."""
+    op: Op | None = None
+    forms: dict[str, Op] = {}
+    children: list[Node] = []
+    for item in items:
+        if isinstance(item, Scope):
+            children.append(item.node())
+        elif isinstance(item, Alternatives):
+            own, more, below = _merged(item)
+            op, forms = (op, forms) if own is None else (own, more)
+            children += below
+        elif item.verb == "opaque":
+            node: Node = item.how["node"]
+            op, forms = node.op, dict(node.forms)
+            children += node.children
+        elif item.name:
+            children.append(Node(item.name, item.op, **item.about))
+        elif item.op is not None:
+            op = item.op
+    return op, forms, children
+
+
+def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
+    """The nodes of the first form; each holds the ops of the others where they differ."""
+    (_, first), *others = alternatives.branches.items()
+    found = [(name, _nodes(branch.items)) for name, branch in others]
+    op, forms, children = _nodes(first.items)
+    forms |= {name: own for name, (own, _, _) in found if own is not None and own != op}
+    merged = []
+    for child in children:
+        other = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in found}
+        differ = {name: n.op for name, n in other.items() if n.op is not None and n.op != child.op}
+        merged.append(Node(**{**_fields(child), "forms": {**child.forms, **differ}}) if differ else child)
+    return op, forms, merged
+
+
+def _fields(node: Node) -> dict[str, Any]:
+    return {name: getattr(node, name) for name in Node.__dataclass_fields__}

@@ -1,0 +1,372 @@
+"""The recorder: a part tells it what it computes, verb by verb, as its forward runs, and it keeps a program of steps.
+
+Every verb takes values and gives values; its `name` is the module that holds the verb's weights. What a step costs is
+an op of the package, made of the axes of what it reads and gives. Nothing here asks for a workload, a phase, a dtype or
+a framework, and no part asks for the size of anything but an axis of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from .. import ops
+from ..algebra import Number
+from ..ops.base import Op
+from ..run.rows import ONCE, TOKENS, Routed, Rows
+from .axis import Axis, Beside, Shape, extent
+from .program import Alternatives, Scope, Step
+from .tree import Node, Role
+from .value import Value, Weight
+
+if TYPE_CHECKING:
+    from ..components.norm import Norm
+
+
+class Recordable(Protocol):
+    """A part that can be recorded: what it counts under, where its formula is from, and its flow."""
+
+    kind: ClassVar[str]
+
+    def source(self) -> str: ...
+
+    @property
+    def flow(self) -> Callable[..., Value]: ...
+
+
+class Flow:
+    """What parts write into.
+
+    causal: whether a token of the stack that is being recorded sees only the tokens before it.
+    memory: the encoder's output that the stack may attend to; None where there is none.
+    """
+
+    def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
+        self.root = self.here = Scope(name, {})
+        self.causal, self.memory = causal, memory
+        self.memo: dict[Any, Any] = {}
+        self._whole = False
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+        """Everything inside is of the module `name`.
+
+        whole: everything inside counts under it, whatever its own kind. about: what its node says of itself.
+        """
+        above, outside = self.here, self._whole
+        self.here = Scope(name, self._about(about))
+        above.items.append(self.here)
+        self._whole = outside or whole
+        try:
+            yield self.here
+        finally:
+            self.here, self._whole = above, outside
+
+    def part(self, name: str, part: Recordable, x: Value, *, kind: str = "", role: Role = "own", **more: Any) -> Value:
+        """A part of its own, under a name. more: what its flow takes besides x."""
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role) as scope:
+            made = part.flow(self, x, **more)
+            if kind and not self._whole:
+                scope.about["kind"] = kind
+            return made
+
+    def layers(
+        self,
+        x: Value,
+        run: Callable[[Value], Value],
+        repeat: Number,
+        which: Sequence[int] | None,
+        name: str = "layers",
+        **about: Any,
+    ) -> Value:
+        """`repeat` equal layers, recorded once: what one gives is what the next one takes."""
+        with self.scope(name, repeat=repeat, indices=which, **about) as scope:
+            scope.takes, scope.gives = x, run(x)
+        return scope.gives
+
+    def alternatives(self, **branches: Callable[[], Value]) -> Value:
+        """Several ways to compute one value, by the name of the form; the first runs where no other does."""
+        above, made, given = self.here, {}, []
+        for name, branch in branches.items():
+            self.here = made[name] = Scope(name, {})
+            given.append(branch())
+        self.here = above
+        above.items.append(Alternatives(made))
+        return given[0]
+
+    def _about(self, about: dict[str, Any]) -> dict[str, Any]:
+        if self._whole:
+            about.pop("kind", None)
+        return about
+
+    def n(self, shape: Shape) -> Number:
+        """Elements of a shape."""
+        return extent(shape)
+
+    def node(self) -> Node:
+        """The program seen from above."""
+        return self.root.node()
+
+    def record(
+        self,
+        verb: str,
+        name: str,
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...] = (),
+        op: Op | None = None,
+        weight: Weight | None = None,
+        about: dict[str, Any] | None = None,
+        **how: Any,
+    ) -> None:
+        """One step, with all that it makes."""
+        self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
+
+    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
+        """One step that makes one value, which is given back."""
+        self.record(verb, name, ins, (out,), **what)
+        return out
+
+    # --- maps with weights -------------------------------------------------------------------------------------------
+
+    def linear(
+        self,
+        name: str,
+        x: Value,
+        *out: Axis | Beside,
+        bias: bool = False,
+        weight: Weight | None = None,
+        rows: Rows | None = None,
+        **about: Any,
+    ) -> Value:
+        """y = x·Wᵀ + b. weight: another step's (tied). rows: of x that are mapped, where they are not all or others."""
+        seen = x.rows if rows is None else rows
+        if weight is not None:
+            weight.tied = True
+        op = ops.Linear(x.width, self.n(out), bias, seen, weight is not None, x.fixed)
+        weight = Weight(name, out, x.axes) if weight is None else weight
+        return self.step("linear", name, (x,), Value(seen, out), op=op, weight=weight, about=about, bias=bias)
+
+    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
+        """A part of a weight on the other side of a product, head by head: q·Wᵀ in place of W·c (DeepSeek-V2, §2.1.2).
+
+        Its steps together cost what the map itself costs for as many rows; the first of them, which has its name,
+        stands for all.
+        """
+        made = Value(x.rows, (x.axes[0], *out))
+        if not name:
+            return self.step("absorb", "", (x,), made, weight=weight)
+        op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
+        return self.step("absorb", name, (x,), made, op=op, weight=weight)
+
+    def blocks(self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **about: Any) -> Value:
+        """Linear maps side by side, each from its part of x to its part of the output."""
+        op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
+        weight = Weight(name, (blocks, *out), x.axes)
+        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, bias=bias)
+
+    def experts(
+        self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, bias: bool = False, **about: Any
+    ) -> Value:
+        """Each row through `top_k` of the experts' maps: a routed row is one of the `top_k` of its token."""
+        rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
+        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
+        weight = Weight(name, (experts, *out), x.axes)
+        how = {"bias": bias, "experts": experts, "top_k": top_k}
+        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **how)
+
+    def table(
+        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, **about: Any
+    ) -> tuple[Value, Weight]:
+        """A look-up for each of the rows `of`. The weight is given back for another step that is tied to it."""
+        weight = Weight(name, dim, (rows,))
+        op = ops.Embedding(rows.size, self.n(dim))
+        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about), weight
+
+    def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
+        """Another look-up in a table that is already there."""
+        weight.tied = True
+        return self.step("table", "", (), Value(of, weight.out), weight=weight)
+
+    def norm(
+        self, name: str, x: Value, spec: Norm, over: Shape | None = None, heads: Axis | None = None, **about: Any
+    ) -> Value:
+        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own."""
+        over = x.axes if over is None else over
+        held = over if heads is None else (heads, *over)
+        width = x.width if held is x.axes else self.n(held)
+        op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
+        return self.step("norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over)
+
+    def conv(
+        self,
+        name: str,
+        x: Value,
+        *out: Axis | Beside,
+        kernel: Number,
+        groups: Number = 1,
+        bias: bool = False,
+        padding: Number = 0,
+        overlap: Number = 0,
+        rows: Rows | None = None,
+        **about: Any,
+    ) -> Value:
+        """A convolution along the rows. groups, padding, overlap: as of `ops.Conv1d`. rows: of the output."""
+        seen = x.rows if rows is None else rows
+        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
+        how = {"kernel": kernel, "groups": groups, "bias": bias}
+        weight = Weight(name, out, x.axes)
+        return self.step("conv", name, (x,), Value(seen, out), op=op, weight=weight, about=about, **how)
+
+    def vector(
+        self, name: str, *axes: Axis | Beside, heads: Axis | None = None, many: Number = None, **about: Any
+    ) -> Value:
+        """Trained numbers that are added or multiplied by. heads, many: as `heads` and `rows` of `ops.Weight`."""
+        op = ops.Weight(self.n(axes), None if heads is None else heads.size, many)
+        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
+
+    def buffer(self, name: str, *axes: Axis | Beside, **about: Any) -> Value:
+        """Numbers that a checkpoint holds and that are not trained."""
+        value = Value(ONCE, axes, fixed=True)
+        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about)
+
+    # --- mixing rows -------------------------------------------------------------------------------------------------
+
+    def attention(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        causal: bool = True,
+        core: Callable[..., Op] = ops.AttentionCore,
+        about: dict[str, Any] | None = None,
+        cap: float | None = None,
+        biased: bool = False,
+        **limits: Any,
+    ) -> Value:
+        """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
+
+        That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
+        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
+        to them.
+        """
+        heads, *qk = q.axes
+        value = v.axes[1:]
+        cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
+        op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
+        out = Value(q.rows, (heads, *value))
+        how = {"causal": causal, "cap": cap, "biased": biased, **limits}
+        return self.step("attention", name, (q, k, v), out, op=op, about=about, **how)
+
+    def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
+        """What is kept of each row for later passes. Gives back all that this pass can see: kept rows and its own."""
+        width = kept[0].width
+        for value in kept[1:]:
+            width = width + value.width
+        seen = tuple(v.seen(*v.axes) for v in kept)
+        self.record("cache", name, kept, seen, op=ops.KVCache(width, kind, limit, kept[0].rows), limit=limit)
+        return seen
+
+    def state(self, name: str, *axes: Axis | Beside, kind: str = "recurrent_state", bits: Number = None) -> None:
+        """What is kept of each sequence, however many rows there were."""
+        self.record("state", name, (), op=ops.State(self.n(axes), kind, bits))
+
+    def core(
+        self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
+    ) -> Value:
+        """A product, a scan or a look-up that is an op of its own: the op says what it costs."""
+        made = Value(ins[0].rows if rows is None else rows, axes)
+        return self.step("core", name, ins, made, op=op, about=about)
+
+    # --- experts -----------------------------------------------------------------------------------------------------
+
+    def dispatch(self, x: Value, scores: Value, experts: Axis, top_k: Number) -> Value:
+        """The rows of each token, one for each expert that it goes to."""
+        rows = Routed(of=x.rows, top_k=top_k)
+        return self.step("dispatch", "", (x, scores), Value(rows, x.axes), experts=experts, top_k=top_k)
+
+    def combine(self, routed: Value, scores: Value, experts: Axis, top_k: Number) -> Value:
+        """The weighted sum of the outputs of a token's experts."""
+        made = Value(scores.rows, routed.axes)
+        return self.step("combine", "", (routed, scores), made, experts=experts, top_k=top_k)
+
+    # --- element by element: no op, but memory -----------------------------------------------------------------------
+
+    def act(self, x: Value, name: str) -> Value:
+        return self.step("act", "", (x,), Value(x.rows, x.axes), kind=name)
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self.step("mul", "", (a, b), Value(a.rows, a.axes))
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.step("add", "", (a, b), Value(a.rows, a.axes))
+
+    def dropout(self, x: Value) -> Value:
+        """Marks where published models drop elements while they are trained."""
+        return self.step("dropout", "", (x,), Value(x.rows, x.axes))
+
+    def rope(self, x: Value, spec: Any) -> Value:
+        """Turned by position. spec: how much of a head, by which angles; layers with equal ones share the tables."""
+        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec)
+
+    def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
+        """Views of one storage."""
+        return tuple(x.seen(*shape) for shape in shapes)
+
+    def cat(self, *xs: Value, axes: Shape) -> Value:
+        return self.step("cat", "", xs, Value(xs[0].rows, axes))
+
+    def repeat(self, x: Value, heads: Axis) -> Value:
+        """Keys or values once for each query head; the same where there are as many already."""
+        few, many = x.axes[0].size, heads.size
+        if few is many or (type(few) is type(many) is int and few == many):
+            return x
+        return self.step("repeat", "", (x,), Value(x.rows, (heads, *x.axes[1:])))
+
+    def elementwise(self, name: str, *ins: Value, axes: Shape, rows: Rows | None = None, **about: Any) -> Value:
+        """A module without parameters or products that the tree shows."""
+        made = Value(ins[0].rows if rows is None else rows, axes)
+        return self.step("elementwise", name, ins, made, op=ops.Elementwise(), about=about)
+
+    def cross_entropy(self, logits: Value) -> Value:
+        return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))
+
+    # --- parts that have no flow yet ---------------------------------------------------------------------------------
+
+    def opaque(self, node: Node, x: Value) -> Value:
+        """A part that has an anatomy and no flow yet: its node's own op and children stand in this scope."""
+        if x.rows is not TOKENS:
+            node = _over(node, x.rows)
+        node = _without_kind(node) if self._whole else node
+        self.here.about |= {key: getattr(node, key) for key in ("kind", "source") if getattr(node, key)}
+        if node.role != "own":
+            self.here.about["role"] = node.role
+        return self.step("opaque", "", (x,), Value(x.rows, x.axes), node=node)
+
+
+def _over(node: Node, rows: Rows) -> Node:
+    """The node with its ops over other rows."""
+    from dataclasses import replace
+
+    def changed(op: Any) -> Any:
+        for field in ("rows", "table"):
+            seen = getattr(op, field, None)
+            if seen is TOKENS:
+                op = replace(op, **{field: rows})
+            elif getattr(seen, "of", None) is TOKENS:
+                op = replace(op, **{field: replace(seen, of=rows)})  # type: ignore[type-var]
+        return op
+
+    forms = {name: changed(op) for name, op in node.forms.items()}
+    children = tuple(_over(child, rows) for child in node.children)
+    return replace(node, op=changed(node.op), children=children, forms=forms)
+
+
+def _without_kind(node: Node) -> Node:
+    from dataclasses import replace
+
+    return replace(node, kind="", children=tuple(_without_kind(child) for child in node.children))

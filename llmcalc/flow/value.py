@@ -1,0 +1,50 @@
+"""What flows: values with rows and named axes, and weights that exist once however often they are used."""
+
+from __future__ import annotations
+
+from ..algebra import Number
+from ..run.rows import Rows
+from .axis import Axis, Beside, Shape, extent
+
+
+class Value:
+    """A tensor of [rows, *axes]. Its identity is that of its storage: two steps that read one value read one thing.
+
+    rows: which vectors it has. axes: what each of them is made of.
+    of: the value whose storage this one looks at, where it is a view.
+    fixed: it is not computed from any parameter, so that no gradient goes on from it.
+    """
+
+    __slots__ = ("_width", "axes", "fixed", "of", "rows")
+
+    def __init__(self, rows: Rows, axes: Shape, of: Value | None = None, fixed: bool = False) -> None:
+        self.rows, self.axes, self.of, self.fixed = rows, axes, of, fixed
+        self._width: Number = None
+
+    @property
+    def width(self) -> Number:
+        """Elements of one row; multiplied once."""
+        if self._width is None:
+            self._width = extent(self.axes)
+        return self._width
+
+    def seen(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
+        """The same storage under other axes."""
+        return Value(self.rows if rows is None else rows, axes, self, self.fixed)
+
+    @property
+    def storage(self) -> Value:
+        """The value that holds the elements."""
+        return self if self.of is None else self.of.storage
+
+
+class Weight:
+    """A trained tensor. A second step that takes it has it tied: it is counted where it was made.
+
+    out, ins: the axes of what it gives and of what it reads.
+    """
+
+    __slots__ = ("ins", "name", "out", "tied")
+
+    def __init__(self, name: str, out: Shape, ins: Shape) -> None:
+        self.name, self.out, self.ins, self.tied = name, out, ins, False
