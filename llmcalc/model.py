@@ -400,32 +400,35 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, hidden = spec, spec.hidden_size
             width = spec.embedding_size or hidden
+            last = spec.encoder if spec.decoder is None else spec.decoder  # its output is the model's
+            assert last is not None
+            top = self._mapped_back(spec, last)
             self.embed_tokens = nn.Embedding(spec.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding:
                 self.unused_embedding = nn.Embedding(spec.vocab_size, width)
-            if spec.embedding_size is not None and spec.main.input_size is None:
+            if spec.embedding_size is not None and last.input_size is None:
                 self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Around(spec.encoder.hidden_size or hidden, causal=False))
                 self.decoder = spec.decoder.reference(Around(hidden, source_size=spec.encoder.hidden_size))
             else:
-                only = spec.main.reference(Around(hidden, causal=spec.encoder is None))
+                only = last.reference(Around(hidden, causal=spec.encoder is None))
                 for name, child in only.named_children():
                     self.add_module(name, child)
                 self._only = (only,)  # in a tuple: its children are this model's own
             if spec.pooler or spec.pooler_labels is not None:
                 self.pooler = Pooler(hidden, spec.pooler_labels, spec.pooler)
             if spec.contact_head:
-                layer: Any = spec.main.block.attention
-                self.contact_head = nn.Linear(spec.main.num_hidden_layers * layer.num_attention_heads, 1)
+                layer: Any = last.block.attention
+                self.contact_head = nn.Linear(last.num_hidden_layers * layer.num_attention_heads, 1)
             self.scores_pooled = (
                 hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
             )
-            if spec.top_size is not None:
-                self.head_proj = nn.Linear(hidden, spec.top_size, bias=False)
+            if top is not None:
+                self.head_proj = nn.Linear(hidden, top, bias=False)
             if isinstance(spec.head, Classifier):
-                self.classifier = spec.head.reference(Around(spec.top_size or hidden))
+                self.classifier = spec.head.reference(Around(top or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Around(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
@@ -433,7 +436,7 @@ def _references() -> dict[str, type[nn.Module]]:
                     output.weight = self.embed_tokens.weight
                 if spec.mtp is not None:
                     self.mtp = nn.ModuleList(
-                        spec.mtp.reference(Around(hidden), spec.mtp_block())
+                        spec.mtp.reference(Around(hidden), self._layer_ahead(spec.mtp, last))
                         for _ in range(spec.mtp.num_nextn_predict_layers)
                     )
                     for module in self.mtp:
@@ -443,6 +446,26 @@ def _references() -> dict[str, type[nn.Module]]:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
                     self.towers.add_module(name, tower.reference(Around(hidden, causal=False)))
+
+        @staticmethod
+        def _mapped_back(spec: ModelSpec, last: Stack) -> int | None:
+            """The width of the embedding, where the output is mapped to it before the head reads it."""
+            if isinstance(spec.head, LMHead):
+                return spec.embedding_size if spec.head.transform is None else None
+            if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
+                return None
+            return None if last.input_size is not None else spec.embedding_size
+
+        @staticmethod
+        def _layer_ahead(mtp: MultiTokenPrediction, decoder: Stack) -> Layer:
+            """The layer inside a module of multi-token prediction: of the kind named, or of the last layer's kind."""
+            kind = mtp.layer
+            if kind is None:
+                above = decoder.num_hidden_layers - len(decoder.first_layers)
+                ends = decoder.first_layers[: decoder.num_hidden_layers]
+                kind = decoder.pattern[(above - 1) % len(decoder.pattern)] if above > 0 else ends[-1]
+            layers: dict[str, Layer] = {"block": decoder.block, **decoder.variants}
+            return layers[kind]
 
         def repeats(self) -> dict[str, str]:
             """The path of every layer that is built like an earlier one → the path of the first such."""

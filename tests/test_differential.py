@@ -7,17 +7,27 @@ takes them all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from tests import differential
-from tests.differential import judged, sampled
+from tests.differential import COMPARED, judged, sampled
 
-MANY = 1
-"""Variations of each model type; most of the time goes into loading the classes, some 20 s of one core,
-and half as much again for one more.
+DRAWN = 4
+"""Variations drawn at most of each model type, until one compares something."""
+
+MOST_EMPTY = 0.2
+"""The largest share of the variations drawn that may compare nothing."""
+
+KINDS = [kind for kind in model_types() if family_of(kind).read is not None]
+
+SHARES = 4
+"""Tests that the model types are dealt out to, so that several processes can take them. Each holds its own variations
+to `MOST_EMPTY`, so all of them together keep to it.
 """
 
 MISTRAL: dict[str, Any] = {
@@ -33,12 +43,21 @@ MISTRAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in model_types() if family_of(kind).read is not None])
-def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(kind: str) -> None:
-    found = sampled(kind, MANY)
-    assert len(found) == MANY
-    told = [(name, value, *judged(config)) for _, name, value, config in found]
-    assert not [one for one in told if one[2] in ("wrong", "crash")]
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(share: int) -> None:
+    """Of every model type one variation at least is compared; those drawn before it that compare nothing are few."""
+    kinds = KINDS[share::SHARES]
+    told: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
+    for kind in kinds:
+        for _, name, value, config in sampled(kind, DRAWN):
+            told[kind].append((*judged(config), kind, name, value))
+            if told[kind][-1][0] in COMPARED:
+                break
+    drawn = [one for several in told.values() for one in several]
+    empty = [one for one in drawn if one[0] not in COMPARED]
+    assert not [one for one in drawn if one[0] in ("wrong", "crash")]
+    assert not [kind for kind, several in told.items() if not several or several[-1] in empty]
+    assert len(empty) <= MOST_EMPTY * len(drawn), f"{len(empty)} of {len(drawn)} compared nothing: {empty}"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +72,51 @@ def test_a_field_that_is_read_wrongly_is_told(monkeypatch: pytest.MonkeyPatch, c
 def test_a_reader_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differential, "read_config", lambda config: config["no such field"])
     assert judged(MISTRAL)[0] == "crash"
+
+
+def _raises(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("a mistake in llmcalc")
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("llmcalc.model.ModelSpec", "anatomy"),
+        ("llmcalc.ops.linear.Linear", "forward_flops"),
+        ("llmcalc.ops.attention.KVCache", "cache_bits"),
+        ("llmcalc.verify.transformers", "followed"),
+        ("llmcalc.verify.transformers", "places"),
+        ("llmcalc.verify.transformers", "cache_bytes"),
+        ("llmcalc.verify.measure", "flops_by_path"),
+    ],
+)
+def test_a_count_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> None:
+    """Though the class cannot be built, what counts without it."""
+    monkeypatch.setattr(f"{where}.{name}", _raises)
+    assert judged(MISTRAL) == ("crash", repr(ZeroDivisionError("a mistake in llmcalc")))
+    if where.startswith(("llmcalc.model", "llmcalc.ops")):
+        assert judged({**MISTRAL, "rope_parameters": {"rope_type": "none such"}})[0] == "crash"
+
+
+def _keyless(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, that gives the class what it takes for a mask and is none."""
+
+    def run(spec: ModelSpec, model: Any, batch: int, seq: int) -> Any:
+        model.forward = lambda **inputs: type(model).forward(model, **inputs, attention_mask="none")
+        return real(spec, model, batch, seq)
+
+    return run
+
+
+def test_a_class_that_runs_and_is_run_wrongly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmcalc.verify import transformers
+
+    monkeypatch.setattr(transformers, "run", _keyless(transformers.run))
+    assert judged(MISTRAL)[0] == "crash"
+
+
+def test_a_class_that_cannot_be_built_is_no_mistake() -> None:
+    assert judged({**MISTRAL, "rope_parameters": {"rope_type": "none such"}})[0] == "unbuilt"
 
 
 def test_a_known_difference_excuses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,8 @@ def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     rows = {row["quantity"]: row for row in data["formulas"] if row["node"] == "model"}
     count = params(preset.model)
     assert rows["params"]["value"] == count.total
-    assert "active" not in rows or rows["active"]["value"] == count.active
+    assert ("active" in rows) == (count.active != count.total)
+    assert rows.get("active", rows["params"])["value"] == count.active
     workload = sight(batch=1, seq=SEQ, source=SEQ)
     total = preset.model.anatomy().total(lambda use: use.forward_flops(), workload)
     assert Fraction(rows["flops"]["value"]).limit_denominator(SEQ) == Fraction(total, SEQ)

@@ -106,7 +106,7 @@ def test_a_field_removed_or_inserted(place: tuple[str, tuple[str, ...]], key: st
     if known:
         refused(lambda: validated(Preset, {"name": name, "model": table}, "x.toml"))
     else:
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match="unknown field"):
             validated(Preset, {"name": name, "model": table}, "x.toml")
 
 

@@ -73,6 +73,18 @@ def test_a_head_is_counted_as_its_class_has_it(kind: str, name: str) -> None:
     assert {"parameters", "forward_flops"} <= {c.quantity for c in verdict.checks if c.node == "model"}
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> None:
+    """Which expert a random router chooses changes no count, though an expert of Switch has a capacity."""
+    import torch
+
+    torch.manual_seed(seed)
+    name = "SwitchTransformersForConditionalGeneration"
+    config = {**shapes_of("switch_transformers")[0], "architectures": [name], "expert_capacity": 2}
+    verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures]
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])
 def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None:
     """The class takes several sequences a question; each is one of the batch."""

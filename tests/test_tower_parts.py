@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from pydantic import ValidationError
 
 from llmcalc.api import flops, kv, load, memory, params
-from llmcalc.components import towers
 from llmcalc.components.base import Around, Component
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.projector import Map, Projector
@@ -19,7 +17,6 @@ from llmcalc.components.towers.vision import VisionTower
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.verify.reference import verify_reference
-from tests.test_parts import check_independence
 from tests.test_towers import wrapped
 from tests.tower_shapes import WRAPPERS
 
@@ -124,8 +121,3 @@ def test_names_of_towers_are_no_names_of_modules() -> None:
                 "towers": {"load_state_dict": Projector.examples()[0].model_dump()},
             }
         )
-
-
-def test_tower_formulas_and_references_share_no_code() -> None:
-    for file in Path(towers.__file__).parent.glob("*.py"):
-        check_independence(file.read_text(), file.name)

@@ -27,8 +27,11 @@ from llmcalc.views import memory as memory_view
 from llmcalc.views import params as params_view
 from llmcalc.views import pipe, plain, summary
 from llmcalc.views.document import Report
+from llmcalc.workload import Workload
 
 WIDTH = 80
+
+SEQ = Setting(seq=64)
 
 
 def reports(preset: Preset) -> list[Report]:
@@ -62,11 +65,16 @@ def test_every_architecture_can_be_explained(file: str) -> None:
     cls, shapes = next(iter(import_module(f"tests.families.{file}").SHAPES.items()), ("", ()))
     for shape in shapes[:1]:
         spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shape})[0])
-        out = io.StringIO()
-        pipe.render(
-            explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=Setting(seq=64))), out, WIDTH
-        )
-        assert "= " in out.getvalue()
+        out, report = io.StringIO(), explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=SEQ))
+        pipe.render(report, out, WIDTH)
+        assert isinstance(report.data, dict)
+        found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
+        assert found["params"] == params.params(spec).total
+        workload = Workload(batch=1, seq=SEQ.seq, source=SEQ.seq)
+        assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
+        assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
+        shown = " ".join(out.getvalue().split())
+        assert f"= {found['params']:,}" in shown
 
 
 def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:

@@ -484,7 +484,10 @@ def _reference() -> type[nn.Module]:
             """Keys and values that this layer makes, or those of the last one that attends alike."""
             if self.cross:
                 return self._keys_and_values(x, run)
-            alike = ("kv", *self.spec.attends_like())
+            spec = self.spec
+            alike = (
+                "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
+            )  # fmt: skip
             if not self.spec.kv_shared:
                 run.memo[alike] = self._keys_and_values(x, run)
             made: tuple[Tensor, Tensor] = run.memo[alike]

@@ -253,7 +253,20 @@ class Block(Layer):
 
 @cache
 def _reference() -> type[nn.Module]:
+    import torch
     from torch import nn
+
+    class Scaling(nn.Module):
+        """x: [..., width] → weight · x, and a bias on it where it has one."""
+
+        def __init__(self, width: int, bias: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+            self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = x * self.weight
+            return scaled if self.bias is None else scaled + self.bias
 
     class BlockReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
@@ -279,11 +292,11 @@ def _reference() -> type[nn.Module]:
                 self.pre_norm = spec.norm.reference(around)
                 return
             for name in self.order if spec.residual_scale else ():
-                scale = AFFINE if spec.residual_scale is True else SCALE
-                if spec.residual_scale != "stream":
-                    self.add_module(f"{name}_out_scale", scale.reference(around))
-                if spec.residual_scale != "output":
-                    self.add_module(f"{name}_residual_scale", scale.reference(around))
+                width, both = around.hidden_size, spec.residual_scale is True
+                if both or spec.residual_scale == "output":
+                    self.add_module(f"{name}_out_scale", Scaling(width, bias=both))
+                if both or spec.residual_scale == "stream":
+                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=both))
             for name in self.order:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{name}_{place}_norm" for place in places):

@@ -96,13 +96,14 @@ def _reference() -> type[nn.Module]:
                 assert isinstance(part, Component)
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
                 if gated[name]:
-                    self.add_module(name + GATE, Gate(around.hidden_size, spec.gated_norm_rank))
+                    self.add_module(f"{name}_pre_norm_gate", Gate(around.hidden_size, spec.gated_norm_rank))
                 self.add_module(name, part.reference(around))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(f"{name}_pre_norm")(x)
-                y = self.get_submodule(name + GATE)(y) if hasattr(self, name + GATE) else y
+                gate = f"{name}_pre_norm_gate"
+                y = self.get_submodule(gate)(y) if hasattr(self, gate) else y
                 x = x + self.get_submodule(name)(y, run)
             return x
 

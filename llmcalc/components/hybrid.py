@@ -12,7 +12,7 @@ from pydantic import model_validator
 from ..flow.tree import Node
 from . import Mixer
 from .attention import Attention
-from .base import Around, Nothing
+from .base import Around, Component, Nothing
 from .block import Layer
 from .feed_forward import FeedForward
 from .mamba import Mamba
@@ -82,7 +82,12 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: HybridBlock, around: Around) -> None:
             super().__init__()
             self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(around), spec.norm.reference(around)
-            for where, part in spec._parts():
+            for where, part in (
+                ("state_space", spec.state_space),
+                ("self_attn", spec.attention),
+                ("mlp", spec.feed_forward),
+            ):
+                assert isinstance(part, Component)
                 self.add_module(where, part.reference(around))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

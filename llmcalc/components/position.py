@@ -63,7 +63,10 @@ class Rope(Part):
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
         """x: [..., tokens, head_dim], turned; its first token stands at position `start`."""
-        return rotate(x, run, start, self.turned(x.shape[-1]), self.rope_theta)
+        turned = self.rotary_dim
+        if turned is None:  # whole pairs of the given share of a head
+            turned = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
+        return rotate(x, run, start, turned, self.rope_theta)
 
 
 class Alibi(Part):

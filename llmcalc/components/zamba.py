@@ -241,7 +241,7 @@ def _reference() -> type[nn.Module]:
             wide = Around(2 * hidden, output_size=hidden)
             self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(wide), spec.norm.reference(around)
             self.self_attn, self.mlp = block.attention.reference(wide), Network(block, around)
-            for name in QKV if block.attention_adapters else ():
+            for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 old: Any = getattr(self.self_attn, name)
                 setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block, old.bias is not None))
 
@@ -257,14 +257,15 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.transformer = BlockReference(spec, around)
             self.linear = nn.Linear(around.hidden_size, around.hidden_size, bias=False)
-            self.mixer_pre_norm, self.mixer = spec.norm.reference(around), spec._mixer().reference(around)
+            assert isinstance(spec.attention, Component)
+            self.mixer_pre_norm, self.mixer = spec.norm.reference(around), spec.attention.reference(around)
 
         def share(self, first: ZambaReference) -> None:
             """Takes the first such layer's block for its own, and leaves its adapters with it."""
             if first is self:
                 return
             for path, module in list(self.transformer.named_modules()):
-                if not path.endswith(ADAPTERS):
+                if not path.endswith("adapters"):
                     continue
                 mine: Any = module.get_submodule("0")
                 keeper: Any = first.transformer.get_submodule(path)
@@ -273,7 +274,7 @@ def _reference() -> type[nn.Module]:
                 keeper.append(kept)
             for path, parameter in list(first.transformer.named_parameters()):
                 holder, _, name = path.rpartition(".")
-                if f"{ADAPTERS}." not in path:
+                if "adapters." not in path:
                     setattr(self.transformer.get_submodule(holder), name, parameter)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

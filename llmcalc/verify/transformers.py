@@ -8,6 +8,7 @@ class departs from its architecture, that is one line in `deviations`, and nothi
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         )
     real: nn.Module = cls(made).to(torch.bfloat16).eval().requires_grad_(False)
     _send_to_real_experts(real)
+    _drop_no_token(real)
     return real
 
 
@@ -128,6 +130,17 @@ def _send_to_real_experts(model: nn.Module) -> None:
         )
         if isinstance(correction, torch.Tensor) and identities:
             correction[-identities:] = float("-inf")
+
+
+def _drop_no_token(model: nn.Module) -> None:
+    """Gives every expert of a router with a capacity (Switch Transformers) room for all tokens, as is counted.
+
+    Otherwise the FLOPs depend on the random weights: tokens beyond `expert_capacity` pass no expert.
+    """
+    capacity = "expert_capacity"
+    for module in model.modules():
+        if isinstance(getattr(module, capacity, None), int):
+            setattr(module, capacity, sys.maxsize)
 
 
 def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
