@@ -21,8 +21,9 @@ from llmcalc.costs.memory import MEMORY_PHASES, MemoryUse, Setup, fits, memory
 from llmcalc.costs.params import params
 from llmcalc.costs.training_memory import OPTIMIZERS
 from llmcalc.errors import InputError
+from llmcalc.hardware import Hardware
 from llmcalc.model import ModelSpec, MultiTokenPrediction
-from llmcalc.sources.hardware import Hardware, hardware_names, load_hardware
+from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report
 

@@ -12,8 +12,7 @@ from typing import IO, Annotated, Any, TypeAlias
 
 import typer
 
-from ..errors import InputError, MissingExtra
-from ..sources.files import shown
+from ..errors import InputError, MissingExtra, shown
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool
 
 from ..algebra import is_zero
 from ..ops import Idle, Shared
+from ..record import Record
 from ..tree import Node
 
 if TYPE_CHECKING:
@@ -100,26 +101,8 @@ Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-NONE = "none"
-"""What a description gives for an optional field that is not there."""
-
-
-class Part(BaseModel):
-    """A piece of a spec: immutable, and refusing any field it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none(cls, data: Any) -> Any:
-        """`"none"` says that an optional field is not there: TOML knows no null. (As a `type` it is a part of its
-        own.)
-        """
-        if isinstance(data, dict) and any(
-            value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
-        ):
-            return {key: None if value == NONE and key != "type" else value for key, value in data.items()}
-        return data
+class Part(Record):
+    """A piece of a spec."""
 
 
 @dataclass(frozen=True, slots=True)

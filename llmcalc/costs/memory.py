@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add
 from ..errors import InputError
+from ..hardware import Hardware
 from ..model import ModelSpec
-from ..sources.hardware import Hardware
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload import Workload
 from .cache import cache_bits_of

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
-from ...errors import InputError
-from ..files import shown
+from ...errors import InputError, shown
 
 HeadKind: TypeAlias = Literal["lm", "none", "classification"]
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ...errors import InputError, suggest
-from ..files import shown
+from ...errors import InputError, shown, suggest
 from .config import Config, Family, HeadKind
 
 FILES: dict[str, tuple[str, ...]] = {
