@@ -25,8 +25,9 @@ from llmcalc.views import flops as flops_view
 from llmcalc.views import kv as kv_view
 from llmcalc.views import memory as memory_view
 from llmcalc.views import params as params_view
-from llmcalc.views import pipe, plain, summary
+from llmcalc.views import summary
 from llmcalc.views.document import Report
+from llmcalc.views.formats import pipe, plain
 
 WIDTH = 80
 

@@ -5,15 +5,14 @@ from typing import Annotated
 
 import typer
 
+from ..components.head import HeadKind
 from ..costs.params import included, params
 from ..errors import InputError
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
 from .options import (
-    Format,
     FormatOption,
-    Head,
     HeadOption,
     OfflineOption,
     Output,
@@ -37,7 +36,7 @@ def command(
         bool,
         typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it."),
     ] = False,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -56,7 +55,7 @@ def command(
     )
 
 
-def _one(target: str, overrides: list[str] | None, head: Head | None, include: frozenset[str]) -> Report:
+def _one(target: str, overrides: list[str] | None, head: HeadKind | None, include: frozenset[str]) -> Report:
     if is_checkpoint(Path(target)):
         from ..sources.checkpoints.read import read_checkpoint
         from ..views.checkpoint import report as checkpoint_report

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from .. import ops
 from ..algebra import Number
@@ -20,6 +20,10 @@ from .norm import Norm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+HeadKind: TypeAlias = Literal["lm", "none", "classification"]
+"""The `type` of each head below."""
 
 
 class Transform(Part):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..algebra import Number, add
 from ..errors import InputError
@@ -24,7 +24,9 @@ from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme
 from .training_memory import OptimizerState, bytes_of, optimizer_state
 
 MemoryPhase: TypeAlias = Literal["inference", "training"]
-MEMORY_PHASES: tuple[MemoryPhase, ...] = ("inference", "training")
+MasterWeights: TypeAlias = Literal["fp32", "none"]
+
+MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
 NOT_COUNTED = (
     "activations",
@@ -269,8 +271,8 @@ def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
     trained = dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     weights = _float(setup.dtype, "--dtype", trained)
     master = setup.master_weights or "none"
-    if master not in ("fp32", "none"):
-        raise InputError(f"--master-weights {master}: not known; expected fp32 or none")
+    if master not in get_args(MasterWeights):
+        raise InputError(f"--master-weights {master}: not known; expected {' or '.join(get_args(MasterWeights))}")
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
     name = setup.optimizer or "adamw"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
+from ...components.head import HeadKind
 from ...errors import InputError, shown
-
-HeadKind: TypeAlias = Literal["lm", "none", "classification"]
 
 IRRELEVANT = frozenset(
     """
@@ -239,4 +238,4 @@ class Family:
     towers: str = ""
 
 
-__all__ = ["IRRELEVANT", "Config", "Family", "HeadKind"]
+__all__ = ["IRRELEVANT", "Config", "Family"]

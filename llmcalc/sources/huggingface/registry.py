@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ...components.head import HeadKind
 from ...errors import InputError, shown, suggest
-from .config import Config, Family, HeadKind
+from .config import Config, Family
 from .heads import architecture_of, head_of
 
 FILES: dict[str, tuple[str, ...]] = {
