@@ -12,8 +12,9 @@ from .costs import params as param_costs
 from .costs.cache import CacheSize
 from .costs.flops import FlopCount
 from .costs.memory import MemoryPhase, MemoryUse, Setup
-from .costs.params import ParameterCount, included
+from .costs.params import ParameterCount
 from .model import ModelSpec
+from .optional import included
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .workload import AttentionBackward, Pairs, Phase, Recompute

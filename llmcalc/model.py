@@ -20,16 +20,11 @@ from .components.block import Layer
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
+from .optional import MTP, TOWERS
 from .tree import Node
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-MTP_OPTION = "mtp"
-"""The name under which multi-token-prediction modules are asked into a total."""
-
-TOWERS_OPTION = "towers"
-"""The name under which towers of other modalities are asked into a total."""
 
 
 class MultiTokenPrediction(Part):
@@ -57,7 +52,7 @@ class MultiTokenPrediction(Part):
             repeat=n,
             indices=which,
             kind="mtp",
-            optional=MTP_OPTION,
+            optional=MTP.name,
             source="DeepSeek-V3 2024, §2.2",
         )
 
@@ -316,7 +311,7 @@ class ModelSpec(Part):
         """What stands beside the text model: its parameters, and no FLOPs."""
         around = Around(self.hidden_size, causal=False)
         children = tuple(_parameters_alone(tower.anatomy(name, around)) for name, tower in self.towers.items())
-        return Node("towers", children=children, kind="towers", optional=TOWERS_OPTION)
+        return Node("towers", children=children, kind="towers", optional=TOWERS.name)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes

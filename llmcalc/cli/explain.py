@@ -6,7 +6,7 @@ import typer
 
 from ..costs.explain import Asked, explain
 from ..costs.formulas import Setting
-from ..costs.params import included
+from ..optional import included
 from ..views.explain import report
 from .options import (
     CacheDtype,

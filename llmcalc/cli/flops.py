@@ -6,7 +6,7 @@ import typer
 
 from ..costs.conventions import conventions
 from ..costs.flops import flops, workload_of
-from ..costs.params import included
+from ..optional import included
 from ..views.document import joined
 from ..views.flops import report
 from ..workload import AttentionBackward, Phase, Recompute

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from ..costs.memory import MasterWeights, MemoryPhase, Setup, fits, memory
-from ..costs.params import included
 from ..costs.quantization import COMMON
 from ..costs.training_memory import Optimizer
+from ..optional import included
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name

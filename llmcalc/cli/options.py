@@ -13,6 +13,7 @@ import typer
 
 from ..components.head import HeadKind
 from ..errors import InputError, MissingExtra, shown
+from ..optional import MTP, TOWERS, OptionalPart
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of
@@ -143,12 +144,14 @@ Output: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-WithMtp: TypeAlias = Annotated[
-    bool, typer.Option("--with-mtp", help="Count multi-token-prediction modules into the totals.")
-]
-WithTowers: TypeAlias = Annotated[
-    bool, typer.Option("--with-towers", help="Count towers of other modalities and their projectors into the totals.")
-]
+
+
+def _counting_in(part: OptionalPart) -> Any:
+    return typer.Option(part.option, help=f"Count {part.title} into the totals.")
+
+
+WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]
+WithTowers: TypeAlias = Annotated[bool, _counting_in(TOWERS)]
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from ..components.head import HeadKind
-from ..costs.params import included, params
+from ..costs.params import params
 from ..errors import InputError
+from ..optional import OPTIONAL_PARTS, included
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
@@ -45,8 +46,9 @@ def command(
     """
     include = included(with_mtp, with_towers)
     if measure and (overrides or head or include):
+        refused = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
         raise InputError(
-            "--measure: builds the class as the config says; expected no --set, --head, --with-mtp or --with-towers"
+            f"--measure: builds the class as the config says; expected no {', '.join(refused[:-1])} or {refused[-1]}"
         )
     show(
         joined([_measured(target) if measure else _one(target, overrides, head, include) for target in targets]),

@@ -15,6 +15,7 @@ from ..algebra import Number, add
 from ..errors import InputError
 from ..hardware import Hardware
 from ..model import ModelSpec
+from ..optional import OPTIONAL_PARTS
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload import Workload
 from .cache import cache_bits_of
@@ -157,7 +158,7 @@ class MemoryUse:
         if self.count.buffers:
             found.append(f"buffers: {self.count.buffers:,} elements")
         found += [
-            f"{option} modules: {size:,} parameters (--with-{option} counts them)"
+            f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number
-from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
 from ..ops import IdentityExperts, Op
 from ..tree import Node, by_kind
 from ..workload import Workload
@@ -98,11 +98,6 @@ class ParameterCount:
             if option and option not in self.include:
                 found[option] = found.get(option, 0) + place.node.total(total_of, include=frozenset({option}))
         return found
-
-
-def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
-    """The optional parts that were asked into a total."""
-    return frozenset(name for name, asked in ((MTP_OPTION, with_mtp), (TOWERS_OPTION, with_towers)) if asked)
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:

@@ -18,7 +18,8 @@ from ..costs.flops import forward_of
 from ..costs.limits import learned_positions
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
-from ..model import TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
+from ..optional import WITHOUT_FLOPS
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..tree import Cost, Node
@@ -132,7 +133,7 @@ def _send_to_real_experts(model: nn.Module) -> None:
 def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
     tree, cls = spec.anatomy(), type(model).__name__
     counted = parameters(model)
-    towers = frozenset({TOWERS_OPTION})  # the class of a wrapper builds them; a pass over tokens runs none
+    towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
     found = places(tree, counted, spec.kind)
 
     def against(
