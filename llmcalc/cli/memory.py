@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from ..costs.memory import MasterWeights, MemoryPhase, Setup, fits, memory
+from ..api import memory
+from ..costs.memory import MasterWeights, MemoryPhase, fits
 from ..costs.quantization import COMMON
 from ..costs.training_memory import Optimizer
-from ..optional import included
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
@@ -87,21 +87,23 @@ def command(
     """
     preset = load_one(target, overrides, head)
     named = {one.name: one for one in map(find_hardware, hardware or ())}
-    setup = Setup(
-        phase,
-        dtype,
-        batch,
-        seq,
-        kv_dtype,
-        grad_dtype,
-        master_weights,
-        optimizer,
-        optimizer_dtype,
-        momentum,
-        quantize,
-    )
     with about(preset):
-        use = memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
+        use = memory(
+            preset,
+            phase,
+            dtype=dtype,
+            batch=batch,
+            seq=seq,
+            kv_dtype=kv_dtype,
+            grad_dtype=grad_dtype,
+            master_weights=master_weights,
+            optimizer=optimizer,
+            optimizer_dtype=optimizer_dtype,
+            momentum=momentum,
+            quantize=quantize,
+            with_mtp=with_mtp,
+            with_towers=with_towers,
+        )
     found = fits(use, named.values() or map(load_hardware, hardware_names()))
     show(report(preset, use, found), fmt, output)
     if named and not any(fit.fits for fit in found):
