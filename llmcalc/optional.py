@@ -5,11 +5,10 @@ A node of such a part has the part's name as its `optional`. A count takes the n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class OptionalPart:
+class OptionalPart(NamedTuple):
     """name: as nodes, `include` and JSON have it. title: in sentences. has_flops: whether FLOPs and caches of it are
     counted too, or its parameters alone.
     """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Literal, TypeAlias
+from typing import IO, Literal, NamedTuple, TypeAlias
 
 from ..document import Report
 
@@ -35,8 +34,7 @@ def _markdown(report: Report, out: IO[str]) -> None:
     markdown(report, out)
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(NamedTuple):
     """write: writes a report to a stream. warns_apart: whether warnings are printed apart from the answer, because the
     format has no room for them.
     """
