@@ -12,8 +12,9 @@ from .costs import params as param_costs
 from .costs.cache import CacheSize
 from .costs.flops import FlopCount
 from .costs.memory import MemoryPhase, MemoryUse, Setup
-from .costs.params import ParameterCount, included
+from .costs.params import ParameterCount
 from .model import ModelSpec
+from .optional import included
 from .run.counting import Pairs
 from .run.execution import AttentionBackward, Recompute
 from .run.workload import Phase
@@ -103,7 +104,17 @@ def memory(
     `costs.memory.Setup`. Raises `InputError` for a setting that the phase has no use for.
     """
     setup = Setup(
-        phase, dtype, batch, seq, kv_dtype, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, quantize
+        phase=phase,
+        dtype=dtype,
+        batch=batch,
+        seq=seq,
+        kv_dtype=kv_dtype,
+        grad_dtype=grad_dtype,
+        master_weights=master_weights,
+        optimizer=optimizer,
+        optimizer_dtype=optimizer_dtype,
+        momentum=momentum,
+        quantize=quantize,
     )
     published, config = (model.dtype, model.config) if isinstance(model, Preset) else ("bfloat16", None)
     return memory_costs.memory(spec_of(model), setup, published, included(with_mtp, with_towers), config)

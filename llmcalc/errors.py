@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 LONGEST_MESSAGE = 1000
 """Characters. What is longer holds a whole file where a name was meant; its middle says nothing."""
 
@@ -41,3 +43,20 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
         said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
     )
     return f" Did you mean {', '.join(list(near)[:limit])}?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A wrong value as a message prints it, cut where it is long."""
+    try:
+        text = (
+            repr(value)
+            if isinstance(value, str | int | float | bool)
+            else _TOML_NAMES.get(type(value), f"a {type(value).__name__}")
+        )
+    except ValueError:  # an int of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+_TOML_NAMES: dict[type, str] = {type(None): "none", dict: "a table", list: "a list", tuple: "a list"}
+"""What TOML calls values that are not printed."""

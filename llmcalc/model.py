@@ -22,16 +22,11 @@ from .flow.axis import Axis, Beside
 from .flow.record import Flow
 from .flow.tree import Node
 from .flow.value import Value, Weight
+from .optional import MTP, TOWERS
 from .run.rows import LOGITS, PATCHES, SEQUENCES, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-MTP_OPTION = "mtp"
-"""The name under which multi-token-prediction modules are asked into a total."""
-
-TOWERS_OPTION = "towers"
-"""The name under which towers of other modalities are asked into a total."""
 
 
 class MultiTokenPrediction(Part):
@@ -329,14 +324,14 @@ class ModelSpec(Part):
         if self.towers:
             f.causal = False
             pixels = Value(PATCHES, (hidden,))
-            with f.scope("towers", kind="towers", role="kept", optional=TOWERS_OPTION, whole=True):
+            with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
                 for name, tower in self.towers.items():
                     f.part(name, tower, pixels)
 
     def _predicted(self, f: Flow, mtp: MultiTokenPrediction, x: Value, vocab: Axis, table: Weight) -> None:
         """The modules of multi-token prediction, one after the other."""
         n, block = mtp.num_nextn_predict_layers, self.mtp_block()
-        about: dict[str, Any] = {"kind": mtp.kind, "optional": MTP_OPTION, "source": mtp.source()}
+        about: dict[str, Any] = {"kind": mtp.kind, "optional": MTP.name, "source": mtp.source()}
         which = range(n) if isinstance(n, int) else None
         f.layers(x, lambda v: mtp.flow(f, v, block, vocab, table), n, which, "mtp", **about)
 

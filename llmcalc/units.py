@@ -6,7 +6,7 @@ Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import InputError, suggest
 
@@ -105,8 +105,7 @@ def amount(value: float, unit: str) -> str:
     return f"{digits} {name}{unit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """One unit for a whole column: `name` for its heading, `write` for its cells."""
 
     factor: int
@@ -177,7 +176,7 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s".rjust(7)
 
 
-_NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*([a-zA-Z]*)\s*$")
+_NUMBER = r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*([a-zA-Z]*)\s*$"
 _COUNT_FACTORS = {
     "": 1,
     "k": 10**3,
@@ -197,7 +196,7 @@ def parse_count(text: str, what: str = "value") -> int:
 
     Raises `InputError` naming `what` for anything else, zero and negatives included.
     """
-    match = _NUMBER.match(text)
+    match = re.match(_NUMBER, text)
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{what}: '{text}' is not a positive number: expected something like 8e9, 8B or 350M")

@@ -31,11 +31,11 @@ from llmcalc.costs.limits import learned_positions
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.verify.checks import Check
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
-from llmcalc.workload import Workload
 
 UNTOUCHED = frozenset(
     {

@@ -36,7 +36,7 @@ from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.views.explain import report
 from llmcalc.views.expression import LATEX, Style, write
-from llmcalc.views.table import render
+from llmcalc.views.formats.table import render
 from tests.builders import sight
 
 RMS = Norm(type="rmsnorm")

@@ -12,8 +12,9 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.errors import InputError
+from llmcalc.hardware import Hardware
 from llmcalc.sources.files import validated
-from llmcalc.sources.hardware import Hardware, find_hardware, hardware_names, load_hardware
+from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import plain, presets_dir
 
 NAMES = hardware_names()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import inspect
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from llmcalc.components import HEADS
+from llmcalc.components.head import HeadKind
 from llmcalc.costs.flops import forward_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
@@ -119,3 +121,7 @@ def test_a_classifier_asked_for_is_that_of_sequences(kind: str) -> None:
 def test_a_choice_of_a_family_without_one_is_refused() -> None:
     with pytest.raises(InputError, match="architectures: 'LlamaForMultipleChoice'; expected a class of llama"):
         read_config({**shapes_of("llama")[0], "architectures": ["LlamaForMultipleChoice"]})
+
+
+def test_the_kinds_of_head_are_the_types_of_head() -> None:
+    assert set(get_args(HeadKind)) == set(HEADS.homes)

@@ -13,16 +13,17 @@ from test_parts import FEED_FORWARD, decoder
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.cli import memory as memory_cli
 from llmcalc.components.attention import Attention
 from llmcalc.components.moe import MoE
+from llmcalc.costs import training_memory
 from llmcalc.costs.cache import kv
-from llmcalc.costs.memory import MEMORY_PHASES, MemoryUse, Setup, fits, memory
+from llmcalc.costs.memory import MemoryUse, Setup, fits, memory
 from llmcalc.costs.params import params
 from llmcalc.costs.training_memory import OPTIMIZERS
 from llmcalc.errors import InputError
+from llmcalc.hardware import Hardware
 from llmcalc.model import ModelSpec, MultiTokenPrediction
-from llmcalc.sources.hardware import Hardware, hardware_names, load_hardware
+from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report
 
@@ -284,6 +285,5 @@ def test_the_table_says_it_in_eighty_columns(
     assert any(line.split()[0] == "h200" and line.rstrip().endswith(("yes", "no")) for line in lines if line.split())
 
 
-def test_the_command_offers_what_the_library_knows() -> None:
-    assert tuple(memory_cli.Optimizer) == OPTIMIZERS
-    assert tuple(memory_cli.Phase) == MEMORY_PHASES
+def test_every_name_of_an_optimizer_has_states() -> None:
+    assert tuple(training_memory._STATES) == OPTIMIZERS

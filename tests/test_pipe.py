@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from llmcalc.cli.main import app
-from llmcalc.views import pipe, table
 from llmcalc.views.document import Column, Report, Row, Table
+from llmcalc.views.formats import pipe, table
 
 COMMANDS = [
     "params llama3-8b",

@@ -52,3 +52,14 @@ def test_import_llmcalc_is_lazy() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_the_command_starts_without_collections_and_without_a_search_for_plugins() -> None:
+    code = (
+        "import gc, sys\nsys.argv = ['llmcalc', 'params', 'gpt2']\nfrom llmcalc.cli import run\n"
+        "try:\n    run()\nexcept SystemExit:\n    pass\n"
+        "from pydantic.plugin import _loader\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 0, _loader._plugins, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "True True None"

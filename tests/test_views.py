@@ -25,9 +25,10 @@ from llmcalc.views import flops as flops_view
 from llmcalc.views import kv as kv_view
 from llmcalc.views import memory as memory_view
 from llmcalc.views import params as params_view
-from llmcalc.views import pipe, plain, summary
+from llmcalc.views import summary
 from llmcalc.views.document import Report
-from llmcalc.workload import Workload
+from llmcalc.views.formats import pipe, plain
+from tests.builders import sight
 
 WIDTH = 80
 
@@ -70,7 +71,7 @@ def test_every_architecture_can_be_explained(file: str) -> None:
         assert isinstance(report.data, dict)
         found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
         assert found["params"] == params.params(spec).total
-        workload = Workload(batch=1, seq=SEQ.seq, source=SEQ.seq)
+        workload = sight(batch=1, seq=SEQ.seq, source=SEQ.seq)
         assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
         assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
         shown = " ".join(out.getvalue().split())

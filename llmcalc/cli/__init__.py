@@ -4,10 +4,14 @@ Each parses, calls the library once and shows a view.
 
 
 def run() -> None:
-    """The `llmcalc` command. Nothing is collected while it is imported, for all of that stays."""
+    """The `llmcalc` command, started fast: nothing is collected while it is imported, for all of that stays, and the
+    installed packages are not searched for plugins of pydantic, which nothing here is for.
+    """
     import gc
+    import os
 
     gc.disable()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from .main import main
 
     main()

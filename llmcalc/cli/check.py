@@ -10,7 +10,7 @@ from ..sources.hub import fetch_headers
 from ..sources.names import is_hub_id
 from ..verify.checkpoint import match
 from ..views.checkpoint import check_report
-from .options import Format, FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, show
+from .options import FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, show
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:

@@ -5,10 +5,9 @@ from typing import Annotated
 import typer
 
 from ..costs.compare import SORT_KEYS, quantities, sort_order
-from ..views.compare import Layout, report
+from ..views.compare import LAYOUTS, report
 from .options import (
     CacheDtype,
-    Format,
     FormatOption,
     HeadOption,
     OfflineOption,
@@ -21,13 +20,6 @@ from .options import (
     show,
 )
 
-LAYOUTS: dict[Format, Layout] = {
-    Format.table: "terminal",
-    Format.json: "rows",
-    Format.csv: "rows",
-    Format.markdown: "columns",
-}
-
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 
@@ -38,7 +30,7 @@ def command(
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:

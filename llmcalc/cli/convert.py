@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from ..sources.to_hf import to_config
 from .options import HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, opened
 
-
-class Kind(StrEnum):
-    toml = "toml"
-    hf = "hf"
+Written: TypeAlias = Literal["toml", "hf"]
 
 
 def command(
@@ -19,8 +15,8 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     to: Annotated[
-        Kind, typer.Option("--to", help="A native description, or the config.json of a transformers class.")
-    ] = Kind.toml,
+        Written, typer.Option("--to", help="A native description, or the config.json of a transformers class.")
+    ] = "toml",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -28,7 +24,7 @@ def command(
     Both give the same counts when they are read back.
     """
     preset = load_one(target, overrides, head)
-    if to is Kind.hf:
+    if to == "hf":
         import json
 
         with about(preset):

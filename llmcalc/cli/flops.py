@@ -1,24 +1,23 @@
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from ..costs.conventions import conventions
 from ..costs.flops import flops, sight_of
-from ..costs.params import included
+from ..optional import included
+from ..run.execution import AttentionBackward, Recompute
+from ..run.workload import Phase
 from ..views.document import joined
 from ..views.flops import report
 from .options import (
     Batch,
-    Format,
     FormatOption,
     HeadOption,
     OfflineOption,
     Output,
     Overrides,
-    PairsChoice,
     PairsOption,
     Source,
     Targets,
@@ -30,23 +29,6 @@ from .options import (
 )
 
 DEFAULT_SEQ = 2048
-
-
-class PhaseChoice(StrEnum):
-    forward = "forward"
-    train = "train"
-    prefill = "prefill"
-    decode = "decode"
-
-
-class BackwardChoice(StrEnum):
-    eager = "eager"
-    flash = "flash"
-
-
-class RecomputeChoice(StrEnum):
-    none = "none"
-    full = "full"
 
 
 SEQ_HELP = (
@@ -68,20 +50,20 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
-    phase: Annotated[PhaseChoice, typer.Option("--phase", help="Which pass.")] = PhaseChoice.forward,
-    pairs: PairsOption = PairsChoice.full,
+    phase: Annotated[Phase, typer.Option("--phase", help="Which pass.")] = "forward",
+    pairs: PairsOption = "full",
     attention_backward: Annotated[
-        BackwardChoice,
+        AttentionBackward,
         typer.Option("--attention-backward", help="In train: 2 × (eager) or 2.5 × (flash) the forward's scores."),
-    ] = BackwardChoice.eager,
+    ] = "eager",
     recompute: Annotated[
-        RecomputeChoice, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")
-    ] = RecomputeChoice.none,
+        Recompute, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")
+    ] = "none",
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
     overrides: Overrides = None,
     head: HeadOption = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -97,10 +79,10 @@ def command(
                 seq,
                 context,
                 source,
-                phase.value,
-                pairs.value,
-                attention_backward.value,
-                recompute.value,
+                phase,
+                pairs,
+                attention_backward,
+                recompute,
                 default_seq=DEFAULT_SEQ,
             )
             count = flops(preset.model, sight, included(with_mtp))

@@ -6,7 +6,7 @@ import typer
 
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.hardware import report
-from .options import Format, FormatOption, Output, show
+from .options import FormatOption, Output, show
 
 
 def complete_name(incomplete: str) -> list[str]:
@@ -27,7 +27,7 @@ Names = Annotated[
 
 def command(
     names: Names = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     output: Output = None,
 ) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.

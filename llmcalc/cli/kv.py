@@ -6,7 +6,6 @@ from ..views.kv import report
 from .options import (
     Batch,
     CacheDtype,
-    Format,
     FormatOption,
     HeadOption,
     OfflineOption,
@@ -31,7 +30,7 @@ def command(
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:

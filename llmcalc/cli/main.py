@@ -49,6 +49,7 @@ class LazyGroup(TyperGroup):
             )
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(cmd_name)(import_module(f".{cmd_name}", __package__).command)
+        gc.freeze()  # what has been imported stays: no collection needs to look at it
         gc.enable()  # which `run` has put off
         return typer.main.get_command(app)
 

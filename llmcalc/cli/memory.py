@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from ..costs.memory import Setup, fits, memory
-from ..costs.params import included
+from ..api import memory
+from ..costs.memory import MasterWeights, MemoryPhase, fits
 from ..costs.quantization import COMMON
+from ..costs.training_memory import Optimizer
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
 from .options import (
-    Format,
     FormatOption,
     HeadOption,
     OfflineOption,
@@ -29,24 +28,6 @@ from .options import (
 )
 
 
-class Phase(StrEnum):
-    inference = "inference"
-    training = "training"
-
-
-class Master(StrEnum):
-    fp32 = "fp32"
-    none = "none"
-
-
-class Optimizer(StrEnum):
-    adamw = "adamw"
-    sgd = "sgd"
-    adafactor = "adafactor"
-    adam8bit = "adam8bit"
-    muon = "muon"
-
-
 def complete_scheme(incomplete: str) -> list[str]:
     """Names of schemes for the shell's completion."""
     return [name for name in (*COMMON, "none") if name.startswith(incomplete.lower())]
@@ -56,7 +37,7 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
-    phase: Annotated[Phase, typer.Option("--phase", help="Use the model, or train it.")] = Phase.inference,
+    phase: Annotated[MemoryPhase, typer.Option("--phase", help="Use the model, or train it.")] = "inference",
     dtype: Annotated[str | None, number_format("Of the weights; the published one if not given.")] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[int | None, size("--seq", "-s", text="Tokens of each of them; 1 if not given.")] = None,
@@ -73,7 +54,7 @@ def command(
     ] = None,
     grad_dtype: Annotated[str | None, number_format("Of the gradients; that of the weights if not given.")] = None,
     master_weights: Annotated[
-        Master | None,
+        MasterWeights | None,
         typer.Option(help="A second copy of the weights to step on; none if not given.", show_default=False),
     ] = None,
     quantize: Annotated[
@@ -97,7 +78,7 @@ def command(
             show_default=False,
         ),
     ] = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -106,21 +87,23 @@ def command(
     """
     preset = load_one(target, overrides, head)
     named = {one.name: one for one in map(find_hardware, hardware or ())}
-    setup = Setup(
-        phase.value,
-        dtype,
-        batch,
-        seq,
-        kv_dtype,
-        grad_dtype,
-        master_weights,
-        optimizer,
-        optimizer_dtype,
-        momentum,
-        quantize,
-    )
     with about(preset):
-        use = memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
+        use = memory(
+            preset,
+            phase,
+            dtype=dtype,
+            batch=batch,
+            seq=seq,
+            kv_dtype=kv_dtype,
+            grad_dtype=grad_dtype,
+            master_weights=master_weights,
+            optimizer=optimizer,
+            optimizer_dtype=optimizer_dtype,
+            momentum=momentum,
+            quantize=quantize,
+            with_mtp=with_mtp,
+            with_towers=with_towers,
+        )
     found = fits(use, named.values() or map(load_hardware, hardware_names()))
     show(report(preset, use, found), fmt, output)
     if named and not any(fit.fits for fit in found):

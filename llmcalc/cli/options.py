@@ -6,26 +6,21 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias
 
 import typer
 
-from ..errors import InputError, MissingExtra
-from ..sources.files import shown
+from ..components.head import HeadKind
+from ..errors import InputError, MissingExtra, shown
+from ..optional import MTP, TOWERS, OptionalPart
+from ..run.counting import Pairs
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of
 from ..views.document import Report
+from ..views.formats import WRITERS, Format
 from .output import stdout, writable, written
-
-
-class Format(StrEnum):
-    table = "table"
-    json = "json"
-    csv = "csv"
-    markdown = "markdown"
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -104,25 +99,14 @@ Source: TypeAlias = Annotated[
 ]
 
 
-class PairsChoice(StrEnum):
-    full = "full"
-    causal = "causal"
-
-
 PairsOption: TypeAlias = Annotated[
-    PairsChoice,
+    Pairs,
     typer.Option("--pairs", help="Pairs of a query and a key that count: all, or those that the mask lets through."),
 ]
 
 
-class Head(StrEnum):
-    lm = "lm"
-    none = "none"
-    classification = "classification"
-
-
 HeadOption: TypeAlias = Annotated[
-    Head | None,
+    HeadKind | None,
     typer.Option(
         "--head", help="Of a Hugging Face config: its head, in place of what `architectures` says.", show_default=False
     ),
@@ -160,12 +144,14 @@ Output: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-WithMtp: TypeAlias = Annotated[
-    bool, typer.Option("--with-mtp", help="Count multi-token-prediction modules into the totals.")
-]
-WithTowers: TypeAlias = Annotated[
-    bool, typer.Option("--with-towers", help="Count towers of other modalities and their projectors into the totals.")
-]
+
+
+def _counting_in(part: OptionalPart) -> Any:
+    return typer.Option(part.option, help=f"Count {part.title} into the totals.")
+
+
+WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]
+WithTowers: TypeAlias = Annotated[bool, _counting_in(TOWERS)]
 
 
 @contextmanager
@@ -181,15 +167,15 @@ def about(preset: Preset | None) -> Iterator[None]:
         raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
 
 
-def load_one(target: str, overrides: list[str] | None, head: Head | None = None) -> Preset:
+def load_one(target: str, overrides: list[str] | None, head: HeadKind | None = None) -> Preset:
     """A TARGET with its overrides; what its reader remarks goes to stderr."""
-    preset = load(target, tuple(overrides or ()), None if head is None else head.value)
+    preset = load(target, tuple(overrides or ()), head)
     for note in preset.notes:
         print(f"note: {preset.name}: {note}", file=sys.stderr)
     return preset
 
 
-def load_all(targets: list[str], overrides: list[str] | None, head: Head | None = None) -> list[Preset]:
+def load_all(targets: list[str], overrides: list[str] | None, head: HeadKind | None = None) -> list[Preset]:
     """Every TARGET, with the same overrides and head on each."""
     return [load_one(target, overrides, head) for target in targets]
 
@@ -203,14 +189,8 @@ def show(report: Report, fmt: Format, output: Path | None) -> None:
     """Writes the answer to FILE, whole or not at all, or to stdout.
     Warnings go to stderr where the format has no room for notes.
     """
-    for text in report.warnings if fmt is Format.csv else ():
+    writer = WRITERS[fmt]
+    for text in report.warnings if writer.warns_apart else ():
         print(f"note: {text}", file=sys.stderr)
     with opened(output) as out:
-        if fmt is Format.table:
-            from ..views.table import render
-
-            render(report, out)
-        else:
-            from ..views import plain
-
-            {Format.json: plain.json, Format.csv: plain.csv, Format.markdown: plain.markdown}[fmt](report, out)
+        writer.write(report, out)

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from ..costs.params import included, params
+from ..components.head import HeadKind
+from ..costs.params import params
 from ..errors import InputError
+from ..optional import OPTIONAL_PARTS, included
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
 from .options import (
-    Format,
     FormatOption,
-    Head,
     HeadOption,
     OfflineOption,
     Output,
@@ -37,7 +37,7 @@ def command(
         bool,
         typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it."),
     ] = False,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -46,8 +46,9 @@ def command(
     """
     include = included(with_mtp, with_towers)
     if measure and (overrides or head or include):
+        refused = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
         raise InputError(
-            "--measure: builds the class as the config says; expected no --set, --head, --with-mtp or --with-towers"
+            f"--measure: builds the class as the config says; expected no {', '.join(refused[:-1])} or {refused[-1]}"
         )
     show(
         joined([_measured(target) if measure else _one(target, overrides, head, include) for target in targets]),
@@ -56,7 +57,7 @@ def command(
     )
 
 
-def _one(target: str, overrides: list[str] | None, head: Head | None, include: frozenset[str]) -> Report:
+def _one(target: str, overrides: list[str] | None, head: HeadKind | None, include: frozenset[str]) -> Report:
     if is_checkpoint(Path(target)):
         from ..sources.checkpoints.read import read_checkpoint
         from ..views.checkpoint import report as checkpoint_report

@@ -8,7 +8,7 @@ from ..costs.params import params
 from ..sources.presets import load_preset
 from ..sources.search import search_presets
 from ..views.presets import report
-from .options import Format, FormatOption, Output, complete_target, show
+from .options import FormatOption, Output, complete_target, show
 
 Names = Annotated[
     list[str] | None,
@@ -28,7 +28,7 @@ Details = Annotated[
 def command(
     names: Names = None,
     details: Details = False,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     output: Output = None,
 ) -> None:
     """Models that come with llmcalc, beside their published figures.

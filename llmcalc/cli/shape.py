@@ -10,7 +10,6 @@ from ..units import parse_count
 from ..views.shape import report
 from .options import (
     CacheDtype,
-    Format,
     FormatOption,
     OfflineOption,
     Output,
@@ -55,7 +54,7 @@ def command(
     seq: Seq = 2048,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -78,7 +77,7 @@ def command(
             own, _count(parameters, "--params"), _count(train, "--flops"), _count(tokens, "--tokens"), seq
         )
         found = study(members, budget, own, rows, tolerance, seq, dtype)
-    show(report(found, preset, flat=fmt is Format.csv), fmt, output)
+    show(report(found, preset, flat=fmt == "csv"), fmt, output)
 
 
 def _count(text: str | None, what: str) -> int | None:

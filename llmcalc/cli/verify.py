@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +10,11 @@ import typer
 from ..errors import InputError
 from ..sources.presets import model_names
 from ..verify.checks import Verdict
-from ..verify.run import verify
+from ..verify.reference import Device
+from ..verify.run import Witness, verify
 from ..views.junit import junit
 from ..views.verify import report
 from .options import (
-    Format,
     FormatOption,
     HeadOption,
     OfflineOption,
@@ -29,18 +28,6 @@ from .options import (
 from .output import writable, written
 
 
-class Device(StrEnum):
-    meta = "meta"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Against(StrEnum):
-    reference = "reference"
-    transformers = "transformers"
-    published = "published"
-
-
 def command(
     targets: TargetsOrNone = None,
     overrides: Overrides = None,
@@ -50,8 +37,8 @@ def command(
     ] = False,
     device: Annotated[
         Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")
-    ] = Device.meta,
-    against: Annotated[Against, typer.Option(help="What the closed forms are compared with.")] = Against.reference,
+    ] = "meta",
+    against: Annotated[Witness, typer.Option(help="What the closed forms are compared with.")] = "reference",
     batch: Annotated[
         int, typer.Option("--batch", "-b", metavar="N", min=1, max=1024, help="Sequences of the pass that is run.")
     ] = 1,
@@ -68,7 +55,7 @@ def command(
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
     ] = None,
-    fmt: FormatOption = Format.table,
+    fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
@@ -86,9 +73,9 @@ def command(
         try:
             preset = load_one(name, overrides, head)
             with about(preset), _witness(against):
-                verdicts.append(verify(preset, against.value, device.value, batch, seq, every_layer))
+                verdicts.append(verify(preset, against, device, batch, seq, every_layer))
         except InputError as error:
-            if not everything or against is Against.reference:
+            if not everything or against == "reference":
                 raise
             skipped[name] = str(error).removeprefix(f"{name}: ")
     if junit_file is not None:
@@ -100,14 +87,14 @@ def command(
 
 
 @contextmanager
-def _witness(against: Against) -> Iterator[None]:
+def _witness(against: Witness) -> Iterator[None]:
     """A spec whose sizes the witness's own arithmetic does not hold (tensors past 2^63 elements) is bad input to it."""
     try:
         yield
     except (RuntimeError, ArithmeticError, MemoryError) as error:
         what = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise InputError(
-            f"--against {against.value} cannot run this model: {what}; expected sizes that its witness can hold"
+            f"--against {against} cannot run this model: {what}; expected sizes that its witness can hold"
         ) from error
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool
 
 from ..flow.axis import Axis
 from ..flow.program import Scope
 from ..flow.record import Flow
 from ..flow.tree import Node
 from ..flow.value import Value
+from ..record import Record
 from ..run.rows import SOURCE, TOKENS
 
 if TYPE_CHECKING:
@@ -105,26 +106,8 @@ Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-NONE = "none"
-"""What a description gives for an optional field that is not there."""
-
-
-class Part(BaseModel):
-    """A piece of a spec: immutable, and refusing any field it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none(cls, data: Any) -> Any:
-        """`"none"` says that an optional field is not there: TOML knows no null. (As a `type` it is a part of its
-        own.)
-        """
-        if isinstance(data, dict) and any(
-            value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
-        ):
-            return {key: None if value == NONE and key != "type" else value for key, value in data.items()}
-        return data
+class Part(Record):
+    """A piece of a spec."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 ONE = Axis("vocab", 1)
 """The vocabulary of a head that is recorded by itself."""
+
+
+HeadKind: TypeAlias = Literal["lm", "none", "classification"]
+"""The `type` of each head below."""
 
 
 class Transform(Part):

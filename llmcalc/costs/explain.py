@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..errors import InputError
-from ..model import TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
+from ..optional import WITHOUT_FLOPS
 from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, together
 
 Asked: TypeAlias = Literal["params", "flops", "kv", "all"]
@@ -73,7 +74,7 @@ def explain(
         known = merged.get(key)
         merged[key] = one if known is None else replace(known, places=(*known.places, found))
     sections = [s for s in merged.values() if s.formulas]
-    if not sections and any(found.optional == TOWERS_OPTION for found in formulas.find(node)):
+    if not sections and any(found.optional in WITHOUT_FLOPS for found in formulas.find(node)):
         raise InputError(f"--quantity {asked}: of towers, parameters alone are counted; expected params")
     if not sections:
         raise InputError(f"--quantity {asked}: {node} keeps nothing between tokens; expected params or flops")
@@ -87,7 +88,7 @@ def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> Section:
     answers = [
-        q for q in ANSWERS[asked] if found.optional != TOWERS_OPTION or q in ANSWERS["params"]
+        q for q in ANSWERS[asked] if found.optional not in WITHOUT_FLOPS or q in ANSWERS["params"]
     ]  # their FLOPs are not counted
     made = {q: formula for q in answers if (formula := formulas.formula(found, q)) is not None}
     if "active" in made and made["active"].value == made["params"].value:

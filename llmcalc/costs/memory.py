@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ..algebra import Number, add
 from ..errors import InputError
+from ..hardware import Hardware
 from ..model import ModelSpec
+from ..optional import OPTIONAL_PARTS
 from ..run.sight import Sight
 from ..run.workload import Workload
-from ..sources.hardware import Hardware
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from .cache import cache_bits_of
 from .limits import longest_sequence
@@ -25,7 +26,9 @@ from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme
 from .training_memory import OptimizerState, bytes_of, optimizer_state
 
 MemoryPhase: TypeAlias = Literal["inference", "training"]
-MEMORY_PHASES: tuple[MemoryPhase, ...] = ("inference", "training")
+MasterWeights: TypeAlias = Literal["fp32", "none"]
+
+MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
 NOT_COUNTED = (
     "activations",
@@ -156,7 +159,7 @@ class MemoryUse:
         if self.count.buffers:
             found.append(f"buffers: {self.count.buffers:,} elements")
         found += [
-            f"{option} modules: {size:,} parameters (--with-{option} counts them)"
+            f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
@@ -270,8 +273,8 @@ def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
     trained = dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     weights = _float(setup.dtype, "--dtype", trained)
     master = setup.master_weights or "none"
-    if master not in ("fp32", "none"):
-        raise InputError(f"--master-weights {master}: not known; expected fp32 or none")
+    if master not in get_args(MasterWeights):
+        raise InputError(f"--master-weights {master}: not known; expected {' or '.join(get_args(MasterWeights))}")
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
     name = setup.optimizer or "adamw"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number
 from ..flow.tree import Node, Use, by_kind
-from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
 
 
 def total_of(use: Use) -> Number:
@@ -96,11 +96,6 @@ class ParameterCount:
             if option and option not in self.include:
                 found[option] = found.get(option, 0) + place.total(total_of)
         return found
-
-
-def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
-    """The optional parts that were asked into a total."""
-    return frozenset(name for name, asked in ((MTP_OPTION, with_mtp), (TOWERS_OPTION, with_towers)) if asked)
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from ..algebra import Number, add, ceil_div, floor_div, minimum, times
 from ..errors import InputError
 from ..flow.tree import Node
 from ..ops import ParamTensor
 from ..units import DTYPE_BITS, bits_to_bytes
+
+Optimizer: TypeAlias = Literal["adamw", "sgd", "adafactor", "adam8bit", "muon"]
 
 STEP_BYTES = 4
 """torch keeps a tensor's step count as one fp32 number (on the host, unless fused or capturable)."""
@@ -146,7 +149,7 @@ def _adam8bit(held: list[Held], dtype: str) -> dict[str, Number]:
     return {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}
 
 
-_STATES: dict[str, Callable[[list[Held], str], dict[str, Number]]] = {
+_STATES: dict[Optimizer, Callable[[list[Held], str], dict[str, Number]]] = {
     "adamw": _adamw,
     "sgd": _sgd,
     "adafactor": _adafactor,
@@ -154,7 +157,7 @@ _STATES: dict[str, Callable[[list[Held], str], dict[str, Number]]] = {
     "muon": _muon,
 }
 
-OPTIMIZERS = tuple(_STATES)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 _SPLITS = {
     "muon": "momentum for the matrices of products in the layers; AdamW for embeddings, output head, norms, biases "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from .. import ops
 from ..algebra import Number
@@ -20,8 +20,14 @@ from .program import Alternatives, Scope, Step
 from .tree import Node, Role
 from .value import Value, Weight
 
-if TYPE_CHECKING:
-    from ..components.norm import Norm
+
+class Normed(Protocol):
+    """A norm's spec: which of weight and bias it has."""
+
+    weight: bool
+
+    @property
+    def has_bias(self) -> bool: ...
 
 
 class Recordable(Protocol):
@@ -191,7 +197,7 @@ class Flow:
         return self.step("table", "", (), Value(of, weight.out), weight=weight)
 
     def norm(
-        self, name: str, x: Value, spec: Norm, over: Shape | None = None, heads: Axis | None = None, **about: Any
+        self, name: str, x: Value, spec: Normed, over: Shape | None = None, heads: Axis | None = None, **about: Any
     ) -> Value:
         """over: the axes that are normed together, all of x's by default. heads: each has weights of its own."""
         over = x.axes if over is None else over

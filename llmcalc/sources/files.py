@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
-from ..errors import InputError, suggest
+from ..errors import InputError, shown, suggest
 from .fields import all_field_names, field_path
 
 LARGEST_TOML = 1_000_000
@@ -164,20 +164,3 @@ def reason(found: Mapping[str, Any]) -> str:
         case "too_long":
             return f"{given} is too long; expected at most {ctx['max_length']:,} entries"
     return f"{given}: {found['msg'][:1].lower()}{found['msg'][1:]}"
-
-
-def shown(value: Any) -> str:
-    """A wrong value as a message prints it, cut where it is long."""
-    try:
-        text = (
-            repr(value)
-            if isinstance(value, str | int | float | bool)
-            else NAMES.get(type(value), f"a {type(value).__name__}")
-        )
-    except ValueError:  # an int of more digits than Python prints
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-NAMES: dict[type, str] = {type(None): "none", dict: "a table", list: "a list", tuple: "a list"}
-"""What TOML calls them."""

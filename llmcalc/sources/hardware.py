@@ -1,94 +1,17 @@
-"""What is known of an accelerator: memory, bandwidths and dense peak rates, each from its vendor's datasheet.
+"""The accelerators that come with llmcalc: one TOML each in `presets/hardware`, found by name or alias.
 
-One TOML an accelerator in `presets/hardware`, found by name or alias. Vendors print peaks with 2:4 sparsity, which a
-dense matrix product does not reach: the files hold the dense figure, with the arithmetic beside it.
+Each figure is from its vendor's datasheet; where that prints sparse peaks, the file holds the dense figure, with the
+arithmetic beside it.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
-
-from ..components.base import Part
 from ..errors import InputError, suggest
-from ..units import DTYPE_NAMES
+from ..hardware import Hardware
 from .files import parse_toml, read_text, validated
-from .preset import Source
 from .presets import plain, presets_dir
-
-PEAK_DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4")
-"""Number formats that a peak may be given for, widest first."""
-
-Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
-
-
-class Interconnect(Part):
-    """The link to other accelerators of its kind.
-
-    bandwidth: bytes/s of all of one accelerator's links together. direction: what that adds up: `bidirectional`, both
-    directions (NVIDIA's and Google's figures), or `per_direction`, one of them.
-    """
-
-    name: str = Field(min_length=1)
-    bandwidth: Amount
-    direction: Literal["bidirectional", "per_direction"]
-
-    @property
-    def bandwidth_per_direction(self) -> int:
-        """bytes/s that one accelerator can send."""
-        return self.bandwidth // 2 if self.direction == "bidirectional" else self.bandwidth
-
-
-class Hardware(Part):
-    """One accelerator.
-
-    released: the day its vendor announced it. memory_bytes: what it has, before driver and error correction take their
-    share. memory_bandwidth: bytes/s. peak_flops: dense peak FLOP/s of matrix products by number format (operations/s
-    for int8); none where its vendor publishes none. tdp_watts: its greatest power.
-    """
-
-    name: str = ""
-    title: str = Field(min_length=1)
-    vendor: str = Field(min_length=1)
-    released: str = Field(pattern=r"^\d{4}(-\d{2}){0,2}$")
-    aliases: tuple[str, ...] = ()
-    memory_bytes: Amount
-    memory_bandwidth: Amount
-    interconnect: Interconnect | None = None
-    peak_flops: dict[str, Amount] = {}
-    tdp_watts: Amount | None = None
-    sources: tuple[Source, ...] = Field(min_length=1)
-    notes: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for name in self.peak_flops:
-            if name not in PEAK_DTYPES:
-                raise ValueError(
-                    f"peak_flops: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
-                )
-        return self
-
-    def peak(self, dtype: str) -> int:
-        """Dense peak FLOP/s in a number format, under its full name.
-
-        Raises `InputError` where none is known.
-        """
-        if dtype in self.peak_flops:
-            return self.peak_flops[dtype]
-        known = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
-        wanted = DTYPE_NAMES.get(dtype, dtype)
-        if not known:
-            raise InputError(f"{self.title}: no peak FLOP/s is known, because {self.vendor} publishes none")
-        raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
-
-    def ridge(self, dtype: str) -> float:
-        """FLOPs a byte of memory traffic from which on the peak, not the memory bandwidth,
-        is the limit (Williams 2009).
-        """
-        return self.peak(dtype) / self.memory_bandwidth
 
 
 @cache

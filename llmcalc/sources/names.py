@@ -13,9 +13,9 @@ def is_checkpoint(path: Path) -> bool:
     return path.name.endswith(ENDINGS)
 
 
-HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$")
+HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 
 def is_hub_id(target: str) -> bool:
     """Whether a TARGET reads like `org/name` or `org/name@revision`."""
-    return HUB_ID.match(target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
+    return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))

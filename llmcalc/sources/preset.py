@@ -4,28 +4,16 @@ an architecture, where it is from, what was published, what was assumed.
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from ..components.base import Part
 from ..model import ModelSpec
+from ..record import Record, Source
 from ..units import dtype as dtype_of
 
 
-class Source(Part):
-    """Where facts are from. gives: which ones (`config`, `paper`, `weights`).
-    revision: a commit, where there is one.
-    """
-
-    url: str = Field(pattern=r"^https?://\S+$")
-    gives: str
-    checked: date
-    revision: str | None = None
-
-
-class Published(Part):
+class Published(Record):
     """Figures by the publisher or of the published weights, as they are given.
 
     parameters: the exact count of the released weights. parameters_note: what that count includes beyond the model's
@@ -40,7 +28,7 @@ class Published(Part):
     training_tokens: str | None = None
 
 
-class Training(Part):
+class Training(Record):
     """Settings of the training run that cost no parameter and no FLOP of the forward pass; recorded where published."""
 
     dropout: float | None = Field(default=None, ge=0, lt=1, strict=True)
@@ -53,7 +41,7 @@ class Training(Part):
     note: str | None = None
 
 
-class Preset(Part):
+class Preset(Record):
     """A named model. Only `model` is required of a file of one's own.
 
     notes: remarks of the reader of a file, for the user. config: the Hugging Face config it was read from.

@@ -15,7 +15,7 @@ from .preset import Preset
 from .presets import aliases, find_preset, model_names, read_preset
 
 if TYPE_CHECKING:
-    from .huggingface.config import HeadKind
+    from ..components.head import HeadKind
 
 
 def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None) -> Preset:

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.base import NONE, Part
+from ..components.base import Part
 from ..components.stack import BASE, Stack
+from ..record import NONE
 from .preset import Preset
 
 NOT_WRITTEN = {"model", "name", "config", "notes"}

@@ -18,8 +18,9 @@ from ..costs.limits import learned_positions
 from ..costs.params import buffers_of, total_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, Use
-from ..model import MTP_OPTION, TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
+from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes
@@ -153,7 +154,7 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
     import torch
 
     name = precision(device)
-    size = DTYPE_BITS[name] // 8 * spec.anatomy().total(total_of, include=frozenset({MTP_OPTION, TOWERS_OPTION}))
+    size = DTYPE_BITS[name] // 8 * spec.anatomy().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
@@ -222,7 +223,7 @@ def _checks(
 ) -> Iterator[Check]:
     tree, witness = spec.anatomy(), f"reference/{device}"
     names = module_names(module)
-    every = frozenset({MTP_OPTION}) if spec.mtp is not None else frozenset()
+    every = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def against(
         quantity: str,
@@ -245,7 +246,7 @@ def _checks(
             found = nonzero(found)
         return found
 
-    held = every | {TOWERS_OPTION}  # towers are built and not run
+    held = every | WITHOUT_FLOPS  # towers are built and not run
     yield from against("parameters", total_of, parameters(module), None, held)
     yield from against("buffers", buffers_of, buffers(module), None, held)
     pass_through(module, repeats)

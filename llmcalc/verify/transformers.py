@@ -20,7 +20,8 @@ from ..costs.limits import learned_positions
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
 from ..flow.tree import Cost, Node
-from ..model import TOWERS_OPTION, ModelSpec
+from ..model import ModelSpec
+from ..optional import WITHOUT_FLOPS
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..sources.preset import Preset
@@ -146,7 +147,7 @@ def _drop_no_token(model: nn.Module) -> None:
 def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
     tree, cls = spec.anatomy(), type(model).__name__
     counted = parameters(model)
-    towers = frozenset({TOWERS_OPTION})  # the class of a wrapper builds them; a pass over tokens runs none
+    towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
     found = places(tree, counted, spec.kind)
 
     def against(

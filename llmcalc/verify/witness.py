@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
-from ..sources.huggingface.registry import architecture_of, family_of, model_types, usual_name
+from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.registry import family_of, model_types, usual_name
 
 OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
 """Fields that say nothing of what a class builds."""

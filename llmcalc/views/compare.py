@@ -14,12 +14,16 @@ from .. import units
 from ..costs.compare import DENSE_BAND, Quantities, StackShape
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, one_or_list
+from .formats import Format
+from .formats.pipe import width_of_terminal
 from .notes import cache_a_token, flops_a_token
-from .pipe import width_of_terminal
 from .summary import describe, distinct_blocks, model_data, norm_name, norm_place, positions, unique
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
+
+LAYOUTS: dict[Format, Layout] = {"table": "terminal", "json": "rows", "csv": "rows", "markdown": "columns"}
+"""The format that is printed → the layout that suits it."""
 
 Compared: TypeAlias = tuple[Preset, Quantities]
 

@@ -10,7 +10,7 @@ from .. import units
 from ..costs.conventions import Rule
 from ..costs.flops import FlopCount, scores_of, step_of
 from ..flow.tree import Node, by_kind
-from ..model import MTP_OPTION, TOWERS_OPTION
+from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
 from . import conventions
 from .document import Column, Report, Row, Table
@@ -54,7 +54,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
 
 def _without_towers(tree: Node) -> Node:
     """The tree of what has FLOPs that are counted: a 0 would be taken for a count."""
-    return replace(tree, children=tuple(child for child in tree.children if child.optional != TOWERS_OPTION))
+    return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
 def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
@@ -110,12 +110,12 @@ def _notes(count: FlopCount) -> list[str]:
         notes += _training_notes(count)
     if count.spec.kind == "encoder-decoder":
         notes.append("a token: all FLOPs, the encoder's too, over the decoder's tokens")
-    if count.spec.mtp is not None and MTP_OPTION not in count.include:
-        notes.append("not counted: multi-token-prediction modules; --with-mtp counts them in")
+    if count.spec.mtp is not None and MTP.name not in count.include:
+        notes.append(f"not counted: {MTP.title}; {MTP.option} counts them in")
     if count.spec.towers:
         notes.append(
             f"not counted: {', '.join(count.spec.towers)}; of towers, parameters alone are counted (llmcalc params "
-            "--with-towers)"
+            f"{TOWERS.option})"
         )
     return notes
 
@@ -140,8 +140,8 @@ def _training_notes(count: FlopCount) -> list[str]:
         else:
             less = "runs as much: it stops early, but no layer here ends in a plain product"
         notes.append(f"torch's non-reentrant checkpointing {less}")
-        if MTP_OPTION in count.include and count.spec.mtp is not None:
-            notes.append("multi-token-prediction modules are not recomputed")
+        if MTP.name in count.include and count.spec.mtp is not None:
+            notes.append(f"{MTP.title} are not recomputed")
     return notes
 
 

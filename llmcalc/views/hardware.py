@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..sources.hardware import PEAK_DTYPES, Hardware
+from ..hardware import PEAK_DTYPES, Hardware
 from .document import Column, Report, Row, Table, said
 from .notes import also_called
 from .sourcing import source_data, source_notes

@@ -7,6 +7,7 @@ from typing import Any
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
 from ..flow.tree import Node, Place
+from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
 from .document import Column, Report, Row, Table, said
@@ -107,7 +108,10 @@ def _notes(preset: Preset, count: ParameterCount) -> list[str]:
             f"alike, {least} at least"
         )
     for option, size in count.left_out.items():
-        notes.append(f"not counted: {option}, {units.count(size)} ({units.exact(size)}); --with-{option} counts it in")
+        notes.append(
+            f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
+            f"{OPTIONAL_PARTS[option].option} counts it in"
+        )
     if count.buffers:
         notes.append(
             f"not counted: {units.exact(count.buffers)} buffer elements in the checkpoint that no gradient reaches"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..sources.preset import Source
+from ..record import Source
 
 
 def source_data(sources: Sequence[Source]) -> list[dict[str, Any]]:

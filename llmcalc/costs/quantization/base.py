@@ -14,8 +14,9 @@ from itertools import chain
 from ...algebra import Number, add, is_zero, times
 from ...errors import InputError
 from ...flow.tree import Node, Place
-from ...model import TOWERS_OPTION, ModelSpec
+from ...model import ModelSpec
 from ...ops import ParamTensor
+from ...optional import TOWERS
 from ...units import DTYPE_BITS, bits_to_bytes
 
 MOST_TAKEN_APART = 1000
@@ -165,10 +166,10 @@ def quantized(
             f"{MOST_TAKEN_APART} for a scheme"
         )
     found = list(sites(spec.anatomy(), include))
-    text, towers = [s for s in found if s.optional != TOWERS_OPTION], [s for s in found if s.optional == TOWERS_OPTION]
+    text, towers = [s for s in found if s.optional != TOWERS.name], [s for s in found if s.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
-            f"--with-towers: {scheme.label} stores no towers: they are a file of their own; expected a count "
+            f"{TOWERS.option}: {scheme.label} stores no towers: they are a file of their own; expected a count "
             "without them"
         )
     beside = ((site, plain(site.tensor.size, dtype)) for site in towers)

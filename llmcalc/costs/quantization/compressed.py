@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import InputError
-from ...sources.files import shown
+from ...errors import InputError, shown
 from .base import Scheme
 from .fields import Fields
 from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt

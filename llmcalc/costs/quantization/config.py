@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import InputError, suggest
-from ...sources.files import shown
+from ...errors import InputError, shown, suggest
 from . import named
 from .base import Scheme
 from .compressed import compressed_tensors, modelopt

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError
-from ...sources.files import shown
+from ...errors import InputError, shown
 
 COMMON = frozenset({"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"})
 """Fields that say what made a checkpoint."""

@@ -21,6 +21,7 @@ from ...algebra import Number, is_zero
 from ...errors import InputError
 from ...model import ModelSpec
 from ...ops import AttentionCore
+from ...optional import OPTIONAL_PARTS
 from .base import Parts, Scheme, Site, plain, sites
 
 BLOCKS: dict[str, tuple[int, int, int, int]] = {
@@ -108,7 +109,8 @@ class GGUFMix(Scheme):
         more = next((site.optional for site in found if site.optional), "")
         if more:
             raise InputError(
-                f"--quantize {self.label}: its rules are for the model's own layers; expected no --with-{more}"
+                f"--quantize {self.label}: its rules are for the model's own layers; expected no "
+                f"{OPTIONAL_PARTS[more].option}"
             )
         if not all(isinstance(axis, int) for site in found for axis in (*site.tensor.shape, site.times)):
             raise InputError(

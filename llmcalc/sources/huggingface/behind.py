@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from ...errors import InputError
 from .config import IRRELEVANT, Config
-from .registry import family_of, head_of, text_of
+from .heads import head_of
+from .registry import family_of, text_of
 
 Values: TypeAlias = dict[str, list[Any]]
 """Field → what it holds, in each of the tables that have it."""

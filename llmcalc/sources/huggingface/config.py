@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
-from ...errors import InputError
-from ..files import shown
-
-HeadKind: TypeAlias = Literal["lm", "none", "classification"]
+from ...components.head import HeadKind
+from ...errors import InputError, shown
 
 IRRELEVANT = frozenset(
     """
@@ -240,4 +238,4 @@ class Family:
     towers: str = ""
 
 
-__all__ = ["IRRELEVANT", "Config", "Family", "HeadKind"]
+__all__ = ["IRRELEVANT", "Config", "Family"]

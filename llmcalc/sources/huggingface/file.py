@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...components.head import HeadKind
 from ...errors import InputError, one_line
 from ..files import read_text, require_shallow
-from .config import HeadKind
 from .registry import read_config
 
 LARGEST_CONFIG = 5_000_000

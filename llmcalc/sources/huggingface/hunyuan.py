@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...components.base import LARGEST
-from ..files import shown
+from ...errors import shown
 from .config import Config, Family
 from .deepseek import SIGMOID
 from .llama import llama_like

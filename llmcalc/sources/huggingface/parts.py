@@ -9,7 +9,7 @@ from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, merged
 from ...errors import InputError
 from .config import Config
-from .registry import HEAD_ENDINGS, architecture_of
+from .heads import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ...errors import InputError, suggest
-from ..files import shown
-from .config import Config, Family, HeadKind
+from ...components.head import HeadKind
+from ...errors import InputError, shown, suggest
+from .config import Config, Family
+from .heads import architecture_of, head_of
 
 FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3", "cwm"),
@@ -170,26 +171,6 @@ OTHER_NAMES = {"minimax_m3": "minimax_m3_vl"}
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
-HEAD_ENDINGS: dict[str, HeadKind] = {
-    "ForCausalLM": "lm",
-    "LMHeadModel": "lm",
-    "ForConditionalGeneration": "lm",
-    "ForMaskedLM": "lm",
-    "WithLMHeadModel": "lm",
-    "ForPreTraining": "lm",
-    "MTModel": "lm",
-    "DoubleHeadsModel": "lm",
-    "GenerationDecoder": "lm",
-    "GenerationEncoder": "none",
-    "ForSequenceClassification": "classification",
-    "ForTokenClassification": "classification",
-    "ForQuestionAnswering": "classification",
-    "ForMultipleChoice": "classification",
-    "ForNextSentencePrediction": "classification",
-    "Model": "none",
-}
-"""How the name of an architecture ends → its head; the first that fits holds."""
-
 
 def model_types() -> list[str]:
     """Every model type that is read, sorted."""
@@ -216,18 +197,6 @@ def family_of(model_type: str, where: str = "") -> Family:
         )
     families: dict[str, Family] = import_module(f".{FILE_OF[model_type]}", __package__).FAMILIES
     return families[model_type]
-
-
-def architecture_of(data: Mapping[str, Any]) -> str:
-    """The class that a config was saved from; empty where it does not say."""
-    names = data.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-
-
-def head_of(data: Mapping[str, Any]) -> HeadKind:
-    """The head that `architectures` names; a language-model head where it says nothing."""
-    name = architecture_of(data)
-    return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from ...errors import InputError
 from ...model import ModelSpec
 from ..huggingface.config import Config, Family
+from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILE_OF, family_of, head_of, read_config
+from ..huggingface.registry import FILE_OF, family_of, read_config
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
 from .facts import Absent, Facts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
+from ..document import Report, Table, cell_text
 from . import pipe
-from .document import Report, Table, cell_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from .document import Report, Table, cell_text
+from ..document import Report, Table, cell_text
 
 WITHIN = " / "
 """Between the name of a part and those of the parts in it: in CSV no indentation tells what a row is a part of."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
-from .document import Report, Table, cell_text
+from ..document import Report, Table, cell_text
 
 INDENT = "  "
 GAP = "  "

@@ -1,0 +1,51 @@
+"""The formats that an answer is written in: one writer for each name. A writer's file is imported when it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import IO, Literal, NamedTuple, TypeAlias
+
+from ..document import Report
+
+Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
+
+
+def _table(report: Report, out: IO[str]) -> None:
+    from .table import render
+
+    render(report, out)
+
+
+def _json(report: Report, out: IO[str]) -> None:
+    from .plain import json
+
+    json(report, out)
+
+
+def _csv(report: Report, out: IO[str]) -> None:
+    from .plain import csv
+
+    csv(report, out)
+
+
+def _markdown(report: Report, out: IO[str]) -> None:
+    from .plain import markdown
+
+    markdown(report, out)
+
+
+class Writer(NamedTuple):
+    """write: writes a report to a stream. warns_apart: whether warnings are printed apart from the answer, because the
+    format has no room for them.
+    """
+
+    write: Callable[[Report, IO[str]], None]
+    warns_apart: bool = False
+
+
+WRITERS: dict[Format, Writer] = {
+    "table": Writer(_table),
+    "json": Writer(_json),
+    "csv": Writer(_csv, warns_apart=True),
+    "markdown": Writer(_markdown),
+}

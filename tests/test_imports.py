@@ -1,0 +1,93 @@
+"""No two modules of the package need each other: its imports, those inside functions too, have no circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import llmcalc
+
+PACKAGE = Path(llmcalc.__file__).parent
+
+
+def modules(folder: Path) -> dict[str, Path]:
+    """The name of every module below a package's folder → its file. A package is called as its folder is."""
+    files = ((path.relative_to(folder.parent).with_suffix("").parts, path) for path in folder.rglob("*.py"))
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files}
+
+
+def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import below a node, but for those that only a type checker sees."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        below: Iterable[ast.AST] = node.orelse
+    else:
+        below = ast.iter_child_nodes(node)
+    for child in below:
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        else:
+            yield from statements(child)
+
+
+def imported(name: str, known: dict[str, Path]) -> set[str]:
+    """The modules that a module imports. Of `from package import module` the module, not its package."""
+    path = known[name]
+    home = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found: set[str] = set()
+    for one in statements(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(one, ast.Import):
+            found |= {alias.name for alias in one.names} & set(known)
+            continue
+        above = home[: len(home) - one.level + 1] if one.level else []
+        base = ".".join([*above, *([one.module] if one.module else [])])
+        for alias in one.names:
+            inner = f"{base}.{alias.name}"
+            found |= {inner if inner in known else base} & set(known)
+    return found - {name}
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in this order, the first again at the end; none where there is no circle."""
+    done: set[str] = set()
+
+    def search(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            if found := search(other, [*above, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next(filter(None, (search(name, []) for name in sorted(graph))), [])
+
+
+def graph_of(folder: Path) -> dict[str, set[str]]:
+    known = modules(folder)
+    return {name: imported(name, known) for name in known}
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = graph_of(PACKAGE)
+    assert "llmcalc.errors" in graph["llmcalc.units"]
+    assert "llmcalc.verify.measured" in graph["llmcalc.cli.params"]  # imported inside a function
+    assert circle(graph) == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "first.py").write_text("from . import second\n")
+    (folder / "second.py").write_text("def late():\n    from .inner import value\n")
+    (folder / "inner" / "__init__.py").write_text("from typing import TYPE_CHECKING\nvalue = 1\n")
+    assert circle(graph_of(folder)) == []
+    (folder / "inner" / "__init__.py").write_text("if TYPE_CHECKING:\n    from ..first import late\n")
+    assert circle(graph_of(folder)) == []
+    (folder / "inner" / "__init__.py").write_text("from ..first import late\n")
+    assert circle(graph_of(folder)) == ["package.first", "package.second", "package.inner", "package.first"]
+    (folder / "inner" / "__init__.py").write_text("import package.first\n")
+    assert circle(graph_of(folder)) == ["package.first", "package.second", "package.inner", "package.first"]
