@@ -60,7 +60,7 @@ WORDS = frozenset(
 PASSED_AROUND = frozenset({"Around", "Run"})
 """Classes of the package that are no parts: what reference code is told of its surroundings."""
 
-FORMULA_MODULES = frozenset({"algebra", "ops", "tree", "workload", "costs", "units"})
+FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
 """Modules of the closed form, of which reference code names nothing."""
 
 
