@@ -156,6 +156,11 @@ class Attention(TokenMixer):
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(width))
 
+    def trait(self) -> str:
+        if self.sliding_window is not None:
+            return "sliding"
+        return "full" if self.attention_chunk_size is None else "chunked"
+
     def reach(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
@@ -169,6 +174,13 @@ class Attention(TokenMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+        other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
+        if other_size and self.v_head_dim is not None:
+            raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
+        if isinstance(self.position, Rope) and isinstance(sizes.head_dim, int):
+            turned = self.position.turned(sizes.head_dim)
+            if turned > sizes.head_dim:
+                raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

@@ -1,4 +1,4 @@
-"""Contract: every part's flow is plain arithmetic, so that ints, NumPy arrays and SymPy symbols record the same program."""
+"""Contract: every flow is plain arithmetic, so that ints, NumPy arrays and SymPy symbols record the same program."""
 
 from __future__ import annotations
 
