@@ -7,7 +7,7 @@ a framework, and no part asks for the size of anything but an axis of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -71,9 +71,26 @@ class Flow:
         finally:
             self.here, self._whole = above, outside
 
-    def part(self, name: str, part: Recordable, x: Value, *, kind: str = "", role: Role = "own", **more: Any) -> Value:
-        """A part of its own, under a name. more: what its flow takes besides x."""
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role) as scope:
+    def part(
+        self,
+        name: str,
+        part: Recordable,
+        x: Value,
+        *,
+        kind: str = "",
+        role: Role = "own",
+        nth: int | None = None,
+        about: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Value:
+        """A part of its own, under a name.
+
+        nth: which of several equal parts in a list it is; the tree shows them as one node where the first stands.
+        about: what else its node says of itself. more: what its flow takes besides x.
+        """
+        which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which, **about or {}) as scope:
+            scope.nth = nth
             made = part.flow(self, x, **more)
             if kind and not self._whole:
                 scope.about["kind"] = kind
@@ -92,6 +109,18 @@ class Flow:
         with self.scope(name, repeat=repeat, indices=which, **about) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
+
+    def side_by_side(
+        self, name: str, over: Axis, x: Value, run: Callable[[Value], Value], *, split: bool = False, **about: Any
+    ) -> Value:
+        """As many equal modules as `over` is long, recorded once: their outputs stand side by side along that axis.
+
+        split: each of them reads its own part of x along x's first axis, in place of all of x.
+        """
+        which = range(over.size) if isinstance(over.size, int) else None
+        with self.scope(name, repeat=over.size, indices=which, **about):
+            one = run(x.seen(*x.axes[1:]) if split else x)
+        return self.step("stack", "", (one,), Value(one.rows, (over, *one.axes)), over=over)
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Several ways to compute one value, by the name of the form; the first runs where no other does."""
@@ -128,6 +157,8 @@ class Flow:
         **how: Any,
     ) -> None:
         """One step, with all that it makes."""
+        if weight is not None:
+            weight.made = True
         self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
@@ -147,11 +178,16 @@ class Flow:
         rows: Rows | None = None,
         **about: Any,
     ) -> Value:
-        """y = x·Wᵀ + b. weight: another step's (tied). rows: of x that are mapped, where they are not all or others."""
+        """y = x·Wᵀ + b.
+
+        weight: one that other steps have as well; the first step that takes it makes it, and all others are tied.
+        rows: of x that are mapped, where they are not all or others.
+        """
         seen = x.rows if rows is None else rows
-        if weight is not None:
+        tied = weight is not None and weight.made
+        if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, seen, weight is not None, x.fixed)
+        op = ops.Linear(x.width, self.n(out), bias, seen, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
         return self.step("linear", name, (x,), Value(seen, out), op=op, weight=weight, about=about, bias=bias)
 
@@ -197,10 +233,22 @@ class Flow:
         return self.step("table", "", (), Value(of, weight.out), weight=weight)
 
     def norm(
-        self, name: str, x: Value, spec: Normed, over: Shape | None = None, heads: Axis | None = None, **about: Any
+        self,
+        name: str,
+        x: Value,
+        spec: Normed,
+        over: Shape | None = None,
+        heads: Axis | None = None,
+        module: bool = True,
+        **about: Any,
     ) -> Value:
-        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own."""
+        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own.
+
+        module: False where the norm holds nothing here: it has no weights, or runs with those of a norm elsewhere.
+        """
         over = x.axes if over is None else over
+        if not module:
+            return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=over)
         held = over if heads is None else (heads, *over)
         width = x.width if held is x.axes else self.n(held)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
@@ -305,11 +353,16 @@ class Flow:
     def act(self, x: Value, name: str) -> Value:
         return self.step("act", "", (x,), Value(x.rows, x.axes), kind=name)
 
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.step("mul", "", (a, b), Value(a.rows, a.axes))
+    def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
+        """axes: of the product, where they are not those of a."""
+        return self.step("mul", "", (a, b), Value(a.rows, a.axes if axes is None else axes))
 
     def add(self, a: Value, b: Value) -> Value:
         return self.step("add", "", (a, b), Value(a.rows, a.axes))
+
+    def sum(self, x: Value, *axes: Axis | Beside) -> Value:
+        """The sum over all of x's axes but these."""
+        return self.step("sum", "", (x,), Value(x.rows, axes))
 
     def dropout(self, x: Value) -> Value:
         """Marks where published models drop elements while they are trained."""
