@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from .. import ops
 from ..algebra import Number, same
 from ..ops.base import Op
-from ..run.rows import ONCE, TOKENS, Routed, Rows
+from ..run.rows import ONCE, TOKENS, Joined, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
@@ -176,20 +176,24 @@ class Flow:
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
+        beside: Value | None = None,
         **about: Any,
     ) -> Value:
         """y = x·Wᵀ + b.
 
         weight: one that other steps have as well; the first step that takes it makes it, and all others are tied.
         rows: of x that are mapped, where they are not all or others.
+        beside: a value of another sequence that the same map reads too; its rows stand after those of x.
         """
         seen = x.rows if rows is None else rows
+        seen = seen if beside is None else Joined(first=seen, second=beside.rows)
         tied = weight is not None and weight.made
         if tied and weight is not None:
             weight.tied = True
         op = ops.Linear(x.width, self.n(out), bias, seen, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
-        return self.step("linear", name, (x,), Value(seen, out), op=op, weight=weight, about=about, bias=bias)
+        ins = (x,) if beside is None else (x, beside)
+        return self.step("linear", name, ins, Value(seen, out), op=op, weight=weight, about=about, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         """A part of a weight on the other side of a product, head by head: q·Wᵀ in place of W·c (DeepSeek-V2, §2.1.2).
@@ -254,6 +258,10 @@ class Flow:
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         return self.step("norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over)
 
+    def normalized(self, x: Value, spec: Normed, over: Shape) -> Value:
+        """A norm without weights that is a line of a part's forward: no module, and no node of the tree."""
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=over)
+
     def conv(
         self,
         name: str,
@@ -300,21 +308,23 @@ class Flow:
         about: dict[str, Any] | None = None,
         cap: float | None = None,
         biased: bool = False,
+        bias: Value | None = None,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
         limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
-        to them.
+        to them. bias: the value that is added to them.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
         cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
-        how = {"causal": causal, "cap": cap, "biased": biased, **limits}
-        return self.step("attention", name, (q, k, v), out, op=op, about=about, **how)
+        ins = (q, k, v) if bias is None else (q, k, v, bias)
+        how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
         """What is kept of each row for later passes. Gives back all that this pass can see: kept rows and its own."""
@@ -376,8 +386,9 @@ class Flow:
         """Views of one storage."""
         return tuple(x.seen(*shape) for shape in shapes)
 
-    def cat(self, *xs: Value, axes: Shape) -> Value:
-        return self.step("cat", "", xs, Value(xs[0].rows, axes))
+    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Side by side along an axis; or, where `rows` are given, one after the other along the rows."""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
 
     def repeat(self, x: Value, heads: Axis) -> Value:
         """Keys or values once for each query head; the same where there are as many already."""

@@ -163,6 +163,21 @@ class Joined(Rows):
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks(Rows):
+    """One row for each whole block of `block` rows of another axis, which its last row completes."""
+
+    name: str = "blocks"
+    of: Rows = TOKENS
+    block: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        return floor_div(self.of.held(w), self.block) - self.past(w)
+
+    def past(self, w: Workload) -> Number:
+        return floor_div(self.of.past(w), self.block)
+
+
+@dataclass(frozen=True, slots=True)
 class WithSums(Rows):
     """The rows of another axis, and one more for each whole block of `block` of them."""
 
