@@ -197,14 +197,26 @@ class Flow:
         return self.step("table", "", (), Value(of, weight.out), weight=weight)
 
     def norm(
-        self, name: str, x: Value, spec: Normed, over: Shape | None = None, heads: Axis | None = None, **about: Any
+        self,
+        name: str,
+        x: Value,
+        spec: Normed,
+        over: Shape | None = None,
+        heads: Axis | None = None,
+        groups: Axis | None = None,
+        **about: Any,
     ) -> Value:
-        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own."""
+        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own.
+
+        groups: the parts of x that are normed apart, under one row of weights for all of x.
+        """
         over = x.axes if over is None else over
         held = over if heads is None else (heads, *over)
         width = x.width if held is x.axes else self.n(held)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        return self.step("norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over)
+        return self.step(
+            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
+        )
 
     def conv(
         self,
@@ -310,6 +322,14 @@ class Flow:
 
     def add(self, a: Value, b: Value) -> Value:
         return self.step("add", "", (a, b), Value(a.rows, a.axes))
+
+    def shift(self, x: Value) -> Value:
+        """The row before each row; before the first one what an earlier pass kept, or zeros."""
+        return self.step("shift", "", (x,), Value(x.rows, x.axes))
+
+    def scan(self, *ins: Value, axes: Shape) -> Value:
+        """A recurrence along the rows that is element by element, and no module of its own."""
+        return self.step("scan", "", ins, Value(ins[0].rows, axes))
 
     def dropout(self, x: Value) -> Value:
         """Marks where published models drop elements while they are trained."""
