@@ -35,7 +35,7 @@ class MultiTokenPrediction(Part):
 
     Each joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one layer
     of the decoder's kind and a norm, and shares embedding and output head with the model. layer: which kind, where the
-    decoder has several; by default that of its last layer.
+    decoder has several; by default the last one that its pattern names.
     """
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
@@ -453,12 +453,9 @@ def _references() -> dict[str, type[nn.Module]]:
 
         @staticmethod
         def _layer_ahead(mtp: MultiTokenPrediction, decoder: Stack) -> Layer:
-            """The layer inside a module of multi-token prediction: of the kind named, or of the last layer's kind."""
-            kind = mtp.layer
-            if kind is None:
-                above = decoder.num_hidden_layers - len(decoder.first_layers)
-                ends = decoder.first_layers[: decoder.num_hidden_layers]
-                kind = decoder.pattern[(above - 1) % len(decoder.pattern)] if above > 0 else ends[-1]
+            """The layer inside a module of multi-token prediction: of the kind named, or the last of the pattern."""
+            *_, last = decoder.pattern
+            kind = last if mtp.layer is None else mtp.layer
             layers: dict[str, Layer] = {"block": decoder.block, **decoder.variants}
             return layers[kind]
 
