@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ..algebra import Number
+from ..algebra import Number, same
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..ops import DeltaRule, Elementwise
-from .base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, size_named
+from .base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
 from .norm import Norm, norm_reference
@@ -66,6 +66,14 @@ class KimiDeltaAttention(TokenMixer):
 
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'kimi_delta_attention' has as many key/value heads as heads; expected a "
+                "--kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim})
 
     def source(self) -> str:
         return "Kimi Team 2025 (arXiv:2510.26692), §3"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ..algebra import Number
+from ..algebra import Number, same
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..ops import DecayScan, LightningCore
-from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer
+from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
 from .runtime import Run, state_class
@@ -44,6 +44,13 @@ class LightningAttention(TokenMixer):
 
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'lightning' has as many key/value heads as heads; expected a --kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
         return "Qin et al. 2024, §3"
