@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .algebra import Number, is_zero
-from .components import Classifier, Head, LMHead, NoHead, Norm
 from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
 from .components.block import Layer
+from .components.choices import Head
+from .components.head import Classifier, LMHead, NoHead
+from .components.norm import Norm
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths

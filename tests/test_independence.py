@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmcalc.components import Attention, Classifier, LMHead, NoHead
+from llmcalc.components.attention import Attention
 from llmcalc.components.block import Block, Layer
 from llmcalc.components.feed_forward import FeedForward
+from llmcalc.components.head import Classifier, LMHead, NoHead
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec, MultiTokenPrediction

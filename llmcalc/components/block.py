@@ -23,9 +23,9 @@ from ..flow.record import Flow
 from ..flow.tree import Node, Role
 from ..flow.value import Value
 from ..run.rows import SOURCE
-from . import ChannelMixer, Mixer
 from .attention import Attention
 from .base import Around, Component, Flag, HeadSizes, Network, Nothing, TokenMixer, Unscalable
+from .choices import ChannelMixer, Mixer
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope

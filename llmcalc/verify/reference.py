@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..algebra import Number
-from ..components import NoHead
 from ..components.base import TokenMixer
+from ..components.head import NoHead
 from ..costs.flops import forward_of, step_of
 from ..costs.limits import learned_positions
 from ..costs.params import buffers_of, total_of

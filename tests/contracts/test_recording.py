@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import sympy
 
-from llmcalc.components import PARTS
 from llmcalc.components.base import Component, Part
-from llmcalc.components.layers import LAYERS
+from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.costs.symbolic import letter_of
@@ -22,7 +21,7 @@ from tests.test_parts import around_a_model
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*PARTS, *LAYERS.classes(), Stack)
+    for part in (*parts(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
 ]
 
