@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
+from ..algebra import Number
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..ops import DeltaRule, Elementwise
+from .base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, size_named
 from .delta_rule import delta_rule_class
 from .norm import Norm, norm_reference
 from .runtime import Run, causal_conv_class, state_class, vector
@@ -37,14 +40,22 @@ CHUNK = 64
 """Tokens of a chunk in every known implementation."""
 
 
-class GatedDeltaNet(Component):
-    """Fields as in Qwen3-Next. linear_num_value_heads: each key head serves so many of them as divide evenly.
+class GatedDeltaNet(TokenMixer):
+    """Gated DeltaNet, under Qwen3-Next's field names.
 
-    linear_allow_neg_eigval: β in [0, 2] instead of [0, 1]. chunk_size: tokens that are computed at once; the state is
-    the same whatever it is, the FLOPs are not.
+    linear_num_key_heads: the heads of queries and keys, each of which serves equally many value heads.
+    linear_num_value_heads: the heads of values, each of which has a state and an output; `heads` answers these as the
+        heads and those of the keys as `kv_heads`.
+    linear_key_head_dim: the size of a query and of a key.
+    linear_value_head_dim: the size of a value.
+    linear_conv_kernel_dim: how many tokens the convolution sees.
+    linear_allow_neg_eigval: whether β is in [0, 2] instead of [0, 1].
+    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output.
     """
 
     node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     linear_num_key_heads: LinearKeyHeads
@@ -66,33 +77,37 @@ class GatedDeltaNet(Component):
             )
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a = around.hidden_size, self.linear_num_value_heads
-        dk, dv = self.linear_key_head_dim, self.linear_value_head_dim
-        keys, values, kernel = self.linear_num_key_heads * dk, a * dv, self.linear_conv_kernel_dim
-        channels = 2 * keys + values
-        parts = (
-            Node("q_proj", ops.Linear(h, keys)),
-            Node("k_proj", ops.Linear(h, keys)),
-            Node("v_proj", ops.Linear(h, values)),
-            Node("conv1d", ops.Conv1d(channels, channels, kernel, groups=channels, padding=kernel - 1)),
-            Node("conv_state", ops.State(channels * kernel, "conv_state")),
-            Node("a_proj", ops.Linear(h, a)),  # how fast a head forgets
-            Node("b_proj", ops.Linear(h, a)),  # how much it corrects
-            Node("A_log", ops.Weight(a)),
-            Node("dt_bias", ops.Weight(a)),
-            Node(
-                "core",
-                ops.DeltaRule(a, dk, dv, self.chunk_size),
-                source="Yang et al. 2024, §3.3",
-                forms={"step": ops.Elementwise()},
-            ),
-            Node("recurrent_state", ops.State(a * dk * dv, bits=32)),
-            Node("g_proj", ops.Linear(h, values)),  # the output's gate
-            Node("norm", ops.Norm(dv)),
-            Node("o_proj", ops.Linear(values, h)),
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
+
+    def source(self) -> str:
+        return "Yang et al. 2024 (arXiv:2412.06464), §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
+        key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
+        keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
+        values: Shape = (heads, value_dim)
+        q, k, v = f.linear("q_proj", x, *keys), f.linear("k_proj", x, *keys), f.linear("v_proj", x, *values)
+        mixed = Beside((keys, keys, values))
+        u = f.cat(q, k, v, axes=(mixed,))
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        q, k = f.repeat(q, heads), f.repeat(k, heads)
+        speed = f.act(f.vector("A_log", heads), "exp")  # how fast a head forgets
+        decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much it corrects
+        read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        rule = DeltaRule(heads.size, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        y = f.alternatives(
+            chunked=lambda: f.core("core", rule, *read, axes=values, about=about),
+            step=lambda: f.core("core", Elementwise(), *read, axes=values, about=about),
         )
-        return Node(name, children=parts, kind="linear_attention", source="Yang et al. 2024 (arXiv:2412.06464), §3")
+        f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        gate = f.act(f.linear("g_proj", x, *values), "silu")
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return f.linear("o_proj", f.mul(y, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, ChunkSize, Component, Flag, Kernel, Real, size_named
+from ..algebra import Number, same
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..ops import DeltaRule, Elementwise
+from .base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
 from .norm import Norm, norm_reference
@@ -31,13 +34,20 @@ else:
     LinearHeadDim = size_named("d_l")
 
 
-class KimiDeltaAttention(Component):
-    """Fields as in Kimi Linear: linear_num_heads heads, each with a state of linear_head_dim by linear_head_dim.
+class KimiDeltaAttention(TokenMixer):
+    """Kimi Delta Attention, under Kimi Linear's field names.
 
-    low_rank_gates: both gates' maps go through linear_head_dim. kda_lower_bound: the log of the strongest forgetting.
+    linear_num_heads: the heads, each with a state of linear_head_dim by linear_head_dim.
+    linear_head_dim: the size of a query, a key and a value.
+    linear_conv_kernel_dim: how many tokens the convolution sees.
+    low_rank_gates: whether the maps of both gates go through linear_head_dim.
+    kda_lower_bound: the log of the strongest forgetting; None where it has no bound.
+    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output.
     """
 
     node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["kimi_delta_attention"] = "kimi_delta_attention"
     linear_num_heads: LinearHeads
@@ -54,37 +64,54 @@ class KimiDeltaAttention(Component):
             raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, kernel = around.hidden_size, self.linear_num_heads, self.linear_head_dim, self.linear_conv_kernel_dim
-        width = a * d
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
-        def gate(letter: str) -> list[Node]:
-            if not self.low_rank_gates:
-                return [Node(f"{letter}_proj", ops.Linear(h, width))]
-            return [Node(f"{letter}_a_proj", ops.Linear(h, d)), Node(f"{letter}_b_proj", ops.Linear(d, width))]
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'kimi_delta_attention' has as many key/value heads as heads; expected a "
+                "--kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim})
 
-        parts = (
-            Node("q_proj", ops.Linear(h, width)),
-            Node("k_proj", ops.Linear(h, width)),
-            Node("v_proj", ops.Linear(h, width)),
-            Node("conv1d", ops.Conv1d(3 * width, 3 * width, kernel, groups=3 * width, padding=kernel - 1)),
-            Node("conv_state", ops.State(3 * width * kernel, "conv_state")),
-            *gate("f"),  # how fast each channel forgets
-            Node("dt_bias", ops.Weight(width)),
-            Node("A_log", ops.Weight(a)),
-            Node("b_proj", ops.Linear(h, a)),  # how much a head corrects
-            Node(
-                "core",
-                ops.DeltaRule(a, d, d, self.chunk_size, by_channel=True),
-                source="Kimi Team 2025, §3.1",
-                forms={"step": ops.Elementwise()},
-            ),
-            Node("recurrent_state", ops.State(a * d * d, bits=32)),
-            *gate("g"),  # the output's
-            Node("norm", ops.Norm(d)),
-            Node("o_proj", ops.Linear(width, h)),
+    def source(self) -> str:
+        return "Kimi Team 2025 (arXiv:2510.26692), §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
+        all_heads: Shape = (heads, dim)
+        kernel, mixed = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
+        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(mixed,))
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much a head corrects
+        read, about = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
+        rule = DeltaRule(heads.size, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        y = f.alternatives(
+            chunked=lambda: f.core("core", rule, *read, axes=all_heads, about=about),
+            step=lambda: f.core("core", Elementwise(), *read, axes=all_heads, about=about),
         )
-        return Node(name, children=parts, kind="linear_attention", source="Kimi Team 2025 (arXiv:2510.26692), §3")
+        f.state("recurrent_state", heads, dim, dim, bits=32)
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
+
+    def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
+        """The log of how much each channel of the state keeps."""
+        heads, *_ = all_heads
+        speed = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
+        by = f.act(f.vector("A_log", heads), "exp")
+        if self.kda_lower_bound is None:
+            return f.mul(f.act(speed, "softplus"), by)
+        return f.act(f.mul(speed, by), "sigmoid")
+
+    def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+        """The map of a gate, in one or in two with few channels between them."""
+        if not self.low_rank_gates:
+            return f.linear(f"{letter}_proj", x, *all_heads)
+        low = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return f.linear(f"{letter}_b_proj", low, *all_heads)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"

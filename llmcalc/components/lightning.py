@@ -10,9 +10,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, ChunkSize, Component, HeadDim, Heads
+from ..algebra import Number, same
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..ops import DecayScan, LightningCore
+from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
 from .runtime import Run, state_class
@@ -21,10 +24,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LightningAttention(Component):
-    """block_size: tokens that are computed at once. hidden_act: on queries, keys and values."""
+class LightningAttention(TokenMixer):
+    """Linear attention with a fixed decay for each head.
+
+    num_attention_heads: the heads of queries, keys and values.
+    head_dim: the size of a query, a key and a value.
+    block_size: how many tokens are computed at once.
+    hidden_act: the activation on queries, keys and values.
+    """
 
     node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["lightning"] = "lightning"
     num_attention_heads: Heads
@@ -32,20 +42,32 @@ class LightningAttention(Component):
     block_size: ChunkSize = 256
     hidden_act: Activation = "silu"
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d = around.hidden_size, self.num_attention_heads, self.head_dim
-        width = a * d
-        parts = (
-            Node("q_proj", ops.Linear(h, width)),
-            Node("k_proj", ops.Linear(h, width)),
-            Node("v_proj", ops.Linear(h, width)),
-            Node("core", ops.LightningCore(a, d, block=self.block_size), forms={"by_token": ops.DecayScan(a, d)}),
-            Node("recurrent_state", ops.State(width * d)),
-            Node("norm", ops.Norm(width)),
-            Node("g_proj", ops.Linear(h, width)),  # the output's gate
-            Node("o_proj", ops.Linear(width, h)),
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'lightning' has as many key/value heads as heads; expected a --kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Qin et al. 2024, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
+        q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
+        read = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
+        sizes = heads.size, dim.size, x.rows
+        y = f.alternatives(
+            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *read, axes=all_heads),
+            by_token=lambda: f.core("core", DecayScan(*sizes), *read, axes=all_heads),
         )
-        return Node(name, children=parts, kind="linear_attention", source="Qin et al. 2024, §3")
+        f.state("recurrent_state", heads, dim, dim)
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
+        return f.linear("o_proj", f.mul(f.act(f.linear("g_proj", x, *all_heads), "sigmoid"), y), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"

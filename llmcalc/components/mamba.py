@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
 from ..algebra import exact_div
-from ..flow.tree import Node
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
 from ..ops.recurrent import SelectiveScan
-from .base import Around, Component, Flag, Heads, Inner, Kernel, StateSize, StepRank
+from ..run.rows import Routed
+from .base import Around, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
 from .feed_forward import Activation, activate
 from .norm import Norm, norm_reference
 from .runtime import Run, causal_conv_class, state_class
@@ -28,15 +30,23 @@ STATE_BITS = 32
 """The recurrent state is kept in fp32."""
 
 
-class Mamba(Component):
+class Mamba(TokenMixer):
     """A selective state-space mixer.
 
-    intermediate_size: channels of the recurrence (expand × hidden_size), each with state_size elements of state.
-    time_step_rank: width that Δ is projected through. norm: on Δ, B and C. use_bias: on the projections in and out.
-    num_heads: heads with projections to Δ, B and C of their own (Zamba).
+    intermediate_size: the channels of the recurrence (expand × hidden_size).
+    state_size: the elements of state that each channel has.
+    time_step_rank: the width that Δ is projected through.
+    conv_kernel: how many tokens the convolution sees.
+    num_heads: the heads that have projections to Δ, B and C of their own (Zamba). They are parts of one recurrence
+        without queries and keys, so that `heads` answers none.
+    use_bias: whether the projections in and out have a bias.
+    use_conv_bias: whether the convolution has a bias.
+    hidden_act: the activation after the convolution and on the gate.
+    norm: the norm on Δ, B and C.
     """
 
     node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
 
     type: Literal["mamba"] = "mamba"
     intermediate_size: Inner
@@ -57,30 +67,41 @@ class Mamba(Component):
             raise ValueError("norm: on Δ, B and C of one head alone; expected no num_heads, or no norm")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, m, n, r, a = around.hidden_size, self.intermediate_size, self.state_size, self.time_step_rank, self.num_heads
-        parts = [
-            Node("in_proj", ops.Linear(h, 2 * m, self.use_bias)),
-            Node("conv1d", ops.Conv1d(m, m, self.conv_kernel, m, self.use_conv_bias, self.conv_kernel - 1)),
-            Node("conv_state", ops.State(m * self.conv_kernel, "conv_state")),
-        ]
+    def source(self) -> str:
+        return "Gu & Dao 2023, §3.4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        inner, state, kernel = Axis("inner", self.intermediate_size), Axis("state", self.state_size), self.conv_kernel
+        both = f.linear("in_proj", x, Beside(((inner,), (inner,))), bias=self.use_bias)
+        u, gate = f.split(both, (inner,), (inner,))
+        biased = self.use_conv_bias
+        u = f.conv("conv1d", u, inner, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
+        u = f.act(u, self.hidden_act)
+        step, b, c = self._projected(f, u, inner, state)
+        op = SelectiveScan(self.intermediate_size, self.state_size, u.rows)
+        y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
+        f.state("ssm_state", inner, state, bits=STATE_BITS)
+        return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
+
+    def _projected(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
+        """Δ of each channel, and B and C of each head. Every token passes through the maps of all heads."""
+        a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
+        low = (rank,), (state,), (state,)
         if a is None:
-            parts += [Node("x_proj", ops.Linear(m, r + 2 * n)), Node("dt_proj", ops.Linear(r, m, bias=True))]
-        else:
-            each = exact_div(m, a)  # every token passes through all heads, each of which has channels of its own
-            parts += [
-                Node("x_proj", ops.ExpertLinear(a, a, each, r + 2 * n)),
-                Node("dt_proj", ops.ExpertLinear(a, a, r, each, bias=True)),
-            ]
-        if self.norm is not None:
-            widths = {"dt_norm": r, "b_norm": n, "c_norm": n}
-            parts += [Node(where, self.norm.op(width)) for where, width in widths.items()]
-        parts += [
-            Node("scan", SelectiveScan(m, n)),
-            Node("ssm_state", ops.State(m * n, bits=STATE_BITS)),
-            Node("out_proj", ops.Linear(m, h, self.use_bias)),
-        ]
-        return Node(name, children=tuple(parts), kind="state_space", source="Gu & Dao 2023, §3.4")
+            step, b, c = f.split(f.linear("x_proj", u, Beside(low)), *low)
+            if self.norm is not None:
+                step, b, c = (
+                    f.norm("dt_norm", step, self.norm),
+                    f.norm("b_norm", b, self.norm),
+                    f.norm("c_norm", c, self.norm),
+                )
+            return f.linear("dt_proj", step, inner, bias=True), b, c
+        heads, each = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
+        of_heads = u.seen(each, rows=Routed(of=u.rows, top_k=a))
+        step, b, c = f.split(f.experts("x_proj", of_heads, heads, a, Beside(low)), *low)
+        step = f.experts("dt_proj", step, heads, a, each, bias=True)
+        return step.seen(inner, rows=u.rows), b.seen(heads, state, rows=u.rows), c.seen(heads, state, rows=u.rows)
 
     def describe(self, hidden_size: int) -> str:
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"

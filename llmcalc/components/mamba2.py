@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
+from ..algebra import Number
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
 from ..ops.recurrent import ChunkedScan, HeadScan
-from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Kernel, StateGroups, StateSize
+from .base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Kernel, StateGroups, StateSize, TokenMixer
 from .feed_forward import Activation, activate
 from .mamba import STATE_BITS
 from .norm import Norm, norm_reference
@@ -22,16 +24,24 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Mamba2(Component):
-    """A state-space mixer of num_heads heads, each a state of [head_dim, state_size]; B and C are shared by the heads
-    of a group.
+class Mamba2(TokenMixer):
+    """A state-space mixer of several heads; each head has a state of [head_dim, state_size].
 
-    chunk_size: tokens that a full pass takes at once. norm: on the gated output, each group by itself; none leaves it
-    away.
-    norm_before_gate: the gate comes after the norm. use_bias, out_bias: on the projections in and out.
+    num_heads: the heads, which the paper compares to those of attention's values (§7.2).
+    head_dim: the channels of one head.
+    state_size: the elements of state that each channel has.
+    n_groups: the groups of heads that share B and C, which the paper compares to keys and queries (§7.2).
+    conv_kernel: how many tokens the convolution sees.
+    chunk_size: how many tokens a full pass takes at once.
+    use_bias, out_bias: whether the projection in, and the one out, has a bias.
+    use_conv_bias: whether the convolution has a bias.
+    hidden_act: the activation after the convolution and on the gate.
+    norm: the norm on the gated output, each group by itself; None where there is no norm.
+    norm_before_gate: whether the gate comes after the norm.
     """
 
     node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
 
     type: Literal["mamba2"] = "mamba2"
     num_heads: Heads
@@ -56,21 +66,46 @@ class Mamba2(Component):
             )
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, n, g = around.hidden_size, self.num_heads, self.head_dim, self.state_size, self.n_groups
-        inner, k = a * d, self.conv_kernel
-        mixed = inner + 2 * g * n  # x, B and C pass the convolution; the gate and Δ do not
-        parts = [
-            Node("in_proj", ops.Linear(h, inner + mixed + a, self.use_bias)),
-            Node("conv1d", ops.Conv1d(mixed, mixed, k, mixed, self.use_conv_bias, k - 1)),
-            Node("conv_state", ops.State(mixed * k, "conv_state")),
-            Node("scan", ChunkedScan(a, d, n, chunk=self.chunk_size), forms={"step": HeadScan(a, d, n)}),
-            Node("ssm_state", ops.State(inner * n, bits=STATE_BITS)),
-        ]
-        if self.norm is not None:
-            parts.append(Node("norm", self.norm.op(inner)))
-        parts.append(Node("out_proj", ops.Linear(inner, h, self.out_bias)))
-        return Node(name, children=tuple(parts), kind="state_space", source="Dao & Gu 2024, §7")
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
+
+    def source(self) -> str:
+        return "Dao & Gu 2024, §7"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim, groups = (
+            Axis("heads", self.num_heads),
+            Axis("head_dim", self.head_dim),
+            Axis("groups", self.n_groups),
+        )
+        state, kernel = Axis("state", self.state_size), self.conv_kernel
+        inner: Shape = (heads, dim)
+        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ do not pass the convolution
+        gate, u, step = f.split(
+            f.linear("in_proj", x, Beside((inner, (mixed,), (heads,))), bias=self.use_bias), inner, (mixed,), (heads,)
+        )
+        biased = self.use_conv_bias
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        u, b, c = f.split(f.act(u, self.hidden_act), *mixed.parts)
+        read = u, step, f.repeat(b, heads), f.repeat(c, heads)
+        sizes = self.num_heads, self.head_dim, self.state_size, x.rows
+        y = f.alternatives(
+            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *read, axes=inner),
+            step=lambda: f.core("scan", HeadScan(*sizes), *read, axes=inner),
+        )
+        f.state("ssm_state", *inner, state, bits=STATE_BITS)
+        return f.linear(
+            "out_proj", self._gated(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
+        )
+
+    def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+        """The output of the scan after the gate and the norm, in the order that the spec gives."""
+        if self.norm is None:
+            return f.mul(y, gate)
+        if self.norm_before_gate:
+            return f.mul(f.norm("norm", y, self.norm, groups=groups), gate)
+        return f.norm("norm", f.mul(y, gate), self.norm, groups=groups)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, ChunkSize, Component, Flag, HeadDim, Heads, Real, size_named
+from ..algebra import Number
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..ops import MatrixMemory
+from .base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, size_named
 from .norm import Norm, norm_reference
 from .runtime import Run, state_class
 
@@ -25,14 +28,20 @@ else:
     MemoryValueDim = size_named("v")
 
 
-class MLSTM(Component):
-    """qk_head_dim, v_head_dim: of each head's memory. use_bias: on the maps (those of the gates always have one) and
-    the norm.
+class MLSTM(TokenMixer):
+    """The matrix memory of xLSTM, under xLSTM-7B's field names.
 
-    gate_soft_cap: bound of the gates' exponents.
+    num_heads: the heads, each with a memory of [qk_head_dim, v_head_dim].
+    qk_head_dim: the size of a query and of a key.
+    v_head_dim: the size of a value.
+    use_bias: whether the norm and the projections have a bias; those of the two gates always have one.
+    chunk_size: how many tokens are computed at once.
+    gate_soft_cap: the bound of the gates' exponents.
+    norm_eps: the ε of the norm on the output.
     """
 
     node_name: ClassVar[str] = "mlstm"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["mlstm"] = "mlstm"
     num_heads: Heads
@@ -43,21 +52,27 @@ class MLSTM(Component):
     gate_soft_cap: Real = Field(default=15.0, gt=0)
     norm_eps: Real = Field(default=1e-6, ge=0)
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, v, biased = around.hidden_size, self.num_heads, self.qk_head_dim, self.v_head_dim, self.use_bias
-        parts = (
-            Node("q", ops.Linear(h, a * d, biased)),
-            Node("k", ops.Linear(h, a * d, biased)),
-            Node("v", ops.Linear(h, a * v, biased)),
-            Node("ogate", ops.Linear(h, a * v, biased)),
-            Node("igate", ops.Linear(h, a, bias=True)),
-            Node("fgate", ops.Linear(h, a, bias=True)),
-            Node("core", ops.MatrixMemory(a, d, v, self.chunk_size)),
-            Node("recurrent_state", ops.State(a * (d * v + d + 1))),
-            Node("norm", ops.Norm(a * v, True, biased)),
-            Node("out_proj", ops.Linear(a * v, h, biased)),
-        )
-        return Node(name, children=parts, kind="linear_attention", source="Beck et al. 2024, §2.3")
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
+
+    def source(self) -> str:
+        return "Beck et al. 2024, §2.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, biased = Axis("heads", self.num_heads), self.use_bias
+        key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
+        values: Shape = (heads, value_dim)
+        q, k = f.linear("q", x, heads, key_dim, bias=biased), f.linear("k", x, heads, key_dim, bias=biased)
+        v = f.linear("v", x, *values, bias=biased)
+        entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
+        memory = MatrixMemory(heads.size, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        y = f.core("core", memory, q, k, v, entry, forget, axes=values)
+        kept = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
+        f.state("recurrent_state", heads, kept)
+        norm = Norm(type="layernorm", bias=biased, eps=self.norm_eps)
+        y = f.norm("norm", y, norm, groups=heads)
+        gate = f.act(f.linear("ogate", x, *values, bias=biased), "sigmoid")
+        return f.linear("out_proj", f.mul(gate, y), *x.axes, bias=biased)
 
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Heads, Kernel, size_named
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Heads, Kernel, TokenMixer, size_named
 from .feed_forward import Activation, activate
 from .runtime import Run, causal_conv_class, state_class, vector
 
@@ -26,12 +27,18 @@ else:
     RecurrentWidth = size_named("r")
 
 
-class RGLRU(Component):
-    """num_attention_heads: blocks of the gates' maps; must divide lru_width.
-    conv1d_width: tokens that the convolution sees.
+class RGLRU(TokenMixer):
+    """Griffin's recurrent block, under RecurrentGemma's field names.
+
+    lru_width: the channels of the recurrence.
+    num_attention_heads: the blocks of the gates' maps, which must divide lru_width. They are no heads with queries and
+        keys, so that `heads` answers none.
+    conv1d_width: how many tokens the convolution sees.
+    hidden_act: the activation of the branch that gates the output.
     """
 
     node_name: ClassVar[str] = "recurrent"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth
@@ -48,20 +55,22 @@ class RGLRU(Component):
             )
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, r, a, kernel = around.hidden_size, self.lru_width, self.num_attention_heads, self.conv1d_width
-        parts = (
-            Node("linear_y", ops.Linear(h, r, bias=True)),
-            Node("linear_x", ops.Linear(h, r, bias=True)),
-            Node("conv_1d", ops.Conv1d(r, r, kernel, groups=r, bias=True, padding=kernel - 1)),
-            Node("conv_state", ops.State(r * (kernel - 1), "conv_state")),
-            Node("input_gate", ops.BlockLinear(a, r, r, bias=True)),
-            Node("recurrent_gate", ops.BlockLinear(a, r, r, bias=True)),
-            Node("recurrent_param", ops.Weight(r)),
-            Node("recurrent_state", ops.State(r, bits=32)),
-            Node("linear_out", ops.Linear(r, h, bias=True)),
-        )
-        return Node(name, children=parts, kind="linear_attention", source="De et al. 2024, §2.4")
+    def source(self) -> str:
+        return "De et al. 2024, §2.4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
+        gate = f.act(f.linear("linear_y", x, width, bias=True), self.hidden_act)
+        u = f.linear("linear_x", x, width, bias=True)
+        u = f.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
+        f.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
+        speed = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        log_decay = f.mul(speed, f.act(f.vector("recurrent_param", width), "softplus"))
+        kept = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
+        entering = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
+        states = f.scan(f.act(log_decay, "exp"), f.mul(entering, kept), axes=(width,))
+        f.state("recurrent_state", width, bits=32)
+        return f.linear("linear_out", f.mul(states, gate), *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"

@@ -8,12 +8,15 @@ exponent are all that it keeps. transformers: models/rwkv.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Width, size_named
+from ..algebra import Number
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Network, TokenMixer, Width, size_named
 from .runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -26,30 +29,39 @@ else:
 SOURCE = "Peng et al. 2023, §3"
 
 
-class RwkvTimeMix(Component):
-    """attention_hidden_size: channels of the average."""
+def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
+    """Each channel of the token and of the one before, by a learned share of either (the token shift)."""
+    share = f.vector(f"time_mix_{name}", *x.axes)
+    return f.add(f.mul(x, share), f.mul(previous, share))
+
+
+class RwkvTimeMix(TokenMixer):
+    """RWKV-4's time mixing, in place of attention. Each channel decays by itself: there are no heads.
+
+    attention_hidden_size: the channels of the average.
+    """
 
     node_name: ClassVar[str] = "time_mix"
+    kind: ClassVar[str] = "linear_attention"
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, r = around.hidden_size, self.attention_hidden_size
-        parts = (
-            Node("time_decay", ops.Weight(r)),
-            Node("time_first", ops.Weight(r)),
-            Node("time_mix_key", ops.Weight(h)),
-            Node("time_mix_value", ops.Weight(h)),
-            Node("time_mix_receptance", ops.Weight(h)),
-            Node("shift_state", ops.State(h, "shift_state")),
-            Node("key", ops.Linear(h, r)),
-            Node("value", ops.Linear(h, r)),
-            Node("receptance", ops.Linear(h, r)),
-            Node("recurrent_state", ops.State(3 * r, bits=32)),
-            Node("output", ops.Linear(r, h)),
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        channels = Axis("channels", self.attention_hidden_size)
+        previous = f.shift(x)
+        f.state("shift_state", *x.axes, kind="shift_state")
+        key, value, receptance = (
+            f.linear(name, _mixed(f, x, previous, name), channels) for name in ("key", "value", "receptance")
         )
-        return Node(name, children=parts, kind="linear_attention", source=SOURCE)
+        opened = f.act(receptance, "sigmoid")
+        first, decay = f.vector("time_first", channels), f.act(f.vector("time_decay", channels), "exp")
+        average = f.scan(key, value, first, decay, axes=(channels,))
+        f.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
+        return f.linear("output", f.mul(opened, average), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
@@ -62,25 +74,33 @@ class RwkvTimeMix(Component):
         return [cls(attention_hidden_size=24), cls(attention_hidden_size=16)]
 
 
-class RwkvChannelMix(Component):
-    """σ(receptance) · value(relu(key)²), over the token and the one before."""
+class RwkvChannelMix(Network):
+    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), in place of a feed-forward network.
+
+    intermediate_size: the width between key and value.
+    """
 
     node_name: ClassVar[str] = "channel_mix"
+    kind: ClassVar[str] = "feed_forward"
 
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
     intermediate_size: Width
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, f = around.hidden_size, self.intermediate_size
-        parts = (
-            Node("time_mix_key", ops.Weight(h)),
-            Node("time_mix_receptance", ops.Weight(h)),
-            Node("shift_state", ops.State(h, "shift_state")),
-            Node("key", ops.Linear(h, f)),
-            Node("receptance", ops.Linear(h, h)),
-            Node("value", ops.Linear(f, h), gated=True),
-        )
-        return Node(name, children=parts, kind="feed_forward", source=SOURCE)
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        previous = f.shift(x)
+        f.state("shift_state", *x.axes, kind="shift_state")
+        inner = f.act(f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size)), "relu2")
+        opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
+        return f.mul(opened, f.linear("value", inner, *x.axes, gated=True))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"

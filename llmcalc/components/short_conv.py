@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Flag, Kernel
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Flag, Kernel, Standing, TokenMixer
 from .runtime import Run, causal_conv_class, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ShortConv(Component):
-    """conv_L_cache: tokens that the convolution sees, and that are kept. conv_bias: on it and on both maps.
+class ShortConv(TokenMixer):
+    """A gated short convolution, under LFM2's field names.
 
-    grid: it sees a square of conv_L_cache × conv_L_cache patches of an image, and keeps none; in a tower alone.
+    conv_L_cache: how many tokens the convolution sees; as many are cached.
+    conv_bias: whether the convolution and both projections have a bias.
+    grid: whether it sees a square of conv_L_cache × conv_L_cache patches of an image, and caches none (only in a vision
+        encoder).
     """
 
     node_name: ClassVar[str] = "conv"
+    kind: ClassVar[str] = "convolution"
 
     type: Literal["short_conv"] = "short_conv"
     conv_L_cache: Kernel = 3
@@ -43,16 +48,25 @@ class ShortConv(Component):
             )
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, kernel, biased = around.hidden_size, self.conv_L_cache, self.conv_bias
-        parts = [Node("in_proj", ops.Linear(h, 3 * h, biased))]
+    def check_place(self, place: Standing) -> None:
+        if not self.grid:
+            super().check_place(place)
+        elif not place.grid:
+            raise ValueError(f"{place.where}.grid: tokens stand in no grid; expected false, but in a tower of images")
+
+    def source(self) -> str:
+        return "Liquid AI 2025, §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        kernel, biased, three = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
+        b, c, u = f.split(f.linear("in_proj", x, Beside(three), bias=biased), *three)
+        u = f.mul(b, u)
         if self.grid:
-            parts.append(Node("conv", ops.Conv1d(h, h, kernel * kernel, groups=h, bias=biased)))
+            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=biased)
         else:
-            parts.append(Node("conv", ops.Conv1d(h, h, kernel, groups=h, bias=biased, padding=kernel - 1)))
-            parts.append(Node("conv_state", ops.State(h * kernel, "conv_state")))
-        parts.append(Node("out_proj", ops.Linear(h, h, biased)))
-        return Node(name, children=tuple(parts), kind="convolution", source="Liquid AI 2025, §2")
+            y = f.conv("conv", u, *x.axes, kernel=kernel, groups=x.width, bias=biased, padding=kernel - 1)
+            f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=biased)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")

@@ -244,11 +244,13 @@ class Flow:
         over: Shape | None = None,
         heads: Axis | None = None,
         module: bool = True,
+        groups: Axis | None = None,
         **about: Any,
     ) -> Value:
         """over: the axes that are normed together, all of x's by default. heads: each has weights of its own.
 
         module: False where the norm holds nothing here: it has no weights, or runs with those of a norm elsewhere.
+        groups: the parts of x that are normed apart, under one row of weights for all of x.
         """
         over = x.axes if over is None else over
         if not module:
@@ -256,7 +258,9 @@ class Flow:
         held = over if heads is None else (heads, *over)
         width = x.width if held is x.axes else self.n(held)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        return self.step("norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over)
+        return self.step(
+            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
+        )
 
     def normalized(self, x: Value, spec: Normed, over: Shape) -> Value:
         """A norm without weights that is a line of a part's forward: no module, and no node of the tree."""
@@ -373,6 +377,14 @@ class Flow:
     def sum(self, x: Value, *axes: Axis | Beside) -> Value:
         """The sum over all of x's axes but these."""
         return self.step("sum", "", (x,), Value(x.rows, axes))
+
+    def shift(self, x: Value) -> Value:
+        """The row before each row; before the first one what an earlier pass kept, or zeros."""
+        return self.step("shift", "", (x,), Value(x.rows, x.axes))
+
+    def scan(self, *ins: Value, axes: Shape) -> Value:
+        """A recurrence along the rows that is element by element, and no module of its own."""
+        return self.step("scan", "", ins, Value(ins[0].rows, axes))
 
     def dropout(self, x: Value) -> Value:
         """Marks where published models drop elements while they are trained."""

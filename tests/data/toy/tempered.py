@@ -1,6 +1,6 @@
 """A toy attention: grouped-query attention with a learned temperature for each head.
 
-Made for `tests/contracts/test_toy_part.py`, which puts it into a copy of the package to show that a part is one file and
+Made for `tests/contracts/test_toy_part.py`, which puts it into a copy of the package: a part is one file and
 one line.
 """
 

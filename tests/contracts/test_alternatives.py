@@ -1,0 +1,160 @@
+"""Contract: the ways to run one part hold the same things, and each of them runs in some workload.
+
+A tree is one tree in every workload: what a part holds, and the names under which it holds it, may not depend on the
+form that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from llmcalc.components.layers import LAYERS
+
+from llmcalc.components import PARTS
+from llmcalc.components.base import Component
+from llmcalc.components.kda import KimiDeltaAttention
+from llmcalc.components.lightning import LightningAttention
+from llmcalc.components.mla import MLA
+from llmcalc.components.stack import Stack
+from llmcalc.flow.axis import Axis
+from llmcalc.flow.program import Alternatives, Scope
+from llmcalc.flow.record import Flow
+from llmcalc.flow.tree import Use
+from llmcalc.flow.value import Value
+from llmcalc.run.execution import EAGER
+from llmcalc.run.rows import TOKENS
+from llmcalc.run.sight import Sight
+from llmcalc.run.workload import Workload
+from tests.test_parts import around_a_model
+
+EXAMPLES = [
+    pytest.param(example, id=f"{part.__name__}-{i}")
+    for part in (*PARTS, *LAYERS.classes(), Stack)
+    for i, example in enumerate(part.examples())
+]
+
+FROM_THE_START = Workload(batch=2, seq=11, phase="prefill")
+WORKLOADS = (
+    FROM_THE_START,
+    Workload(batch=2, seq=5, phase="prefill", context=6),
+    Workload(batch=2, seq=1, phase="decode", context=10),
+)
+
+
+def alternatives_in(scope: Scope) -> Iterator[Alternatives]:
+    """Every choice between forms in a scope, at any depth, those inside of other forms included."""
+    for item in scope.items:
+        if isinstance(item, Scope):
+            yield from alternatives_in(item)
+        elif isinstance(item, Alternatives):
+            yield item
+            for branch in item.branches.values():
+                yield from alternatives_in(branch)
+
+
+def held(branch: Scope) -> dict[str, Any]:
+    """Of each node of a branch, by its path: parameters, tensors, buffers and, after each workload, the cache."""
+    found: dict[str, Any] = {}
+    for place in branch.node().walk():
+        assert place.path not in found, place.path
+        use = place.use
+        if use is None:
+            found[place.path] = None
+            continue
+        caches = [Use(use.op, use.roles, Sight(w)).cache_bits(16) for w in WORKLOADS]
+        found[place.path] = use.params(), use.active_params(), use.tensors(), use.buffers(), caches
+    return found
+
+
+def differing(alternatives: Alternatives) -> list[str]:
+    """The forms that hold something else than the first."""
+    first, *others = alternatives.branches
+    expected = held(alternatives.branches[first])
+    return [name for name in others if held(alternatives.branches[name]) != expected]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_all_forms_hold_the_same(example: Component) -> None:
+    for alternatives in alternatives_in(around_a_model(example).program().root):
+        assert not differing(alternatives)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_form_runs_in_some_workload(example: Component) -> None:
+    for alternatives in alternatives_in(around_a_model(example).program().root):
+        names = list(alternatives.branches)
+        assert EAGER.form(names, FROM_THE_START) == names[0]
+        assert {EAGER.form(names, w) for w in WORKLOADS} == set(names)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
+    """The FLOPs of a branch are those of its nodes in the tree, in every workload in which its form runs."""
+    program = around_a_model(example).program()
+    for workload in WORKLOADS:
+        sight = Sight(workload)
+        assert program.node().total(flops, sight) == chosen(program.root, sight).node().total(flops, sight)
+
+
+def flops(use: Use) -> Any:
+    return use.forward_flops()
+
+
+def chosen(scope: Scope, sight: Sight) -> Scope:
+    """A scope in which the form that runs stands in place of each choice."""
+    made = Scope(scope.name, scope.about)
+    for item in scope.items:
+        if isinstance(item, Alternatives):
+            name = sight.execution.form(item.branches, sight.workload)
+            made.items += chosen(item.branches[name], sight).items
+        else:
+            made.items.append(chosen(item, sight) if isinstance(item, Scope) else item)
+    return made
+
+
+FORMS: tuple[tuple[Component, set[str]], ...] = (
+    (MLA.examples()[0], {"expanded", "absorbed"}),
+    (KimiDeltaAttention.examples()[0], {"chunked", "step"}),
+    (LightningAttention.examples()[0], {"chunked", "by_token"}),
+)
+
+
+@pytest.mark.parametrize(("example", "names"), FORMS)
+def test_forms_are_found(example: Component, names: set[str]) -> None:
+    """The contracts above would hold of programs in which no choice was found."""
+    found = list(alternatives_in(around_a_model(example).program().root))
+    assert found
+    assert all(set(one.branches) == names for one in found)
+
+
+def recorded(*branches: Callable[[Flow, Value], Value]) -> Alternatives:
+    f, x = Flow(), Value(TOKENS, (Axis("hidden", 6),))
+    """A choice between two branches."""
+    first, other = branches
+    f.alternatives(chunked=lambda: first(f, x), step=lambda: other(f, x))
+    (made,) = f.root.items
+    assert isinstance(made, Alternatives)
+    return made
+
+
+def narrow(f: Flow, x: Value) -> Value:
+    return f.linear("map", x, Axis("inner", 3))
+
+
+def test_forms_that_hold_something_else_are_found() -> None:
+    """A map of another width, another name, a bias, a state: each is seen."""
+
+    def stateful(f: Flow, x: Value) -> Value:
+        f.state("state", *x.axes)
+        return narrow(f, x)
+
+    assert not differing(recorded(narrow, narrow))
+    for other in (
+        lambda f, x: f.linear("map", x, Axis("inner", 4)),
+        lambda f, x: f.linear("other", x, Axis("inner", 3)),
+        lambda f, x: f.linear("map", x, Axis("inner", 3), bias=True),
+        stateful,
+    ):
+        assert differing(recorded(narrow, other)) == ["step"]
