@@ -103,6 +103,16 @@ class Flow:
         above.items.append(Alternatives(made))
         return given[0]
 
+    @contextmanager
+    def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
+        """Everything inside is a stack of its own: none of what other layers have handed over is seen there."""
+        outside = self.causal, self.memory, self.memo
+        self.causal, self.memory, self.memo = causal, memory, {}
+        try:
+            yield
+        finally:
+            self.causal, self.memory, self.memo = outside
+
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
             about.pop("kind", None)
@@ -306,10 +316,14 @@ class Flow:
         return self.step("act", "", (x,), Value(x.rows, x.axes), kind=name)
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self.step("mul", "", (a, b), Value(a.rows, a.axes))
+        return self.step("mul", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def add(self, a: Value, b: Value) -> Value:
-        return self.step("add", "", (a, b), Value(a.rows, a.axes))
+        return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def scale(self, x: Value, by: float) -> Value:
+        """x times a number that is not trained."""
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
 
     def dropout(self, x: Value) -> Value:
         """Marks where published models drop elements while they are trained."""
@@ -323,8 +337,14 @@ class Flow:
         """Views of one storage."""
         return tuple(x.seen(*shape) for shape in shapes)
 
-    def cat(self, *xs: Value, axes: Shape) -> Value:
-        return self.step("cat", "", xs, Value(xs[0].rows, axes))
+    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Side by side along their axes; along their rows where `rows` are given."""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
+
+    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+        """Neighbouring rows made one: side by side under further axes, or their mean."""
+        axes = x.axes if mean else (*neighbours, *x.axes)
+        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis) -> Value:
         """Keys or values once for each query head; the same where there are as many already."""
