@@ -48,6 +48,17 @@ def times(left: Number, right: Number) -> Number:
     return left if type(right) is int and right == 1 else left * right
 
 
+def same(left: Number, right: Number) -> bool:
+    """True where the two are known to be equal, for every element of arrays; symbols are equal to themselves alone."""
+    if left is right:
+        return True
+    if _is_array(left, right):
+        import numpy
+
+        return numpy.array_equal(left, right)
+    return bool(left == right)
+
+
 def minimum(left: Number, right: Number) -> Number:
     """The smaller of two numbers, element by element for arrays, `Min(left, right)` for symbols."""
     if _is_symbolic(left, right):

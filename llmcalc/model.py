@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .algebra import Number, is_zero
-from .components import Classifier, Head, LMHead, NoHead, Norm
 from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
 from .components.block import Layer
+from .components.choices import Head
+from .components.head import Classifier, LMHead, NoHead
+from .components.norm import Norm
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
@@ -36,7 +38,7 @@ class MultiTokenPrediction(Part):
 
     Each joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one layer
     of the decoder's kind and a norm, and shares embedding and output head with the model. layer: which kind, where the
-    decoder has several; by default that of its last layer.
+    decoder has several; by default the last one that its pattern names.
     """
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
@@ -451,12 +453,9 @@ def _references() -> dict[str, type[nn.Module]]:
 
         @staticmethod
         def _layer_ahead(mtp: MultiTokenPrediction, decoder: Stack) -> Layer:
-            """The layer inside a module of multi-token prediction: of the kind named, or of the last layer's kind."""
-            kind = mtp.layer
-            if kind is None:
-                above = decoder.num_hidden_layers - len(decoder.first_layers)
-                ends = decoder.first_layers[: decoder.num_hidden_layers]
-                kind = decoder.pattern[(above - 1) % len(decoder.pattern)] if above > 0 else ends[-1]
+            """The layer inside a module of multi-token prediction: of the kind named, or the last of the pattern."""
+            *_, last = decoder.pattern
+            kind = last if mtp.layer is None else mtp.layer
             layers: dict[str, Layer] = {"block": decoder.block, **decoder.variants}
             return layers[kind]
 

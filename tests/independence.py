@@ -60,7 +60,7 @@ WORDS = frozenset(
 PASSED_AROUND = frozenset({"Around", "Run"})
 """Classes of the package that are no parts: what reference code is told of its surroundings."""
 
-FORMULA_MODULES = frozenset({"algebra", "ops", "tree", "workload", "costs", "units"})
+FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
 """Modules of the closed form, of which reference code names nothing."""
 
 
@@ -81,12 +81,13 @@ def parts() -> dict[str, type[Part]]:
     """Every class of the package that is a part, by its name."""
     for name in modules():
         import_module(name)
-    found, todo = {}, [Part]
+    found: dict[str, type[Part]] = {}
+    todo: list[type[Part]] = [Part]
     while todo:
         cls = todo.pop()
-        if cls.__module__.startswith("llmcalc."):
+        todo += cls.__subclasses__()
+        if cls.__module__ in modules():  # a preset, say, is written as parts are and is none
             found[cls.__name__] = cls
-            todo += cls.__subclasses__()
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,7 +181,7 @@ def test_markdown_is_one_table() -> None:
 def test_text_cells_need_no_writer() -> None:
     preset = llmcalc.load("llama3-8b")
     (table,) = report([(preset, quantities(preset.model))], width=80).tables
-    columns = [replace(column, write=float) for column in table.columns]  # which takes no such text
+    columns = [column._replace(write=float) for column in table.columns]  # which takes no such text
     texts = [[cell_text(c, v) for c, v in zip(columns, row.cells, strict=True)] for row in table.rows]
     assert ["hidden size h", "4,096"] in texts
     assert ["activation", "SwiGLU"] in texts

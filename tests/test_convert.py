@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from llmcalc.api import params
-from llmcalc.components import Classifier, Head, LMHead, NoHead
+from llmcalc.components.choices import Head
+from llmcalc.components.head import Classifier, LMHead, NoHead
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost

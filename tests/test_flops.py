@@ -17,12 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.components import MIXERS
 from llmcalc.components.attention import Attention
 from llmcalc.components.base import Nothing
 from llmcalc.components.block import Block
+from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.layers import LAYERS
 from llmcalc.components.local import LocalAttention
 from llmcalc.components.merged import MergedAttention
 from llmcalc.components.mla import MLA

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmcalc.components import Attention, Classifier, LMHead, NoHead
+from llmcalc.components.attention import Attention
 from llmcalc.components.block import Block, Layer
 from llmcalc.components.feed_forward import FeedForward
+from llmcalc.components.head import Classifier, LMHead, NoHead
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec, MultiTokenPrediction
@@ -28,11 +29,9 @@ def test_reference_code_uses_the_fields_of_specs_and_no_formula() -> None:
 
 
 def test_all_that_is_built_of_parts_is_looked_at() -> None:
-    assert {f"llmcalc.components.{name}" for name in ("attention", "towers.conformer_reference", "runtime")} <= {
-        *modules()
-    }
+    assert {f"llmcalc.components.{name}" for name in ("attention", "towers.conformer", "runtime")} <= {*modules()}
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
-    assert {"anatomy", "sizes", "top_size", "mtp_block", "attends_like", "turned", "gives", "has_bias"} <= members()
+    assert {"source", "sizes", "top_size", "mtp_block", "attends_like", "turned", "gives", "has_bias"} <= members()
 
 
 @pytest.mark.parametrize(
@@ -73,9 +72,9 @@ def test_reference_code_that_uses_more_is_told(before: str, after: str, said: st
 
 def test_a_formula_that_uses_reference_code_is_told() -> None:
     source = modules()[NORM].read_text()
-    before = "return Node(name, self.op(around.hidden_size)"
+    before = 'return f.norm("", x, self)'
     assert source.count(before) == 1
-    changed = source.replace(before, "norm_reference(self)\n        self.reference(around)\n        " + before)
+    changed = source.replace(before, "norm_reference(self)\n        self.reference(x)\n        " + before)
     assert [fault.partition("`")[2] for fault in faults({NORM: changed})] == [
         f"{name}` is reference code, and is used elsewhere" for name in ("norm_reference", "reference")
     ]
@@ -84,9 +83,9 @@ def test_a_formula_that_uses_reference_code_is_told() -> None:
 def test_no_formula_uses_torch() -> None:
     for name, path in modules().items():
         for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
-            if function.name == "anatomy":
+            if function.name == "flow":
                 used = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-                assert not used & {"torch", "nn"}, f"{name}: anatomy uses torch"
+                assert not used & {"torch", "nn"}, f"{name}: flow uses torch"
 
 
 def block(width: int) -> Block:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmcalc.components import MIXERS
 from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component
 from llmcalc.components.block import Block
 from llmcalc.components.cca import CompressedConvAttention
+from llmcalc.components.choices import MIXERS
 from llmcalc.components.compressed import CompressedAttention
 from llmcalc.components.differential import DifferentialAttention
 from llmcalc.components.disentangled import Disentangled, SideConvolution

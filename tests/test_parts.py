@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components import CHANNEL_MIXERS, MIXERS, PARTS
 from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component, Nothing
-from llmcalc.components.block import Block
+from llmcalc.components.block import Block, Layer
+from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier
-from llmcalc.components.layers import LAYERS, Layer
 from llmcalc.components.local import LocalAttention
 from llmcalc.components.merged import MergedAttention
 from llmcalc.components.norm import Norm
@@ -140,7 +139,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*PARTS, *LAYERS.classes(), Stack)
+    for part in (*parts(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
 ]
 
@@ -186,7 +185,7 @@ def test_a_token_sees_only_those_before_it(example: Component) -> None:
 
 def test_every_member_of_a_union_is_a_part_with_examples() -> None:
     for part in {*MIXERS.classes(), *CHANNEL_MIXERS.classes()} - {Nothing}:
-        assert part in PARTS
+        assert part in parts()
         assert part.examples()  # type: ignore[attr-defined]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..algebra import Number, exact_div
+from ..algebra import Number, exact_div, same
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -156,6 +156,11 @@ class Attention(TokenMixer):
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(width))
 
+    def trait(self) -> str:
+        if self.sliding_window is not None:
+            return "sliding"
+        return "full" if self.attention_chunk_size is None else "chunked"
+
     def reach(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
@@ -169,6 +174,13 @@ class Attention(TokenMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         if self.block_indexer is not None:
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+        other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
+        if other_size and self.v_head_dim is not None:
+            raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
+        if isinstance(self.position, Rope) and isinstance(sizes.head_dim, int):
+            turned = self.position.turned(sizes.head_dim)
+            if turned > sizes.head_dim:
+                raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 
@@ -194,8 +206,12 @@ class Attention(TokenMixer):
 
     def attends_like(self) -> tuple[int | None, ...]:
         """What layers must have in common to share keys and values."""
-        heads = self.num_key_value_heads or self.num_attention_heads
+        heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
+
+    def _attends_as(self, other: Attention) -> bool:
+        """Whether the other makes keys and values that this one can share."""
+        return all(map(same, self.attends_like(), other.attends_like()))
 
     def flow(self, f: Flow, x: Value, memory: Value | None = None, out: Shape | None = None) -> Value:
         """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default."""
@@ -239,10 +255,12 @@ class Attention(TokenMixer):
         self, f: Flow, x: Value, heads: Axis, dim: Axis, size: Axis, crossing: bool
     ) -> tuple[Value, Value]:
         """Those that this layer makes, or those of the last layer that attends alike."""
-        made: dict[Any, tuple[Value, Value]] = f.memo.setdefault("keys and values", {})
+        made: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
-            nothing = Value(x.rows, (heads, dim)), Value(x.rows, (heads, size))  # recorded alone, without that layer
-            return made.get(self.attends_like(), nothing)
+            nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
+            alike = (one for one in reversed(made) if self._attends_as(one[0]))
+            _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
+            return keys, values
         raw = f.linear("k_proj", x, heads, dim, bias=self.k_bias)
         keys = self._placed(f, raw, "k_norm", dim)
         values = raw if self.attention_k_eq_v else f.linear("v_proj", x, heads, size, bias=self.v_bias)
@@ -251,7 +269,7 @@ class Attention(TokenMixer):
             limit, held = self._held(crossing)
             keys, values = f.cache("cache", held, keys, values, limit=limit)
         if not crossing:
-            made[self.attends_like()] = keys, values
+            made.append((self, keys, values))
         return keys, values
 
     def _scored_by_position(

@@ -219,6 +219,10 @@ class TokenMixer(Component):
         """Its heads in a layer of that width; None where it has none."""
         return None
 
+    def trait(self) -> str:
+        """What sets it apart from the mixers of other layers, in one word: `sliding`, `full`, `mamba2`."""
+        return str(getattr(self, "type", ""))
+
     def reach(self) -> tuple[int, ...]:
         """The numbers of tokens after which nothing about it changes: windows, chunks, selections."""
         return ()
@@ -237,7 +241,8 @@ class TokenMixer(Component):
         Raises `Unscalable`, which says why, where its width is not that of its heads alone.
         """
         kind = type(self).model_fields["type"].default
-        raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone")
+        scales = "multi-head or grouped-query attention"
+        raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
     def check_place(self, place: Standing) -> None:
         """Raises `ValueError` where it cannot stand there."""
@@ -247,11 +252,20 @@ class TokenMixer(Component):
 
 
 class Network(Component):
-    """A part that works on each token by itself, with what other code may ask of any of them."""
+    """A part that works on each token by itself, with what other code may ask of any of them.
+
+    mixture: of the class: it is a mixture of experts, of which each token passes some.
+    """
+
+    mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
         """Units of the feed-forward networks that one token passes through."""
         return None
+
+    def activation(self) -> str:
+        """What papers call its activation: `SwiGLU`, `GELU`; empty where it has none of these."""
+        return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
         """The same part with every width of its feed-forward networks changed.

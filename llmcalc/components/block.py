@@ -11,6 +11,7 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -22,9 +23,9 @@ from ..flow.record import Flow
 from ..flow.tree import Node, Role
 from ..flow.value import Value
 from ..run.rows import SOURCE
-from . import ChannelMixer, Mixer
 from .attention import Attention
-from .base import Around, Component, Flag, Nothing
+from .base import Around, Component, Flag, HeadSizes, Network, Nothing, TokenMixer, Unscalable
+from .choices import ChannelMixer, Mixer
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope
@@ -77,6 +78,24 @@ class Layer(Component):
                 f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
                 "both, with all of its norms"
             )
+
+    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
+        """The same layer with `change` made to everything in it that mixes tokens. width: of the layer."""
+        found = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        changed = {name: change(part, width) for name, part in found.items() if isinstance(part, TokenMixer)}
+        return self.model_copy(update=changed)
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        """The layer in another width. width: its own. heads, widened: what becomes of heads and of other widths.
+
+        Raises `Unscalable`, which says why, where its width is more than these.
+        """
+        mixer, network = self.attention, self.feed_forward
+        if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
+            raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
+        sizes = mixer.heads(width)
+        attention = mixer.with_heads(HeadSizes(1, 1, 1) if sizes is None else heads(sizes))
+        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""

@@ -77,6 +77,9 @@ class FeedForward(Network):
         plain = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {plain}") if self.gated else plain
 
+    def activation(self) -> str:
+        return self.style
+
     def active_width(self) -> int:
         return self.intermediate_size
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 
 from ..flow.tree import Node
-from . import Mixer
 from .attention import Attention
 from .base import Around, Component, Nothing
 from .block import Layer
+from .choices import Mixer
 from .feed_forward import FeedForward
 from .mamba import Mamba
 from .mamba2 import Mamba2

@@ -51,6 +51,7 @@ class MoE(Network):
 
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
+    mixture: ClassVar[bool] = True
 
     type: Literal["moe"] = "moe"
     num_experts: Experts
@@ -95,6 +96,9 @@ class MoE(Network):
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         return self
+
+    def activation(self) -> str:
+        return self.expert.style
 
     def active_width(self) -> int:
         shared = 0 if self.shared_expert is None else self.shared_expert.intermediate_size

@@ -19,10 +19,10 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .attention import Attention, QKNorm
 from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
-from .block import Sharing
+from .block import Block, Layer, Sharing
 from .choice import only
+from .choices import AnyLayer
 from .feed_forward import FeedForward
-from .layers import AnyLayer, Block, Layer
 from .norm import Norm
 from .position import Position, RelativeBias, Rope
 from .runtime import Run, vector
@@ -203,7 +203,8 @@ class Stack(Component):
 
     def layer(self, name: str) -> Layer:
         """The layer of that name."""
-        return self.block if name == BASE else self.variants[name]
+        found: Layer = self.block if name == BASE else self.variants[name]
+        return found
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Each kind of layer: (name, block, how many, which). A depth that is no integer gives no `which`."""

@@ -98,7 +98,8 @@ class ZambaLayer(Layer):
 
     def _mixer(self) -> Component:
         assert not isinstance(self.attention, Nothing)
-        return self.attention
+        mixer: Component = self.attention
+        return mixer
 
     def anatomy(self, name: str, around: Around) -> Node:
         h, block = around.hidden_size, self.transformer

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..components.attention import Attention
+from ..components.base import HeadSizes, Network, TokenMixer
 from ..components.block import Layer
-from ..components.mla import MLA
-from ..components.moe import MoE
 from ..components.stack import Stack
 from ..errors import InputError, suggest
 from ..flow.tree import Node
@@ -23,7 +21,6 @@ from .cache import kv
 from .flops import flops
 from .limits import learned_positions
 from .params import params, total_of
-from .widths import active_width, heads_of
 
 DENSE_BAND = (100, 130)
 """h/L, rounded to a whole number, of most large dense decoders:
@@ -172,27 +169,36 @@ def _vocabulary(tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """The shape of a stack, by its most frequent kind of layer (of equals, the lowest in the stack)."""
+    """The shape of a stack, by its most frequent kind of layer (of equals, the lowest in the stack).
+
+    Heads are those of the most frequent layer with attention; of a stack without any, those of another mixer.
+    """
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
     block = max(groups, key=lambda g: g[2])[1]
-    headed = [g for g in groups if isinstance(g[1].attention, Attention | MLA)]
-    attention_block = max(headed, key=lambda g: g[2])[1] if headed else None
-    heads, kv_heads, head_dim = heads_of(
-        attention_block.attention if attention_block is not None else None, hidden_size
-    )
-    mixing = block.feed_forward
+    headed = [(one, sizes, count) for _, one, count in groups if (sizes := _heads(one, hidden_size)) is not None]
+    attending = [g for g in headed if _attends(g[0])] or headed
+    attention_block, sizes, _ = max(attending, key=lambda g: g[2]) if attending else (None, None, 0)
+    network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
         layer_kinds={name: count for name, _, count in groups},
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
-        feed_forward_width=active_width(mixing),
-        mixture_of_experts=isinstance(mixing, MoE),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        feed_forward_width=network.active_width() if isinstance(network, Network) else None,
+        mixture_of_experts=isinstance(network, Network) and network.mixture,
+        num_attention_heads=None if sizes is None else sizes.heads,
+        num_key_value_heads=None if sizes is None else sizes.kv_heads,
+        head_dim=None if sizes is None else sizes.head_dim,
     )
+
+
+def _attends(layer: Layer) -> bool:
+    return isinstance(layer.attention, TokenMixer) and layer.attention.kind == "attention"
+
+
+def _heads(layer: Layer, width: int) -> HeadSizes | None:
+    return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:

@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..algebra import exact_div
-from ..components.attention import Attention
-from ..components.feed_forward import FeedForward
-from ..components.mla import MLA
-from ..components.moe import MoE
+from ..components.base import Network, TokenMixer
+from ..components.block import Layer
 from ..model import ModelSpec
 from .flops import FlopCount
 from .params import ParameterCount, params
-from .widths import active_width, heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +60,38 @@ class Sizes:
 
 
 def _is_plain_transformer(spec: ModelSpec) -> bool:
-    """One stack of softmax attention and feed-forward networks: all that the rules with an attention term are about."""
-    blocks = [block for _, stack in spec.stacks() for _, block, _, _ in stack.groups()]
-    alike = all(
-        b.plain and isinstance(b.attention, Attention | MLA) and isinstance(b.feed_forward, FeedForward | MoE)
-        for b in blocks
-    )
-    return spec.kind != "encoder-decoder" and alike
+    """One stack of attention and feed-forward networks: all that the rules with an attention term are about."""
+    layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
+    return spec.kind != "encoder-decoder" and all(_widths(layer, spec.hidden_size) is not None for layer in layers)
+
+
+def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
+    """(heads, head size, active width of the network) of a layer of attention and a network and nothing beside them."""
+    mixer, network = layer.attention, layer.feed_forward
+    if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
+        return None
+    sizes, active = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or sizes is None or active is None:
+        return None
+    return sizes.heads, sizes.head_dim, active
 
 
 def sizes(spec: ModelSpec) -> Sizes:
     """The dimensions of the stack that makes the output.
-    For plain transformers: raises `ArithmeticError` for any other.
+
+    Raises `ArithmeticError` for any model that is no plain transformer.
     """
-    h = spec.hidden_size
     heads = keys = inner = 0
-    for _, block, count, _ in spec.main.groups():
-        a, _, d = heads_of(block.attention, h)
-        f = active_width(block.feed_forward)
-        if a is None or d is None or f is None:
+    for _, layer, count, _ in spec.main.groups():
+        widths = _widths(layer, spec.hidden_size)
+        if widths is None:
             raise ArithmeticError(
-                "rules with an attention term are for plain transformers, which have heads and a feed-forward "
-                "network in every layer"
+                "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
+                "in every layer"
             )
+        a, d, f = widths
         heads, keys, inner = heads + count * a, keys + count * a * d, inner + count * f
-    return Sizes(h, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
+    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
 
 
 def kaplan_table_1(n: int, keys: int, context: int) -> int:

@@ -9,16 +9,13 @@ shapes that are shown.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, exact_div, floor_div
-from ..components.attention import Attention
+from ..components.base import HeadSizes, Network, TokenMixer, Unscalable
 from ..components.block import Layer
-from ..components.feed_forward import FeedForward
-from ..components.moe import MoE
-from ..components.position import Rope
 from ..errors import InputError
 from ..model import ModelSpec
 from ..run.workload import Workload
@@ -83,26 +80,22 @@ class Family:
     @property
     def step(self) -> int:
         """Hidden sizes are multiples of it: heads and key/value heads come out whole, and it is 64 or more."""
-        shares = [
-            share
-            for block in self._blocks()
-            for share in self._heads_per_width(block.attention)[:2]
-            if share is not None
-        ]
+        mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
+        sizes = [one for mixer in mixers if (one := mixer.heads(self.spec.hidden_size)) is not None]
+        shares = [share for one in sizes for share in self._shares(one)[:2] if share is not None]
         least = math.lcm(*(share.denominator for share in shares))
         while least < LEAST_STEP:
             least *= 2
         return least
 
-    def _heads_per_width(self, mixer: Any) -> tuple[Fraction, Fraction | None, int]:
+    def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """(heads over h, key/value heads over h or None where there is one for all, head size)."""
-        h = self.spec.hidden_size
-        a, k, d = mixer.sizes(h)
+        h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = self.head_dim or d
         heads = Fraction(a * d, h * size)
         if self.kv_ratio is not None:
             return heads, heads * self.kv_ratio, size
-        return heads, None if k == 1 and a > 1 else heads * k / a, size
+        return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """The member of that size: ints, or arrays of ints that are multiples of `step`."""
@@ -116,40 +109,19 @@ class Family:
         return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
 
     def _scaled(self, block: Layer, h: Number) -> Layer:
-        heads, kv_heads, size = self._heads_per_width(block.attention)
-        sizes = {
-            "num_attention_heads": _share(h, heads),
-            "num_key_value_heads": 1 if kv_heads is None else _share(h, kv_heads),
-            "head_dim": size,
-        }
-        changes = {
-            "attention": block.attention.model_copy(update=sizes),
-            "feed_forward": self._channel(block.feed_forward, h),
-        }
-        dense = getattr(block, "dense", None)  # beside the experts of Gemma 4 and of shortcut layers
-        return block.model_copy(update=changes if dense is None else {**changes, "dense": self._widened(dense, h)})
+        def heads(sizes: HeadSizes) -> HeadSizes:
+            share, kv_share, size = self._shares(sizes)
+            return HeadSizes(_share(h, share), 1 if kv_share is None else _share(h, kv_share), size)
 
-    def _channel(self, channel: Any, h: Number) -> Any:
-        if isinstance(channel, FeedForward):
-            return self._widened(channel, h)
-        networks = {name: getattr(channel, name) for name in ("expert", "shared_expert", "vision_expert")}
-        return channel.model_copy(
-            update={name: self._widened(one, h) for name, one in networks.items() if one is not None}
-        )
+        return block.scaled(self.spec.hidden_size, heads, lambda width: self._widened(width, h))
 
-    def _widened(self, feed_forward: FeedForward, h: Number) -> FeedForward:
-        """Its width in proportion, to the nearest multiple of 64 (of a smaller power of two,
-        where the model's own is one).
-        """
+    def _widened(self, width: int, h: Number) -> Number:
+        """A width in proportion, to the nearest multiple of 64 (of a smaller power of two, where its own is one)."""
         ratio, unit = self.ffn_ratio, LEAST_STEP
         if ratio is None:
-            ratio, unit = (
-                Fraction(feed_forward.intermediate_size, self.spec.hidden_size),
-                math.gcd(feed_forward.intermediate_size, LEAST_STEP),
-            )
+            ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, LEAST_STEP)
         whole = 2 * ratio.denominator * unit
-        width = floor_div(2 * ratio.numerator * h + ratio.denominator * unit, whole) * unit
-        return feed_forward.model_copy(update={"intermediate_size": width})
+        return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, whole) * unit
 
 
 def _share(h: Number, share: Fraction) -> Number:
@@ -172,40 +144,10 @@ def family(
     if spec.kind != "decoder":
         raise InputError(f"shape: an {spec.kind} has other sizes than depth and width to trade; expected a decoder")
     stack = spec.main
-    for block in (stack.block, *stack.variants.values()):
-        mixer, channel = block.attention, block.feed_forward
-        if not isinstance(mixer, Attention):
-            raise InputError(
-                f"shape: attention.type '{mixer.type}' does not scale with hidden_size alone; expected multi-head "
-                "or grouped-query attention"
-            )
-        if not isinstance(channel, FeedForward | MoE):
-            raise InputError("shape: expected a decoder whose layers all have a feed-forward network or experts")
-        if mixer.block_indexer is not None:
-            raise InputError(
-                "shape: an indexer chooses for a fixed number of heads; expected attention without block_indexer"
-            )
-        if hasattr(block, "state_space"):
-            raise InputError(
-                "shape: a state-space part beside attention does not scale with hidden_size alone; expected layers "
-                "without"
-            )
-        if isinstance(channel, MoE) and channel.moe_latent_size is not None:
-            raise InputError(
-                "shape: experts of a latent width do not scale with hidden_size alone; expected no moe_latent_size"
-            )
-        if head_dim is not None and mixer.v_head_dim is not None:
-            raise InputError(
-                "--head-dim: values have a size of their own (v_head_dim); expected attention without, or no --head-dim"
-            )
-        if ffn_ratio is not None and isinstance(channel, MoE):
-            raise InputError(
-                "--ffn-ratio: a mixture of experts has no one width; expected --set expert.intermediate_size=N"
-            )
-        if head_dim is not None and isinstance(mixer.position, Rope) and mixer.position.turned(head_dim) > head_dim:
-            raise InputError(
-                f"--head-dim: {head_dim} is less than the {mixer.position.turned(head_dim)} dimensions that RoPE turns"
-            )
+    networks = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
+    if ffn_ratio is not None and any(isinstance(network, Network) and network.mixture for network in networks):
+        fix = "expected --set expert.intermediate_size=N"
+        raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {fix}")
     if spec.embedding_size is not None or stack.relative_bias is not None:
         raise InputError(
             "shape: a factorised embedding or relative bias does not scale with hidden_size alone; expected a "
@@ -217,7 +159,14 @@ def family(
             "1, 1/4 or 0.125"
         )
     changes: dict[str, Any] = {"mtp": None} if vocab_size is None else {"mtp": None, "vocab_size": vocab_size}
-    return Family(spec.model_copy(update=changes), head_dim, kv_ratio, ffn_ratio)
+    spec = spec.model_copy(update=changes)
+    members = Family(spec, None, kv_ratio, ffn_ratio)
+    for what, one in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
+        try:
+            one.at(spec.hidden_size, stack.num_hidden_layers)
+        except Unscalable as error:
+            raise InputError(f"{what}: {error}") from None
+    return replace(members, head_dim=head_dim)
 
 
 @dataclass(frozen=True)

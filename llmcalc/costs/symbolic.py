@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ..algebra import Number, is_zero
-from ..components.base import Part, Symbol
+from ..components.base import Network, Part, Symbol, TokenMixer
 from ..components.block import Layer
 from ..components.stack import BASE, SHARED, Stack
 from ..flow.tree import Node
@@ -219,14 +219,9 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 
 
 def _traits(block: Layer) -> tuple[str, str]:
-    mixer: Any = block.attention
-    if getattr(mixer, "sliding_window", None) is not None:
-        kind = "sliding"
-    elif getattr(mixer, "attention_chunk_size", None) is not None:
-        kind = "chunked"
-    else:
-        kind = "full" if mixer.type == "attention" else mixer.type
-    return kind, "moe" if block.feed_forward.type == "moe" else "dense"
+    mixer, network = block.attention, block.feed_forward
+    kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
+    return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
 def _with_depths(

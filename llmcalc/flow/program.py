@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..algebra import same
 from ..ops.base import Op
 from .tree import Node
 from .value import Value, Weight
@@ -114,13 +115,20 @@ def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[
     (_, first), *others = alternatives.branches.items()
     found = [(name, _nodes(branch.items)) for name, branch in others]
     op, forms, children = _nodes(first.items)
-    forms |= {name: own for name, (own, _, _) in found if own is not None and own != op}
+    forms |= {name: own for name, (own, _, _) in found if own is not None and not _equal(own, op)}
     merged = []
     for child in children:
         other = {name: next(n for n in nodes if n.name == child.name) for name, (_, _, nodes) in found}
-        differ = {name: n.op for name, n in other.items() if n.op is not None and n.op != child.op}
+        differ = {name: n.op for name, n in other.items() if n.op is not None and not _equal(n.op, child.op)}
         merged.append(Node(**{**_fields(child), "forms": {**child.forms, **differ}}) if differ else child)
     return op, forms, merged
+
+
+def _equal(left: Op, right: Op | None) -> bool:
+    """Whether two ops are known to be equal, whatever their sizes are made of."""
+    return type(left) is type(right) and all(
+        same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
+    )
 
 
 def _fields(node: Node) -> dict[str, Any]:

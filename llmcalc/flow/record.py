@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from .. import ops
-from ..algebra import Number
+from ..algebra import Number, same
 from ..ops.base import Op
 from ..run.rows import ONCE, TOKENS, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
@@ -348,8 +348,7 @@ class Flow:
 
     def repeat(self, x: Value, heads: Axis) -> Value:
         """Keys or values once for each query head; the same where there are as many already."""
-        few, many = x.axes[0].size, heads.size
-        if few is many or (type(few) is type(many) is int and few == many):
+        if same(x.axes[0].size, heads.size):
             return x
         return self.step("repeat", "", (x,), Value(x.rows, (heads, *x.axes[1:])))
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..algebra import Number
-from ..components import NoHead
+from ..components.base import TokenMixer
+from ..components.head import NoHead
 from ..costs.flops import forward_of, step_of
 from ..costs.limits import learned_positions
 from ..costs.params import buffers_of, total_of
@@ -52,10 +53,14 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Enough tokens that every sliding window and chunk is full, and no more than a table of positions allows."""
-    limits = [
-        w for _, stack in spec.stacks() for b in (stack.block, *stack.variants.values()) for w in _windows(b.attention)
+    """Enough tokens that every window, chunk and selection is full, and no more than a table of positions allows."""
+    layers = [
+        (layer, stack.hidden_size or spec.hidden_size)
+        for _, stack in spec.stacks()
+        for layer in (stack.block, *stack.variants.values())
     ]
+    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
     longest = longest_pass(spec)
     wanted = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
     return wanted if longest is None else min(wanted, longest)
@@ -74,18 +79,6 @@ def longest_pass(spec: ModelSpec) -> int | None:
             "at least 2"
         )
     return learned if learned is None or spec.kind == "encoder" else learned - 1
-
-
-def _windows(mixer: Any) -> list[int]:
-    fields = (
-        "sliding_window",
-        "attention_chunk_size",
-        "compress_rate",
-        "local_radius",
-        "global_block_size",
-        "keep_window_size",
-    )
-    return [w for w in (getattr(mixer, field, None) for field in fields) if w is not None]
 
 
 def verify_reference(

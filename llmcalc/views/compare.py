@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 from .. import units
+from ..components.base import Network
 from ..costs.compare import DENSE_BAND, Quantities, StackShape
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, one_or_list
@@ -117,8 +118,7 @@ def _kv_heads(shape: StackShape) -> str:
 
 def _activation(shape: StackShape) -> str:
     mixing = shape.block.feed_forward
-    style: str | None = getattr(mixing, "style", None) or getattr(getattr(mixing, "expert", None), "style", None)
-    return style or "–"
+    return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
 
 
 def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..algebra import is_zero
-from ..components import Component
-from ..components.base import Part
+from ..components.base import Component, Part
 from ..components.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset

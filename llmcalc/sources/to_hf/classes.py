@@ -4,7 +4,7 @@ which a family has, for each kind of head (a test holds them against the install
 
 from __future__ import annotations
 
-from ...components import Classifier, LMHead
+from ...components.head import Classifier, LMHead
 from ...model import ModelSpec
 
 PREFIXES = {

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from ...components import Attention, Classifier, Learned, MoE
-from ...components.position import RelativeBias
+from ...components.attention import Attention
+from ...components.head import Classifier
+from ...components.moe import MoE
+from ...components.position import Learned, RelativeBias
 from .facts import Absent, Facts, present
 
 Value: TypeAlias = Callable[[Facts], Any]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components import Attention, Classifier, Learned, MoE
+from ....components.attention import Attention
+from ....components.head import Classifier
+from ....components.moe import MoE
+from ....components.position import Learned
 from ..facts import Absent, Facts, present
 from ..fields import FIELDS, Value
 

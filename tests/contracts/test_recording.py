@@ -1,0 +1,129 @@
+"""Contract: every flow is plain arithmetic, so that ints, NumPy arrays and SymPy symbols record the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+
+from llmcalc.components.base import Component, Part
+from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.stack import Stack
+from llmcalc.costs.params import active_of, total_of
+from llmcalc.costs.symbolic import letter_of
+from llmcalc.flow.program import Alternatives, Scope, Step
+from llmcalc.flow.tree import Node
+from llmcalc.model import ModelSpec
+from tests.test_parts import around_a_model
+
+EXAMPLES = [
+    pytest.param(example, id=f"{part.__name__}-{i}")
+    for part in (*parts(), *LAYERS.classes(), Stack)
+    for i, example in enumerate(part.examples())
+]
+
+
+class Sizes:
+    """Replaces every size of a spec that has a letter, remembering what stands for what."""
+
+    def __init__(self, make: Any) -> None:
+        self.make, self.made = make, dict[Any, int]()
+
+    def of(self, part: Any) -> Any:
+        changes: dict[str, Any] = {}
+        for field, info in type(part).model_fields.items():
+            value = getattr(part, field)
+            if isinstance(value, Part):
+                changes[field] = self.of(value)
+            elif isinstance(value, dict) and all(isinstance(one, Part) for one in value.values()):
+                changes[field] = {name: self.of(one) for name, one in value.items()}
+            elif letter_of(info) is not None and type(value) is int and field != "num_hidden_layers":
+                changes[field] = self.make(len(self.made), value)
+                self.made[len(self.made)] = value
+        return part.model_copy(update=changes)
+
+
+def symbol(number: int, value: int) -> Any:
+    return sympy.Symbol(f"x{number}", integer=True, positive=True)
+
+
+def array(number: int, value: int) -> Any:
+    return np.array([value, value])
+
+
+def names(node: Node) -> Any:
+    return node.name, type(node.op), [names(child) for child in node.children]
+
+
+def steps(scope: Scope) -> list[Any]:
+    """What a program does, whatever its sizes: verbs, names and the order of both."""
+    out: list[Any] = []
+    for item in scope.items:
+        if isinstance(item, Step):
+            out.append((item.verb, item.name, len(item.ins), len(item.outs)))
+        elif isinstance(item, Alternatives):
+            out.append([(name, steps(branch)) for name, branch in item.branches.items()])
+        else:
+            out.append((item.name, steps(item)))
+    return out
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> None:
+    spec: ModelSpec = around_a_model(example)
+    plain = spec.program()
+    lettered, tabled = Sizes(symbol), Sizes(array)
+    symbolic, arrays = lettered.of(spec).program(), tabled.of(spec).program()
+    assert names(symbolic.node()) == names(arrays.node()) == names(plain.node())
+    numbers = {symbol(i, value): value for i, value in lettered.made.items()}
+    for cost in (total_of, active_of):
+        expected = plain.node().total(cost)
+        assert sympy.sympify(symbolic.node().total(cost)).subs(numbers) == expected
+        assert list(np.broadcast_to(arrays.node().total(cost), (2,))) == [expected, expected]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Component) -> None:
+    """What one layer gives is what the next one takes: the same rows and the same named axes."""
+    for scope in _scopes(around_a_model(example).program().root):
+        if scope.takes is not None:
+            assert scope.gives is not None
+            assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes), scope.name
+
+
+def _scopes(scope: Scope) -> list[Scope]:
+    inner = [item for item in scope.items if isinstance(item, Scope)]
+    inner += [b for item in scope.items if isinstance(item, Alternatives) for b in item.branches.values()]
+    return [scope, *(deeper for one in inner for deeper in _scopes(one))]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
+    """Edges: every value that a step reads was made by a step before it, or is what the model is given."""
+    program = around_a_model(example).program()
+    made: set[int] = set()
+    for step in _run(program.root):
+        for value in step.ins:
+            assert id(value.storage) in made or _given(value), (step.verb, step.name)
+        made |= {id(value.storage) for value in step.outs}
+
+
+def _run(scope: Scope) -> Iterator[Step]:
+    """The steps of a pass; what is idle never runs."""
+    for item in scope.items:
+        if isinstance(item, Step):
+            if item.about.get("role") != "idle":
+                yield item
+        elif isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from _run(branch)
+        elif item.about.get("role") != "idle":
+            yield from _run(item)
+
+
+def _given(value: Any) -> bool:
+    """Encodings of distances, frames of a sound, and other inputs that are not computed from any parameter."""
+    return bool(value.storage.fixed)
