@@ -126,7 +126,7 @@ class AltUpLayer(Layer):
         """
         streams, hidden = predicted.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            read = f.norm("", ran, self.norm, module=False)  # the norm and the map that `predict` holds
+            read = f.normalized(ran, self.norm)  # the norm and the map that `predict` holds
             shares = f.act(f.linear("router", read, streams, weight=router), "tanh")
             shares = f.linear("coefficients", shares, streams)
             change = f.mul(shares, f.add(ran, active), axes=predicted.axes)

@@ -136,7 +136,7 @@ class CompressedAttention(TokenMixer):
             if self.indexer is not None:
                 chosen = self.indexer.index_topk
                 self._choice(f, self.indexer, x, small, turned)
-            limits = {"rate": self.compress_rate, "chosen": chosen}
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": chosen}
             y = f.add(y, f.attention("entry_core", q, entries, entries, core=ops.EntryScores, **limits))
         f.vector("sinks", heads)
         return self._out(f, f.rope(y, turned), x.axes)

@@ -87,7 +87,7 @@ class DynamicMaskAttention(TokenMixer):
         steps = f.linear("dt_proj", v, kv_heads, bias=biased, rows=WithPast(of=x.rows, window=window))
         strength = f.act(f.mul(f.act(steps, "softplus"), f.vector("A", kv_heads)), "exp")
         k, v, strength = (f.repeat(value, heads) for value in (k, v, strength))
-        kept = {"window": window, "keep": self.keep_window_size}
+        kept: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=strength, **kept)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 

@@ -127,7 +127,7 @@ class HyperStreams(Part):
 
 def _weights(f: Flow, x: Value, out: Beside) -> Value:
     """What one map of all streams gives, scaled and shifted: each part of `out` has a scale of its own."""
-    raw = f.linear("map", f.norm("", x, PLAIN, module=False), out)
+    raw = f.linear("map", f.normalized(x, PLAIN), out)
     return f.core("offsets", ops.StreamOffsets(out.size, len(out.parts)), raw, axes=raw.axes)
 
 

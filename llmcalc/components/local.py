@@ -78,7 +78,7 @@ class LocalAttention(TokenMixer):
         q = f.linear("q_proj", x, heads, dim)
         k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
         near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
-        limits = {"radius": self.local_radius, "global_block": block}
+        limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
         y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, **limits)
         return f.linear("o_proj", y, *x.axes)
 

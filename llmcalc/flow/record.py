@@ -132,6 +132,16 @@ class Flow:
         above.items.append(Alternatives(made))
         return given[0]
 
+    @contextmanager
+    def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
+        """Everything inside is a stack of its own: none of what other layers have handed over is seen there."""
+        outside = self.causal, self.memory, self.memo
+        self.causal, self.memory, self.memo = causal, memory, {}
+        try:
+            yield
+        finally:
+            self.causal, self.memory, self.memo = outside
+
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
             about.pop("kind", None)
@@ -243,18 +253,14 @@ class Flow:
         spec: Normed,
         over: Shape | None = None,
         heads: Axis | None = None,
-        module: bool = True,
         groups: Axis | None = None,
         **about: Any,
     ) -> Value:
         """over: the axes that are normed together, all of x's by default. heads: each has weights of its own.
 
-        module: False where the norm holds nothing here: it has no weights, or runs with those of a norm elsewhere.
         groups: the parts of x that are normed apart, under one row of weights for all of x.
         """
         over = x.axes if over is None else over
-        if not module:
-            return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=over)
         held = over if heads is None else (heads, *over)
         width = x.width if held is x.axes else self.n(held)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
@@ -262,9 +268,9 @@ class Flow:
             "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
         )
 
-    def normalized(self, x: Value, spec: Normed, over: Shape) -> Value:
-        """A norm without weights that is a line of a part's forward: no module, and no node of the tree."""
-        return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=over)
+    def normalized(self, x: Value, spec: Normed, over: Shape | None = None) -> Value:
+        """A norm that holds nothing here, and is no node: it has no weights, or those of a norm elsewhere."""
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=x.axes if over is None else over)
 
     def conv(
         self,
@@ -369,10 +375,15 @@ class Flow:
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
         """axes: of the product, where they are not those of a."""
-        return self.step("mul", "", (a, b), Value(a.rows, a.axes if axes is None else axes))
+        made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), made)
 
     def add(self, a: Value, b: Value) -> Value:
-        return self.step("add", "", (a, b), Value(a.rows, a.axes))
+        return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def scale(self, x: Value, by: float) -> Value:
+        """x times a number that is not trained."""
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
 
     def sum(self, x: Value, *axes: Axis | Beside) -> Value:
         """The sum over all of x's axes but these."""
@@ -399,8 +410,13 @@ class Flow:
         return tuple(x.seen(*shape) for shape in shapes)
 
     def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Side by side along an axis; or, where `rows` are given, one after the other along the rows."""
+        """Side by side along their axes; along their rows where `rows` are given."""
         return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
+
+    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+        """Neighbouring rows made one: side by side under further axes, or their mean."""
+        axes = x.axes if mean else (*neighbours, *x.axes)
+        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis) -> Value:
         """Keys or values once for each query head; the same where there are as many already."""
