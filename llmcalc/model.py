@@ -253,7 +253,7 @@ class ModelSpec(Part):
         """Attention maps of a layer; 0 where its mixer makes none."""
         return getattr(self.main.block.attention, "num_attention_heads", 0)
 
-    def anatomy(self) -> Node:
+    def tree(self) -> Node:
         """The tree of named nodes: the program seen from above. Counting is walking it."""
         return self.program().node()
 

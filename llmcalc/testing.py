@@ -42,7 +42,7 @@ def assert_counts(
     """
     require_torch("assert_counts")
     model = spec.model if isinstance(spec, Preset) else spec
-    tree = model.anatomy()
+    tree = model.tree()
     problems = _parameter_problems(module, tree)
     if inputs is not None:
         problems += _flop_problems(module, tree, inputs, batch, seq)

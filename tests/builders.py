@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from llmcalc.components.base import Component
+from llmcalc.flow.axis import Axis
+from llmcalc.flow.record import Flow
+from llmcalc.flow.tree import Node
+from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.run.counting import Counting, Pairs
 from llmcalc.run.execution import AttentionBackward, Execution, Recompute
+from llmcalc.run.rows import TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import FILES, read_config
@@ -40,3 +46,11 @@ def family_specs(first_of_each_file: bool = False) -> Iterator[tuple[str, ModelS
     """The same as specs."""
     for name, config in family_shapes(first_of_each_file):
         yield name, ModelSpec.model_validate(read_config(config)[0])
+
+
+def recorded(part: Component, width: int) -> Node:
+    """The node of a part by itself, in a causal stack of that width."""
+    f = Flow()
+    x = Value(TOKENS, (Axis("hidden", width),))
+    f.part("part", part, x)
+    return f.node().children[0]

@@ -13,7 +13,6 @@ import pytest
 
 import llmcalc
 from llmcalc.components.attention import Attention
-from llmcalc.components.base import Around
 from llmcalc.components.block import Block
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.moe import MoE
@@ -24,7 +23,7 @@ from llmcalc.costs.formulas import Setting
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.sources.presets import model_names
-from tests.builders import sight
+from tests.builders import recorded, sight
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
 BARE = Norm(type="layernorm", weight=False)
@@ -42,7 +41,7 @@ def decoder(attention: Attention | None = None, feed_forward: FeedForward | None
 
 def part(spec: ModelSpec, name: str) -> Node:
     """One layer's part, or one of the model's."""
-    return next(place.node for place in spec.anatomy().walk() if place.node.name == name)
+    return next(place.node for place in spec.tree().walk() if place.node.name == name)
 
 
 def size(spec: ModelSpec, name: str) -> int:
@@ -103,9 +102,7 @@ def test_a_gated_width_of_8h_over_3_keeps_8h2() -> None:
         FeedForward(intermediate_size=4 * 4608, hidden_act="gelu"),
         FeedForward(intermediate_size=8 * 4608 // 3, hidden_act="silu", gated=True),
     )
-    assert [sum(n.op.params() for n in f.anatomy("mlp", Around(4608)).children) for f in (plain, gated)] == [
-        8 * 4608**2
-    ] * 2
+    assert [sum(n.op.params() for n in recorded(f, 4608).children) for f in (plain, gated)] == [8 * 4608**2] * 2
     llama = llmcalc.load("llama2-7b").model
     assert size(llama, "mlp") == 3 * H * 11008
     assert size(llama, "mlp") / (8 * H**2) == pytest.approx(1.0078, abs=5e-5)  # 11008, not 10922.67: +0.8 %

@@ -76,7 +76,7 @@ def test_presets_come_back(run: Any, tmp_path: Path, name: str) -> None:
 def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path) -> None:
     file = tmp_path / "model.toml"
     assert run("convert", str(case), "-o", str(file)).code == 0
-    assert load(str(file)).model.anatomy() == load(str(case)).model.anatomy()
+    assert load(str(file)).model.tree() == load(str(case)).model.tree()
 
 
 def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
@@ -89,7 +89,7 @@ def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     ]
     workload = sight(batch=2, seq=40)
     every = frozenset({"mtp", "towers"})
-    trees = [(spec.anatomy(), spec) for spec in (ours, theirs)]
+    trees = [(spec.tree(), spec) for spec in (ours, theirs)]
     totals = [[tree.total(cost, workload, include=every) for cost in costs] for tree, _ in trees]
     return totals[0] == totals[1] and not list(differences(canonical(ours), canonical(theirs)))
 

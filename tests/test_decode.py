@@ -44,7 +44,7 @@ def shapes() -> list[Any]:
             for i, shape in enumerate(some):
                 config = {"architectures": [cls], **shape}
                 spec = ModelSpec.model_validate(read_config(config)[0])
-                nodes = [place.node for place in spec.anatomy().walk()]
+                nodes = [place.node for place in spec.tree().walk()]
                 if (
                     spec.kind != "decoder"
                     or spec.head.type == "classification"

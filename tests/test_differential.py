@@ -81,7 +81,7 @@ def _raises(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        ("llmcalc.model.ModelSpec", "anatomy"),
+        ("llmcalc.model.ModelSpec", "tree"),
         ("llmcalc.ops.linear.Linear", "forward_flops"),
         ("llmcalc.ops.attention.KVCache", "cache_bits"),
         ("llmcalc.verify.transformers", "followed"),

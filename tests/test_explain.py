@@ -245,7 +245,7 @@ def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     assert ("active" in rows) == (count.active != count.total)
     assert rows.get("active", rows["params"])["value"] == count.active
     workload = sight(batch=1, seq=SEQ, source=SEQ)
-    total = preset.model.anatomy().total(lambda use: use.forward_flops(), workload)
+    total = preset.model.tree().total(lambda use: use.forward_flops(), workload)
     assert Fraction(rows["flops"]["value"]).limit_denominator(SEQ) == Fraction(total, SEQ)
     if preset.model.kind != "encoder":
         assert rows["kv"]["value"] == kv(preset.model).bytes_per_token

@@ -64,7 +64,7 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
 
 def _with_products(spec: ModelSpec) -> list[Place]:
     """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
-    places = list(spec.anatomy().walk(sight(seq=LEAST_SEQ)))
+    places = list(spec.tree().walk(sight(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
     parts = {
         f"{layer.path}.{part.segment}"
@@ -178,7 +178,7 @@ def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")
     spec = load(str(case)).model
     cls = truth["class"]
-    assert spec.anatomy().total(lambda use: use.params()) == truth["n_params_total"]
+    assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
         assert total(cls, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():

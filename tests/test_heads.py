@@ -94,7 +94,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
 
     name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
     config = {**shapes_of(kind)[0], "architectures": [name]}
-    model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).anatomy()
+    model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).tree()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
     assert tree.total(forward_of, sight(batch=6, seq=12)) == forward[""]

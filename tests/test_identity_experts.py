@@ -112,7 +112,7 @@ def test_depths_that_contradict_are_remarked_on() -> None:
 
 def test_each_layer_keeps_two_caches() -> None:
     spec = read(SMALL)
-    bits = spec.anatomy().total(lambda use: use.cache_bits(16), sight(seq=10))
+    bits = spec.tree().total(lambda use: use.cache_bits(16), sight(seq=10))
     assert bits == 16 * 10 * 2 * 2 * (24 + 4)  # layers, attentions in each, latent and rotary key
 
 

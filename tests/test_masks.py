@@ -48,7 +48,7 @@ def shapes() -> list[Any]:
 
 
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
-    places = spec.anatomy().walk(sight(seq=SEQ, pairs="causal"))
+    places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
     return [(p.node.op, p.times, p.sight) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from llmcalc.components.attention import Attention
-from llmcalc.components.base import Around
 from llmcalc.components.block import Block
 from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier, LMHead, NoHead, Transform
@@ -22,6 +21,7 @@ from llmcalc.flow.tree import spans
 from llmcalc.model import ModelSpec, MultiTokenPrediction
 from llmcalc.sources.files import validated
 from llmcalc.verify.reference import verify_reference
+from tests.builders import recorded
 
 RMS, LAYERNORM = Norm(type="rmsnorm"), Norm(type="layernorm")
 ATTENTION = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
@@ -159,7 +159,7 @@ def test_layers_stand_where_the_pattern_says() -> None:
     assert DENSE_THEN_SPARSE.layer_names() == ["dense", "sparse", "sparse", "sparse", "sparse"]
     assert ALTERNATING.layer_names() == ["window", "window", "block", "window", "window"]
     assert [(name, which) for name, _, _, which in ALTERNATING.groups()] == [("window", [0, 1, 3, 4]), ("block", [2])]
-    tree = ALTERNATING.anatomy("decoder", around=Around(16))
+    tree = recorded(ALTERNATING, 16)
     assert [node.segment for node in tree.children] == ["layers.{0-1,3-4}", "layers.2"]
 
 
@@ -173,9 +173,7 @@ def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
     # two norms, a map from 2h to h, a sparse layer (4·16·8 + 4·16·8 + ... counted by its own node), a norm; no head of
     # its own
     assert with_.total - without.total == without.left_out["mtp"]
-    assert without.left_out["mtp"] == 2 * (
-        3 * 16 + 2 * 16 * 16 + SPARSE.anatomy("x", around=Around(16)).total(lambda use: use.params())
-    )
+    assert without.left_out["mtp"] == 2 * (3 * 16 + 2 * 16 * 16 + recorded(SPARSE, 16).total(lambda use: use.params()))
 
 
 @pytest.mark.parametrize(

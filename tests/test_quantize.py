@@ -221,7 +221,7 @@ def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[Site, bool]]:
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj") + (
         ("shared_expert_gate",) if gates else ()
     )
-    for site in sites(spec.anatomy()):
+    for site in sites(spec.tree()):
         yield site, site.name in names and site.tensor.role == "matrix"
 
 

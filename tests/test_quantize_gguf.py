@@ -54,7 +54,7 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
     import numpy
 
     writer = gguf.GGUFWriter(path, "llama")
-    for n, site in enumerate(sites(spec.anatomy())):
+    for n, site in enumerate(sites(spec.tree())):
         kind = types(site.name, -1 if site.layer is None else site.layer) if site.tensor.role != "vector" else "F32"
         name = {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}.get(
             site.path, f"blk.{site.layer}.{NAMES.get(site.name, f'norm{n}')}"
@@ -147,7 +147,7 @@ def mix(name: str) -> GGUFMix:
 
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and tables there."""
-    found = list(sites(spec.anatomy()))
+    found = list(sites(spec.tree()))
     model = _Model(mix(name), spec, found)
     return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
 

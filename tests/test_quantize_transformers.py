@@ -106,7 +106,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
         scheme = scheme_of_config({"quantization_config": {"quant_method": "fp8", "weight_block_size": None}})
         assert scheme is not None
         routers = sum(
-            site.tensor.size for site in sites(spec.anatomy()) if site.kind == "router" and site.tensor.role == "matrix"
+            site.tensor.size for site in sites(spec.tree()) if site.kind == "router" and site.tensor.role == "matrix"
         )
         assert real - quantized(spec, scheme).by_part.weights == routers
 

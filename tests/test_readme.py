@@ -77,7 +77,7 @@ def test_toml_example() -> None:
     data = tomllib.loads(README.read_text().split("```toml\n")[1].split("```")[0])
     spec = ModelSpec.model_validate(data["model"])
     assert (
-        spec.anatomy().total(lambda use: use.params())
+        spec.tree().total(lambda use: use.params())
         == 32000 * 2048 + 24 * (2 * 2048**2 + 2 * 2048 * 512 + 3 * 2048 * 5632 + 2 * 2048) + 2048
     )
 

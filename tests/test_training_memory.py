@@ -55,7 +55,7 @@ def held(states: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_tensors_add_up_to_the_parameters(example: Component) -> None:
-    for place in around_a_model(example).anatomy().walk():
+    for place in around_a_model(example).tree().walk():
         if place.use is not None:
             assert sum(t.size for t in place.use.tensors()) == place.use.params(), place.path
 
@@ -74,7 +74,7 @@ def check_shapes(spec: ModelSpec) -> None:
     with torch.device("meta"):
         net = spec.reference()
     expected: Counter[tuple[int, ...]] = Counter()
-    for one in held_tensors(spec.anatomy(), WITH_MTP):
+    for one in held_tensors(spec.tree(), WITH_MTP):
         expected[one.tensor.shape] += one.times
     assert expected == Counter(tuple(p.shape) for p in net.parameters())
 
@@ -82,7 +82,7 @@ def check_shapes(spec: ModelSpec) -> None:
 def test_every_preset_has_tensors_for_all_its_parameters() -> None:
     for name in ("gpt2", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
         spec = llmcalc.load(name).model
-        assert sum(one.tensor.size * one.times for one in held_tensors(spec.anatomy())) == params(spec).total
+        assert sum(one.tensor.size * one.times for one in held_tensors(spec.tree())) == params(spec).total
 
 
 # Optimizer state against torch
@@ -135,7 +135,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer_state(spec.anatomy(), name, "float32", momentum=name == "sgd")
+    state = optimizer_state(spec.tree(), name, "float32", momentum=name == "sgd")
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 
@@ -170,7 +170,7 @@ def test_sgd_without_momentum_keeps_nothing() -> None:
     net = MIXTURE.reference()
     with_gradients(net)
     assert state_bytes(*steps("sgd", net)) == {}
-    assert optimizer_state(MIXTURE.anatomy(), "sgd", "float32").bytes == 0
+    assert optimizer_state(MIXTURE.tree(), "sgd", "float32").bytes == 0
 
 
 def test_the_comparison_with_torch_bites() -> None:
@@ -179,7 +179,7 @@ def test_the_comparison_with_torch_bites() -> None:
     net = spec.reference()
     with_gradients(net)
     measured = state_bytes(*steps("adafactor", net))
-    state = optimizer_state(decoder(vocab_size=51).anatomy(), "adafactor", "float32")
+    state = optimizer_state(decoder(vocab_size=51).tree(), "adafactor", "float32")
     assert held(state.states) != measured
 
 
@@ -217,6 +217,6 @@ def test_shapes_of_stacks() -> None:
     assert ParamTensor((3, 4, 5), "matrix").size == 60
     stacked = MoE(num_experts=3, num_experts_per_tok=1, expert=FeedForward(intermediate_size=4, hidden_act="relu"))
     shapes = [
-        one.tensor.shape for one in held_tensors(decoder(feed_forward=stacked).anatomy()) if len(one.tensor.shape) == 3
+        one.tensor.shape for one in held_tensors(decoder(feed_forward=stacked).tree()) if len(one.tensor.shape) == 3
     ]
     assert shapes == [(3, 4, 24), (3, 24, 4)]

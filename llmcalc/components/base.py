@@ -1,7 +1,7 @@
-"""What every part of an architecture has: a checked spec, an anatomy in primitives, a PyTorch reference, tiny examples.
+"""What every part of an architecture has: a checked spec, a flow of verbs, a PyTorch reference, tiny examples.
 
 A part is one file in this package. Its spec holds Hugging Face's field names and nothing that is not needed to count or
-run it. `anatomy` (arithmetic, no torch) and `reference` (torch, no arithmetic on counts) are written separately from
+run it. `flow` (arithmetic, no torch) and `reference` (torch, no arithmetic on counts) are written separately from
 the same fields and share nothing else, so that comparing them proves something; a test holds them to that.
 """
 
@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, StrictBool
 
-from ..flow.axis import Axis
-from ..flow.program import Scope
 from ..flow.record import Flow
-from ..flow.tree import Node
 from ..flow.value import Value
 from ..record import Record
-from ..run.rows import SOURCE, TOKENS
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..flow.record import Flow
+    from ..flow.value import Value
 
 LARGEST = 2**40
 """Of any size."""
@@ -156,21 +154,7 @@ class Component(Part):
 
         def flow(self, f: Flow, x: Value) -> Value:
             """What it computes of x, verb by verb, under the names that the reference's submodules have."""
-            source = None if f.memory is None else f.memory.width
-            return f.opaque(self.anatomy("", Around(x.width, f.causal, source_size=source)), x)
-
-    def anatomy(self, name: str, around: Around) -> Node:
-        """The tree of a part by itself."""
-        memory = None if around.source_size is None else Value(SOURCE, (Axis("hidden", around.source_size),))
-        x, f = Value(TOKENS, (Axis("hidden", around.hidden_size),)), Flow(name, around.causal, memory)
-        more: dict[str, Any] = {} if around.output_size is None else {"out": (Axis("hidden", around.output_size),)}
-        if around.cross:
-            more["memory"] = Value(SOURCE, x.axes) if memory is None else memory
-        taken = signature(self.flow).parameters
-        f.part(name, self, x, **{key: value for key, value in more.items() if key in taken})
-        (scope,) = f.root.items
-        assert isinstance(scope, Scope)
-        return scope.node()
+            raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, around: Around) -> nn.Module:
         """A runnable PyTorch module built from the fields alone. Imports torch."""

@@ -69,7 +69,7 @@ class HyperLayer(Layer):
             assert isinstance(part, Component)
             read, written, x = self._connected(f, f"{where}_connection", x)
             read = f.part(f"{where}_pre_norm", self.norm, read)
-            y = f.part(where, part, read, about={"gated": True})  # by the weights that it is written with
+            y = f.part(where, part, read)
             x = f.add(f.mul(written, y, axes=x.axes), x)
         return x
 

@@ -175,7 +175,7 @@ class MoE(Network):
             y = expert.flow(f, x)
         if not self.shared_expert_gate:
             return y
-        gate = f.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert", gated=True)
+        gate = f.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
         return f.mul(y, f.act(gate, "sigmoid"))
 
     def _of_images(self, expert: FeedForward) -> MoE:

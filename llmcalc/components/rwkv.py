@@ -100,7 +100,7 @@ class RwkvChannelMix(Network):
         f.state("shift_state", *x.axes, kind="shift_state")
         inner = f.act(f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size)), "relu2")
         opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
-        return f.mul(opened, f.linear("value", inner, *x.axes, gated=True))
+        return f.mul(opened, f.linear("value", inner, *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"

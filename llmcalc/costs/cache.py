@@ -124,7 +124,7 @@ class CacheSize:
     @property
     def what_if(self) -> list[WhatIf]:
         """The same model with other heads, or without windows, through the same closed form."""
-        changed = [(what, replace(self, spec=spec, tree=spec.anatomy())) for what, spec in what_ifs(self.spec)]
+        changed = [(what, replace(self, spec=spec, tree=spec.tree())) for what, spec in what_ifs(self.spec)]
         return [WhatIf(what, cache, cache.bytes / self.bytes) for what, cache in changed]
 
     @property
@@ -176,4 +176,4 @@ def kv(
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
     check_source(spec, source)
     workload = Workload(batch=batch, seq=seq, source=source, phase="prefill")
-    return CacheSize(spec, spec.anatomy(), workload, dtype(dtype_name), source)
+    return CacheSize(spec, spec.tree(), workload, dtype(dtype_name), source)

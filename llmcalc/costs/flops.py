@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..algebra import Number
 from ..errors import InputError
+from ..flow.program import Scope
 from ..flow.tree import Cost, Node, Place, Use, by_kind
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
@@ -109,8 +110,9 @@ class FlopCount:
         """
         if not self.recomputed:
             return 0
-        ends = ((layer.times, _last_product(layer)) for layer in self._layers(self.sight))
-        return sum(times * end.each(forward_of) for times, end in ends if end is not None)
+        scopes = (scope for scope in self.spec.program().root.scopes() if scope.about.get("kind") == "layer")
+        ends = ((layer, _last_product(scope)) for layer, scope in zip(self._layers(self.sight), scopes, strict=True))
+        return sum(layer.times * forward_of(Use(op, layer.roles, self.sight)) for layer, op in ends if op is not None)
 
     @property
     def scores(self) -> Number:
@@ -137,12 +139,17 @@ class FlopCount:
         return float(self.total / self.tokens)
 
 
-def _last_product(layer: Place) -> Place | None:
-    """Where the product stands that a layer ends in, of whatever part, if nothing but additions follow it."""
-    last = layer
-    while last.node.children and not last.node.gated:
-        last = last.below(last.node.children[-1])
-    return last if isinstance(last.node.op, Linear) and not last.node.gated else None
+SAVES_NOTHING = ("add", "dropout")
+"""Verbs whose backward needs none of the values that they read; the published models are run without dropout."""
+
+
+def _last_product(layer: Scope) -> Linear | None:
+    """The product that a layer ends in, of whatever part, if nothing but additions follow it."""
+    last = None
+    for step in layer.steps(idle=False):
+        if step.verb not in SAVES_NOTHING:
+            last = step
+    return last.op if last is not None and isinstance(last.op, Linear) else None
 
 
 def sight_of(
@@ -198,4 +205,4 @@ def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = froz
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "train") and workload.context:
         raise InputError(f"--context: {workload.phase} starts from nothing; expected --phase prefill or decode")
-    return FlopCount(spec, spec.anatomy(), sight, include)
+    return FlopCount(spec, spec.tree(), sight, include)

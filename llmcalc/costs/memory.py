@@ -212,7 +212,7 @@ def memory(
     """
     if setup.phase not in MEMORY_PHASES:
         raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
-    count = ParameterCount(spec, spec.anatomy(), include)
+    count = ParameterCount(spec, spec.tree(), include)
     return (
         _inference(spec, count, setup, published, config)
         if setup.phase == "inference"

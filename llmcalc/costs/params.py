@@ -103,4 +103,4 @@ def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterC
 
     include: optional parts to count in (`mtp`, `towers`).
     """
-    return ParameterCount(spec, spec.anatomy(), include)
+    return ParameterCount(spec, spec.tree(), include)

@@ -1,4 +1,4 @@
-"""A spec whose sizes are letters: its anatomy, evaluated by the very code that counts, gives the formulas of `llmcalc
+"""A spec whose sizes are letters: its flow, evaluated by the very code that counts, gives the formulas of `llmcalc
 explain`.
 
 The letters stand beside the fields (`components.base.Symbol`). A field that has one value wherever it occurs is one
@@ -87,7 +87,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     def pick(spot: Spot) -> Any:
         return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
 
-    lettered = _lettered(spec, pick).anatomy()
+    lettered = _lettered(spec, pick).tree()
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     several = len(spec.stacks()) > 1
@@ -106,7 +106,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
                 )
         depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
     main = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.anatomy(), _with_depths(lettered, main, groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
 
 
 def _symbol(name: str) -> Any:
@@ -195,7 +195,7 @@ def _used_spots(spec: ModelSpec) -> list[Spot]:
     def pick(spot: Spot) -> Any:
         return provisional.setdefault(spot, _symbol(f"x{len(provisional)}"))
 
-    free = {s for place in _lettered(spec, pick).anatomy().walk() for s in _free_symbols(place.node.op)}
+    free = {s for place in _lettered(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
     return [spot for spot, symbol in provisional.items() if symbol in free]
 
 

@@ -15,6 +15,9 @@ from ..ops.base import Op
 from .tree import Node
 from .value import Value, Weight
 
+NEVER_RUN = ("idle", "kept")
+"""Roles of what is held and not run."""
+
 
 class Step:
     """One verb applied.
@@ -64,15 +67,30 @@ class Scope:
         op, forms, children = _nodes(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
-    def steps(self) -> Iterator[Step]:
-        """Every step in it and below it, in order; of alternatives those of the first."""
+    def scopes(self) -> Iterator[Scope]:
+        """This scope and every one below it, in order; of alternatives those of the first."""
+        yield self
         for item in self.items:
-            if isinstance(item, Step):
+            if isinstance(item, Scope):
+                yield from item.scopes()
+            elif isinstance(item, Alternatives):
+                _, *inner = next(iter(item.branches.values())).scopes()
+                yield from inner
+
+    def steps(self, idle: bool = True) -> Iterator[Step]:
+        """Every step in it and below it, in order; of alternatives those of the first.
+
+        idle: False for those alone that a pass runs.
+        """
+        for item in self.items:
+            if isinstance(item, Alternatives):
+                yield from next(iter(item.branches.values())).steps(idle)
+            elif not idle and item.about.get("role") in NEVER_RUN:
+                continue
+            elif isinstance(item, Step):
                 yield item
-            elif isinstance(item, Scope):
-                yield from item.steps()
             else:
-                yield from next(iter(item.branches.values())).steps()
+                yield from item.steps(idle)
 
 
 class Alternatives:
@@ -105,10 +123,6 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
             own, more, below = _merged(item)
             op, forms = (op, forms) if own is None else (own, more)
             children += below
-        elif item.verb == "opaque":
-            node: Node = item.how["node"]
-            op, forms = node.op, dict(node.forms)
-            children += node.children
         elif item.name:
             children.append(Node(item.name, item.op, **item.about))
         elif item.op is not None:

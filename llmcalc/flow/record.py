@@ -91,10 +91,7 @@ class Flow:
         which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which, **about or {}) as scope:
             scope.nth = nth
-            made = part.flow(self, x, **more)
-            if kind and not self._whole:
-                scope.about["kind"] = kind
-            return made
+            return part.flow(self, x, **more)
 
     def layers(
         self,
@@ -431,39 +428,3 @@ class Flow:
 
     def cross_entropy(self, logits: Value) -> Value:
         return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))
-
-    # --- parts that have no flow yet ---------------------------------------------------------------------------------
-
-    def opaque(self, node: Node, x: Value) -> Value:
-        """A part that has an anatomy and no flow yet: its node's own op and children stand in this scope."""
-        if x.rows is not TOKENS:
-            node = _over(node, x.rows)
-        node = _without_kind(node) if self._whole else node
-        self.here.about |= {key: getattr(node, key) for key in ("kind", "source") if getattr(node, key)}
-        if node.role != "own":
-            self.here.about["role"] = node.role
-        return self.step("opaque", "", (x,), Value(x.rows, x.axes), node=node)
-
-
-def _over(node: Node, rows: Rows) -> Node:
-    """The node with its ops over other rows."""
-    from dataclasses import replace
-
-    def changed(op: Any) -> Any:
-        for field in ("rows", "table"):
-            seen = getattr(op, field, None)
-            if seen is TOKENS:
-                op = replace(op, **{field: rows})
-            elif getattr(seen, "of", None) is TOKENS:
-                op = replace(op, **{field: replace(seen, of=rows)})  # type: ignore[type-var]
-        return op
-
-    forms = {name: changed(op) for name, op in node.forms.items()}
-    children = tuple(_over(child, rows) for child in node.children)
-    return replace(node, op=changed(node.op), children=children, forms=forms)
-
-
-def _without_kind(node: Node) -> Node:
-    from dataclasses import replace
-
-    return replace(node, kind="", children=tuple(_without_kind(child) for child in node.children))

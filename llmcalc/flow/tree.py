@@ -4,19 +4,18 @@ A node's path is the path of a module in the PyTorch reference, so that the two 
 Identical layers are one node with a `repeat`; totals are recomputed by walking and never stored.
 
 Nodes are data. What a node costs depends on where it stands: how often its ancestors are repeated, which role they
-have, which rows they run over. So costs are asked of a `Place`, and every walk goes from place to place.
+have. So costs are asked of a `Place`, and every walk goes from place to place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero, times
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
-from ..run.rows import Rows
 from ..run.sight import Sight
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
@@ -49,11 +48,7 @@ class Node:
     kind: the component it counts under (`attention`, `feed_forward`, …); inherited by what is below it.
     label: what tells a group of layers from its siblings (`sliding`, `dense`).
     role: how it stands in the model; it holds for everything below it too.
-    tokens: the rows that stand for the model's tokens in the layers below (an encoder's, beside a decoder).
-    source_tokens: set where an encoder reads so many tokens, whatever the workload says (frames of a fixed length).
     optional: set on parts that are left out of totals unless asked for (`mtp`).
-    gated: its output is multiplied with something before it is added to the residual stream, so that a backward pass
-        needs it.
     source: where its formula is from.
     """
 
@@ -65,10 +60,7 @@ class Node:
     kind: str = ""
     label: str = ""
     role: Role = "own"
-    tokens: Rows | None = None
-    source_tokens: Number = None
     optional: str = ""
-    gated: bool = False
     source: str = ""
     forms: Mapping[str, Op] = field(default_factory=dict)
 
@@ -84,7 +76,7 @@ class Node:
 
     def place(self, sight: Sight | None = None) -> Place:
         """Where this node stands as the root of a tree."""
-        return Place(self, "", self.repeat, self.kind, frozenset({self.role}), _seen(self, sight), self.optional)
+        return Place(self, "", self.repeat, self.kind, frozenset({self.role}), sight, self.optional)
 
     def walk(self, sight: Sight | None = None) -> Iterator[Place]:
         """This node as a root, and every node below it, parents first."""
@@ -99,15 +91,6 @@ class Node:
         return self.place(sight).each(cost, include)
 
 
-def _seen(node: Node, sight: Sight | None) -> Sight | None:
-    """The run as this node and those below it see it."""
-    if sight is None or (node.tokens is None and node.source_tokens is None):
-        return sight
-    if node.source_tokens is not None:
-        sight = sight.with_workload(source=node.source_tokens)
-    return sight if node.tokens is None else replace(sight, tokens=node.tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """A node where it stands in a model.
@@ -115,7 +98,7 @@ class Place:
     path: the segments of its ancestors and its own, empty for the root.
     times: how often it occurs in the model: the repeats of all its ancestors and its own.
     kind: the component it counts under. roles: its own and those of its ancestors.
-    sight: the run as it sees it; None where only parameters are asked for.
+    sight: the run; None where only parameters are asked for.
     optional: the optional part that it is, or stands in.
     """
 
@@ -135,7 +118,7 @@ class Place:
             times(self.times, node.repeat),
             node.kind or self.kind,
             self.roles if node.role == "own" else self.roles | {node.role},
-            _seen(node, self.sight),
+            self.sight,
             node.optional or self.optional,
         )
 

@@ -8,21 +8,17 @@ from typing import Any
 from ..algebra import Number, is_zero, times
 from .counting import AS_EXECUTED, Counting, Pairs
 from .execution import EAGER, AttentionBackward, Execution
-from .rows import TOKENS, Rows
+from .rows import Rows
 from .workload import Phase, Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A run as an op sees it.
-
-    tokens: the rows that stand for `TOKENS` here: an encoder's, in the part of a model that is one.
-    """
+    """A run as an op sees it."""
 
     workload: Workload
     counting: Counting = AS_EXECUTED
     execution: Execution = EAGER
-    tokens: Rows = TOKENS
 
     @property
     def batch(self) -> Number:
@@ -40,34 +36,24 @@ class Sight:
     def attention_backward(self) -> AttentionBackward:
         return self.execution.attention_backward
 
-    def of(self, rows: Rows) -> Rows:
-        """The rows that these are here."""
-        if self.tokens is TOKENS:
-            return rows
-        if rows is TOKENS:
-            return self.tokens
-        return replace(rows, of=self.tokens) if getattr(rows, "of", None) is TOKENS else rows  # type: ignore[call-arg]
-
     def new(self, rows: Rows) -> Number:
         """Rows of one sequence that this pass computes."""
-        return self.of(rows).new(self.workload)
+        return rows.new(self.workload)
 
     def past(self, rows: Rows) -> Number:
         """Rows of one sequence that earlier passes have left."""
-        return self.of(rows).past(self.workload)
+        return rows.past(self.workload)
 
     def held(self, rows: Rows) -> Number:
         """Rows of one sequence that exist after this pass."""
-        return self.of(rows).held(self.workload)
+        return rows.held(self.workload)
 
     def rows(self, rows: Rows) -> Number:
         """Rows that this pass computes, of all sequences."""
-        rows = self.of(rows)
         return times(rows.new(self.workload), self.batch if rows.batched else 1)
 
     def constant(self, rows: Rows) -> Number:
         """How many of `rows(rows)` are not computed from any parameter."""
-        rows = self.of(rows)
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
     def continues(self, rows: Rows) -> bool:

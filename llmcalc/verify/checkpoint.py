@@ -57,7 +57,7 @@ class Match:
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
     """Every parameter and checkpoint buffer of the spec, prediction modules left out."""
-    tree = spec.anatomy()
+    tree = spec.tree()
     for place in tree.walk():
         use = place.use
         if use is None or place.optional:

@@ -241,7 +241,7 @@ def total(
     include: frozenset[str] = frozenset(),
 ) -> Number:
     """The cost of the whole model as the class of that name has it."""
-    counted = spec.anatomy().total(followed(cls, quantity, cost, spec), sight, include=include)
+    counted = spec.tree().total(followed(cls, quantity, cost, spec), sight, include=include)
     return counted + sum(deviation.more(spec) for deviation in _of(cls, quantity, spec))
 
 

@@ -130,7 +130,7 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
     tokens = tokens if longest is None else min(tokens, longest)
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
-    flops = spec.anatomy().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))
+    flops = spec.tree().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source), flops, batch * tokens)
 
 
@@ -147,7 +147,7 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
     import torch
 
     name = precision(device)
-    size = DTYPE_BITS[name] // 8 * spec.anatomy().total(total_of, include=EVERY_PART)
+    size = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
@@ -184,7 +184,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         # scores, in fp32 and as shares
         return 3 * sight.batch * op.heads * op.pairs(sight) if isinstance(op, AttentionCore) else 0
 
-    size = DTYPE_BITS[precision("cpu")] // 8 * spec.anatomy().total(kept, Sight(Workload(batch=batch, seq=seq)))
+    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, Sight(Workload(batch=batch, seq=seq)))
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
@@ -214,7 +214,7 @@ def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor 
 def _checks(
     spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int, repeats: dict[str, str]
 ) -> Iterator[Check]:
-    tree, witness = spec.anatomy(), f"reference/{device}"
+    tree, witness = spec.tree(), f"reference/{device}"
     names = module_names(module)
     every = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 

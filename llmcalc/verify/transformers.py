@@ -145,7 +145,7 @@ def _drop_no_token(model: nn.Module) -> None:
 
 
 def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
-    tree, cls = spec.anatomy(), type(model).__name__
+    tree, cls = spec.tree(), type(model).__name__
     counted = parameters(model)
     towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
     found = places(tree, counted, spec.kind)

@@ -165,7 +165,7 @@ def quantized(
             f"num_hidden_layers: {deepest} layers are too many to take one by one; expected at most "
             f"{MOST_TAKEN_APART} for a scheme"
         )
-    found = list(sites(spec.anatomy(), include))
+    found = list(sites(spec.tree(), include))
     text, towers = [s for s in found if s.optional != TOWERS.name], [s for s in found if s.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(

@@ -90,7 +90,7 @@ class GGUFMix(Scheme):
         those of the parameters).
         """
         counts: dict[str, int] = {}
-        found = list(sites(spec.anatomy()))
+        found = list(sites(spec.tree()))
         model = self._rules(spec, found)
         for site in found:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":

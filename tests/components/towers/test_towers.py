@@ -121,7 +121,7 @@ def held(model: torch.nn.Module, place: str) -> int:
 
 
 def towers_of(spec: ModelSpec) -> dict[str, Node]:
-    return {child.name: child for node in spec.anatomy().children if node.name == "towers" for child in node.children}
+    return {child.name: child for node in spec.tree().children if node.name == "towers" for child in node.children}
 
 
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
