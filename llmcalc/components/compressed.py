@@ -104,6 +104,9 @@ class CompressedAttention(TokenMixer):
         """One head of keys, which are the values too."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
+    def trait(self) -> str:
+        return "sliding"
+
     def reach(self) -> tuple[int, ...]:
         rate = self.compress_rate
         chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
@@ -136,7 +139,7 @@ class CompressedAttention(TokenMixer):
             if self.indexer is not None:
                 chosen = self.indexer.index_topk
                 self._choice(f, self.indexer, x, small, turned)
-            limits = {"rate": self.compress_rate, "chosen": chosen}
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": chosen}
             y = f.add(y, f.attention("entry_core", q, entries, entries, core=ops.EntryScores, **limits))
         f.vector("sinks", heads)
         return self._out(f, f.rope(y, turned), x.axes)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
+from ..algebra import same
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Blocks, WithSums
-from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Window, expect_scalable
+from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable, Window
 from .norm import Norm
 from .runtime import Run
 
@@ -60,7 +61,8 @@ class LocalAttention(TokenMixer):
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        expect_scalable(sizes.heads == sizes.kv_heads, "each query head has a key of its own; expected as many of both")
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has a key of its own; expected as many of both")
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
@@ -78,7 +80,7 @@ class LocalAttention(TokenMixer):
         q = f.linear("q_proj", x, heads, dim)
         k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
         near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
-        limits = {"radius": self.local_radius, "global_block": block}
+        limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
         y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, **limits)
         return f.linear("o_proj", y, *x.axes)
 
