@@ -181,10 +181,8 @@ class Attention(TokenMixer):
         other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
         if other_size and self.v_head_dim is not None:
             raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
-        if isinstance(self.position, Rope) and isinstance(sizes.head_dim, int):
-            turned = self.position.turned(sizes.head_dim)
-            if turned > sizes.head_dim:
-                raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
+        if isinstance(self.position, Rope):
+            self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

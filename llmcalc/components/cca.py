@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ..algebra import exact_div
+from ..algebra import exact_div, floor_div, same
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -27,9 +27,9 @@ from .base import (
     Kernel,
     KVHeads,
     TokenMixer,
+    Unscalable,
     Window,
     check_groups,
-    expect_scalable,
 )
 from .norm import Norm
 from .position import Rope
@@ -84,6 +84,9 @@ class CompressedConvAttention(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
     def reach(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
@@ -95,8 +98,10 @@ class CompressedConvAttention(TokenMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        halves = sizes.kv_heads * sizes.head_dim % 2 == 0
-        expect_scalable(halves, "the values of all heads are made of two halves; expected an even head_dim")
+        width = sizes.kv_heads * sizes.head_dim
+        if not same(2 * floor_div(width, 2), width):
+            raise Unscalable("the values of all heads are made of two halves; expected an even head_dim")
+        self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

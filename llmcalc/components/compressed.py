@@ -104,6 +104,9 @@ class CompressedAttention(TokenMixer):
         """One head of keys, which are the values too."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
+    def trait(self) -> str:
+        return "sliding"
+
     def reach(self) -> tuple[int, ...]:
         rate = self.compress_rate
         chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..algebra import exact_div
+from ..algebra import exact_div, floor_div, same
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE
-from .base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, expect_scalable
+from .base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Unscalable
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -64,9 +64,9 @@ class DifferentialAttention(TokenMixer):
         return self if number % 2 else self.model_copy(update={"num_key_value_heads": number})
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        expect_scalable(
-            sizes.kv_heads % 2 == 0, "values are halved by heads; expected an even number of key/value heads"
-        )
+        if not same(2 * floor_div(sizes.kv_heads, 2), sizes.kv_heads):
+            raise Unscalable("values are halved by heads; expected an even number of key/value heads")
+        self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

@@ -59,6 +59,9 @@ class DynamicMaskAttention(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
     def reach(self) -> tuple[int, ...]:
         return tuple(n for n in (self.keep_window_size, self.sliding_window) if n is not None)
 
@@ -69,6 +72,7 @@ class DynamicMaskAttention(TokenMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def with_heads(self, sizes: HeadSizes) -> Self:
+        self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 

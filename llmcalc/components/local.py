@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
+from ..algebra import same
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Blocks, WithSums
-from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Window, expect_scalable
+from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable, Window
 from .norm import Norm
 from .runtime import Run
 
@@ -60,7 +61,8 @@ class LocalAttention(TokenMixer):
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        expect_scalable(sizes.heads == sizes.kv_heads, "each query head has a key of its own; expected as many of both")
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has a key of its own; expected as many of both")
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:

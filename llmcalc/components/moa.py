@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ..algebra import same
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Routed
-from .base import Around, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, expect_scalable
+from .base import Around, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from .moe import expert_map_class
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -64,8 +65,9 @@ class MixtureOfAttention(TokenMixer):
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         top = self.num_experts_per_tok
-        reason = f"a token has {top} query heads for each key/value head, one of each expert; expected that ratio"
-        expect_scalable(sizes.heads == top * sizes.kv_heads, reason)
+        if not same(sizes.heads, top * sizes.kv_heads):
+            raise Unscalable(f"a token has {top} query heads for each key/value head, one of each of its experts")
+        self.position.check_heads(sizes)
         return self.model_copy(update={"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:

@@ -18,7 +18,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE, Distances
-from .base import Around, Component, Flag, Heads, Part, Positions, Real
+from .base import Around, Component, Flag, Heads, HeadSizes, Part, Positions, Real, Unscalable
 from .choice import PartChoice
 from .runtime import Run, vector
 
@@ -60,6 +60,12 @@ class Rope(Part):
             raise ValueError(
                 f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor"
             )
+
+    def check_heads(self, sizes: HeadSizes) -> None:
+        """Raises `Unscalable` where it turns more dimensions than these heads have."""
+        if isinstance(sizes.head_dim, int) and self.turned(sizes.head_dim) > sizes.head_dim:
+            turned = self.turned(sizes.head_dim)
+            raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
         """x: [..., tokens, head_dim], turned; its first token stands at position `start`."""

@@ -39,6 +39,7 @@ class ProductKeyMoE(Network):
 
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
+    mixture: ClassVar[bool] = True
 
     type: Literal["product_key_moe"] = "product_key_moe"
     num_experts: Experts
@@ -62,6 +63,9 @@ class ProductKeyMoE(Network):
 
     def active_width(self) -> int:
         return self.num_experts_per_tok + self.shared_expert.intermediate_size
+
+    def activation(self) -> str:
+        return self.shared_expert.activation()
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
         raise Unscalable(

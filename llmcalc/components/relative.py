@@ -12,11 +12,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from .. import ops
+from ..algebra import same
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Multiple
-from .base import Around, HeadDim, Heads, HeadSizes, TokenMixer, expect_scalable
+from .base import Around, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from .runtime import Run, vector
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class RelativeAttention(TokenMixer):
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
-        expect_scalable(sizes.heads == sizes.kv_heads, "each query head has a key of its own; expected as many of both")
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has a key of its own; expected as many of both")
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
