@@ -20,12 +20,13 @@ from .components.norm import Norm
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
+from .components.towers import record as record_towers
 from .flow.axis import Axis, Beside
 from .flow.record import Flow
 from .flow.tree import Node
 from .flow.value import Value, Weight
 from .optional import MTP, TOWERS
-from .run.rows import LOGITS, PATCHES, SEQUENCES, SOURCE, TOKENS, Rows
+from .run.rows import LOGITS, SEQUENCES, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -324,11 +325,8 @@ class ModelSpec(Part):
             if self.mtp is not None:
                 self._predicted(f, self.mtp, last, vocab, table)
         if self.towers:
-            f.causal = False
-            pixels = Value(PATCHES, (hidden,))
             with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
-                for name, tower in self.towers.items():
-                    f.part(name, tower, pixels)
+                record_towers(f, self.towers)
 
     def _predicted(self, f: Flow, mtp: MultiTokenPrediction, x: Value, vocab: Axis, table: Weight) -> None:
         """The modules of multi-token prediction, one after the other."""

@@ -29,9 +29,9 @@ from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.verify.measure import parameters
 from llmcalc.verify.transformers import build, verify_config
 from tests.builders import sight
+from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
 from tests.test_families import CASES, _known
-from tests.test_towers import wrapped
-from tests.tower_shapes import WRAPPERS
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 

@@ -27,7 +27,7 @@ from llmcalc.costs.quantization.config import METHODS
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
-from tests.tower_shapes import WRAPPERS
+from tests.components.towers.tower_shapes import WRAPPERS
 
 Config: TypeAlias = dict[str, Any]
 Place: TypeAlias = tuple[str | int, ...]

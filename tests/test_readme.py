@@ -24,8 +24,8 @@ from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
 from llmcalc.verify.deviations import DEVIATIONS
+from tests.components.towers.tower_shapes import WRAPPERS
 from tests.test_families import CASES
-from tests.tower_shapes import WRAPPERS
 
 README = Path(__file__).parent.parent / "README.md"
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)

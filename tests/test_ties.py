@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
-from tests.test_towers import UNMEASURED, wrapped
-from tests.tower_shapes import WRAPPERS
+from tests.components.towers.test_towers import UNMEASURED, wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
 
 KINDS = [kind for kind in WRAPPERS if family_of(kind).text is not None]
 BOTH = [(outer, inner) for outer in (True, False) for inner in (True, False, None)]

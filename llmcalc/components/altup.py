@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
 from .base import Around, Component, LaurelRank
-from .block import Layer
+from .block import Layer, Sharing
 from .norm import Norm
 from .per_layer import PerLayerGate
 from .runtime import Run, vector
@@ -24,28 +26,44 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+SOURCE = "Baykal et al. 2023, §3"
+
+
 class AltUp(Component):
-    """The streams of a stack: the embedding and maps of it at the bottom;
-    at the top, the mean of the first and maps of the others.
+    """The streams of a stack: the embedding and maps of it at the bottom; at the top, the mean of the first stream and
+    maps of the others.
+
+    altup_num_inputs: the number of streams.
     """
+
+    kind: ClassVar[str] = "streams"
 
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        """One of the two: they hold the same maps."""
-        h, n = around.hidden_size, self.altup_num_inputs - 1
-        projections = Node("projections", ops.Linear(h, h), repeat=n, indices=range(n) if isinstance(n, int) else None)
-        return Node(name, children=(projections,), kind="streams", source="Baykal et al. 2023, §3")
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
+        """x: the embedding, from which the streams are made; with top, the streams, of which one value is made."""
+        streams, hidden = Axis("streams", self.altup_num_inputs), x.axes[-1]
+        others = Axis("streams", self.altup_num_inputs - 1)
+        first, rest = f.split(x, (hidden,), (others, hidden)) if top else (x, x)
+        maps = f.side_by_side("projections", others, rest, lambda v: f.linear("", v, hidden), split=top)
+        maps = f.mul(maps, first)  # each at the length of the first stream, so that it reads both
+        x = f.cat(first, maps, axes=(streams, hidden))
+        return f.sum(x, hidden) if top else x
 
     def reference(self, around: Around, top: bool = False) -> nn.Module:
         return _references()["top" if top else "bottom"](self.altup_num_inputs, around.hidden_size)
 
 
 class AltUpLayer(Layer):
-    """predict all streams from all; run the layer on the first; correct all by what it did; feed the others its
-    per-layer embedding.
+    """A layer predicts all streams from all, runs its sublayers on the first, corrects all by what these did, and adds
+    its per-layer embedding to the others.
 
-    laurel_rank: of the low-rank map beside attention.
+    altup_num_inputs: the number of streams.
+    laurel_rank: the width of the low-rank map beside attention.
+    per_layer_input: what the layer does with its per-layer embedding.
     """
 
     alone: ClassVar[bool] = False
@@ -63,36 +81,58 @@ class AltUpLayer(Layer):
         self.check_whole()
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, n, r, norm = around.hidden_size, self.altup_num_inputs, self.laurel_rank, self.norm.anatomy
-        predict = (
-            norm("router_norm", around),
-            Node("router", ops.Linear(h, n)),
-            Node("coefficients", ops.Linear(n, n * n)),
-            Node("mix", ops.Product(h, n, n)),  # all streams from all, for each token
-        )
-        correct = (
-            Node("router", ops.Linear(h, n, tied=True)),
-            Node("coefficients", ops.Linear(n, n)),
-            Node("scale", ops.Weight(h)),
-        )
-        laurel = (Node("left", ops.Linear(h, r)), Node("right", ops.Linear(r, h)), norm("norm", around))
-        sublayers: list[Node] = []
-        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(part, Component)
-            sublayers += [
-                norm(f"{where}_pre_norm", around),
-                part.anatomy(where, around),
-                norm(f"{where}_post_norm", around),
-            ]
-        parts = (
-            Node("predict", children=predict, kind="streams", source="Baykal et al. 2023, §3"),
-            Node("laurel", children=laurel, kind="attention", source="Menghani et al. 2024"),
-            *sublayers,
-            Node("correct", children=correct, kind="streams", source="Baykal et al. 2023, §3"),
-            self.per_layer_input.anatomy("per_layer_input", around, self.norm),
-        )
-        return Node(name, children=parts, source="Gemma 3n 2025")
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """x: all streams."""
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.feed_forward, Component)
+        streams, hidden = x.axes
+        router = Weight("router", (streams,), (hidden,))
+        predicted = self._predicted(f, x, router)
+        (active,) = f.split(predicted, (hidden,))
+        read = f.part("self_attn_pre_norm", self.norm, active)
+        y = f.part("self_attn_post_norm", self.norm, f.part("self_attn", self.attention, read))
+        y = f.add(f.add(active, y), self._low_rank(f, read))
+        read = f.part("mlp_pre_norm", self.norm, y)
+        y = f.add(y, f.part("mlp_post_norm", self.norm, f.part("mlp", self.feed_forward, read)))
+        corrected, first = self._corrected(f, predicted, active, y, router)
+        fed = f.part("per_layer_input", self.per_layer_input, first, norm=self.norm)
+        kept, others = f.split(corrected, (hidden,), (Axis("streams", self.altup_num_inputs - 1), hidden))
+        return f.cat(kept, f.add(others, fed), axes=x.axes)
+
+    def _predicted(self, f: Flow, x: Value, router: Weight) -> Value:
+        """Every stream after a mixture of all of them is added, by weights that come from the first."""
+        streams, hidden = x.axes
+        with f.scope("predict", kind="streams", source=SOURCE):
+            (first,) = f.split(x, (hidden,))
+            read = f.part("router_norm", self.norm, first)
+            weights = f.act(f.linear("router", read, streams, weight=router), "tanh")
+            weights = f.linear("coefficients", weights, streams, Axis("mixed", streams.size))
+            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return f.add(x, f.core("mix", mix, x, weights, axes=x.axes))
+
+    def _low_rank(self, f: Flow, x: Value) -> Value:
+        """LAuReL: x and a normed low-rank map of it."""
+        with f.scope("laurel", kind="attention", source="Menghani et al. 2024"):
+            y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
+            return f.add(x, f.part("norm", self.norm, y))
+
+    def _corrected(self, f: Flow, predicted: Value, active: Value, ran: Value, router: Weight) -> tuple[Value, Value]:
+        """Every stream with a share of what the layer changed, and the first as the per-layer embedding meets it.
+
+        active: the stream that the sublayers read. ran: what they made of it.
+        """
+        streams, hidden = predicted.axes
+        with f.scope("correct", kind="streams", source=SOURCE):
+            read = f.normalized(ran, self.norm)  # the norm and the map that `predict` holds
+            shares = f.act(f.linear("router", read, streams, weight=router), "tanh")
+            shares = f.linear("coefficients", shares, streams)
+            change = f.mul(shares, f.add(ran, active), axes=predicted.axes)
+            corrected = f.add(predicted, change)
+            (first,) = f.split(corrected, (hidden,))
+            return corrected, f.mul(first, f.vector("scale", hidden))
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["layer"](self, around)

@@ -8,8 +8,9 @@ cross-attention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -57,6 +58,9 @@ class QKNorm(Part):
     scope: Literal["head", "per_head", "projection"] = "head"
     order: Literal["before_rope", "after_rope"] = "before_rope"
 
+
+Adapter: TypeAlias = Callable[[Value, Shape], Value]
+"""A part beside a map: what it adds to the map's output, of the value that the map reads and the output's axes."""
 
 SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
 """Positions that are for attention in both directions alone, or for causal attention alone."""
@@ -213,14 +217,24 @@ class Attention(TokenMixer):
         """Whether the other makes keys and values that this one can share."""
         return all(map(same, self.attends_like(), other.attends_like()))
 
-    def flow(self, f: Flow, x: Value, memory: Value | None = None, out: Shape | None = None) -> Value:
-        """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default."""
+    def flow(
+        self,
+        f: Flow,
+        x: Value,
+        memory: Value | None = None,
+        out: Shape | None = None,
+        adapter: Adapter | None = None,
+    ) -> Value:
+        """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default.
+
+        adapter: the part beside each of the query, key and value maps, whose output is added to theirs.
+        """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._placed(f, f.linear("q_proj", x, heads, dim, bias=self.q_bias), "q_norm", dim)
+        q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         seen = x if memory is None else memory
-        keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, crossing=memory is not None)
+        keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
         q, biased = self._scored_by_position(f, x, q, keys, heads, dim)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         if self.block_indexer is None:
@@ -252,7 +266,14 @@ class Attention(TokenMixer):
         return normed(x) if qk is not None and qk.order == "after_rope" else x
 
     def _keys_and_values(
-        self, f: Flow, x: Value, heads: Axis, dim: Axis, size: Axis, crossing: bool
+        self,
+        f: Flow,
+        x: Value,
+        heads: Axis,
+        dim: Axis,
+        size: Axis,
+        crossing: bool,
+        adapter: Adapter | None,
     ) -> tuple[Value, Value]:
         """Those that this layer makes, or those of the last layer that attends alike."""
         made: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
@@ -261,9 +282,11 @@ class Attention(TokenMixer):
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
             _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
             return keys, values
-        raw = f.linear("k_proj", x, heads, dim, bias=self.k_bias)
+        raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
         keys = self._placed(f, raw, "k_norm", dim)
-        values = raw if self.attention_k_eq_v else f.linear("v_proj", x, heads, size, bias=self.v_bias)
+        values = raw
+        if not self.attention_k_eq_v:
+            values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
         values = values if self.v_norm is None else f.norm("v_norm", values, self.v_norm, (size,))
         if f.causal or crossing:
             limit, held = self._held(crossing)
@@ -380,6 +403,14 @@ class Attention(TokenMixer):
                 position=rope,
             ),
         ]
+
+
+def _projected(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    """Queries, keys or values; with what an adapter adds to them, where there is one."""
+    if adapter is None:
+        return f.linear(name, x, *out, bias=bias)
+    with f.scope(name):
+        return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
 
 
 @cache

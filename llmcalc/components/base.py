@@ -212,6 +212,12 @@ class Unscalable(ValueError):
     """Why a part has no member of another width in a study of shapes."""
 
 
+def expect_scalable(right: Any, reason: str) -> None:
+    """Raises `Unscalable` with that reason unless `right` holds: a truth value, or an array of them that all hold."""
+    if not getattr(right, "all", lambda: right)():
+        raise Unscalable(reason)
+
+
 class TokenMixer(Component):
     """A part that moves information between tokens, with what other code may ask of any of them."""
 

@@ -12,7 +12,7 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from ..algebra import Number
 from ..flow.record import Flow
-from ..flow.tree import Node, Role
+from ..flow.tree import Role
 from ..flow.value import Value
 from ..run.rows import SOURCE
 from .attention import Attention
@@ -103,19 +103,7 @@ class Layer(Component):
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """sharing: where several layers run with the parameters of the first of them, and this is one of those."""
-        source = None if f.memory is None else f.memory.width
-        node = self.anatomy("layers", Around(x.width, f.causal, source_size=source))
-        if sharing is not None:
-            node = self.first_of(node, sharing.others) if sharing.first else self.other_of(node)
-        return f.opaque(node, x)
-
-    def first_of(self, node: Node, others: Number) -> Node:
-        """The first of the layers of this kind, where the stack's `shared_layers` has them share parameters."""
-        return node
-
-    def other_of(self, node: Node) -> Node:
-        """Any further one of them."""
-        return replace(node, role="shared")
+        raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, around: Around) -> nn.Module:
         """forward(x [batch, tokens, hidden], run) → the same."""

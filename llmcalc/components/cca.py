@@ -13,11 +13,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
 from ..algebra import exact_div
-from ..flow.tree import Node
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
 from ..run.rows import WithStart
-from .base import Around, Component, Flag, HeadDim, Heads, Kernel, KVHeads, Window, check_groups
+from .base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    KVHeads,
+    TokenMixer,
+    Window,
+    check_groups,
+    expect_scalable,
+)
+from .norm import Norm
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
 
@@ -25,14 +39,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class CompressedConvAttention(Component):
-    """cca_time0, cca_time1: tokens that the convolution of each channel and the one within each head see.
+UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=0.0)
+"""Queries and keys are divided by their length and multiplied by √d."""
 
-    attention_bias: on the maps in and out. The value's heads are cut from both halves side by side, so their joint
-    width is even.
+
+class CompressedConvAttention(TokenMixer):
+    """Softmax attention whose queries and keys pass two causal convolutions first.
+
+    cca_time0: how many tokens the convolution of each channel sees.
+    cca_time1: how many tokens the convolution within each head sees.
+    attention_bias: the projections in and out have a bias.
+    sliding_window: how many tokens a token sees, itself included.
+    The heads of the values are cut from two halves side by side, so their joint width is even.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["cca"] = "cca"
     num_attention_heads: Heads
@@ -59,31 +81,70 @@ class CompressedConvAttention(Component):
         self.position.check(self.head_dim)
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        t0, t1, biased, both, half = (
-            self.cca_time0,
-            self.cca_time1,
-            self.attention_bias,
-            (a + k) * d,
-            exact_div(k * d, 2),
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself where the values of so many heads have no two halves."""
+        return self if number * self.head_dim % 2 else self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        halves = sizes.kv_heads * sizes.head_dim % 2 == 0
+        expect_scalable(halves, "the values of all heads are made of two halves; expected an even head_dim")
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Figliolia et al. 2025, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.linear("q_proj", x, heads, dim, bias=biased)
+        k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
+        q, k = self._mixed(f, q, k)
+        q = self._placed(f, q)
+        k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
+        k, v = f.cache(
+            "cache",
+            "full_attention" if window is None else "sliding_attention",
+            k,
+            self._values(f, x, kv_heads, dim),
+            limit=window,
         )
-        window = self.sliding_window
-        parts = (
-            Node("q_proj", ops.Linear(h, a * d, biased)),
-            Node("k_proj", ops.Linear(h, k * d, biased)),
-            Node("conv_channels", ops.Conv1d(both, both, t0, both, bias=True, overlap=t1 - 1)),
-            Node("conv_heads", ops.Conv1d(both, both, t1, a + k, bias=True)),
-            Node("conv_state", ops.State(both * (t0 + t1 - 2), "conv_state")),
-            Node("v_proj", ops.Linear(h, half, biased)),
-            Node("v_proj_before", ops.Linear(h, half, biased, rows=WithStart())),
-            Node("value_state", ops.State(half)),
-            Node("key_scale", ops.Weight(k)),
-            Node("core", ops.AttentionCore(a, qk_dim=d, v_dim=d, causal=around.causal, window=window)),
-            Node("cache", ops.KVCache(2 * k * d, "full_attention" if window is None else "sliding_attention", window)),
-            Node("o_proj", ops.Linear(a * d, h, biased)),
-        )
-        return Node(name, children=parts, kind="attention", source="Figliolia et al. 2025, §3")
+        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+        """Queries and keys after both convolutions, each with the mean of its head's query and key added."""
+        (heads, dim), (kv_heads, _) = q.axes, k.axes
+        mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        both = f.cat(q, k, axes=(mixed, dim))
+        f.state("conv_state", mixed, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
+        both = f.conv("conv_channels", both, mixed, dim, kernel=t0, groups=both.width, bias=True, overlap=t1 - 1)
+        both = f.conv("conv_heads", both, mixed, dim, kernel=t1, groups=mixed.size, bias=True)
+        after_q, after_k = f.split(both, q.axes, k.axes)
+        assert isinstance(heads, Axis)
+        mean = f.add(q, f.repeat(k, heads))
+        mean_of_keys = f.step("mean", "", (mean,), Value(k.rows, k.axes))  # over the queries that share a key
+        return f.add(after_q, mean), f.add(after_k, mean_of_keys)
+
+    def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+        """Values whose one half is made of the token itself and whose other half is made of the token before it."""
+        half = Axis("half", exact_div(kv_heads.size * dim.size, 2))
+        before = f.linear("v_proj_before", x, half, bias=self.attention_bias, rows=WithStart(of=x.rows))
+        f.state("value_state", half)
+        own = f.linear("v_proj", x, half, bias=self.attention_bias)
+        return f.cat(own, before.seen(half, rows=x.rows), axes=(kv_heads, dim))
+
+    def _placed(self, f: Flow, x: Value) -> Value:
+        return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
         window = f", window {self.sliding_window}" if self.sliding_window else ""

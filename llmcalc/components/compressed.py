@@ -14,10 +14,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..algebra import Number, exact_div
-from ..flow.tree import Node
+from ..algebra import exact_div
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
 from ..ops.attention import COMPRESSED
-from .base import Around, Component, Flag, HeadDim, Heads, Part, QueryRank, RopeDim, TopK, Width, Window
+from ..run.rows import Blocks, Routed
+from .base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Part,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    TopK,
+    Unscalable,
+    Width,
+    Window,
+)
 from .norm import Norm, norm_reference
 from .position import Rope, rotate, turn
 from .runtime import Run, allowed, cache_class, state_class, vector
@@ -27,21 +44,33 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Chooses index_topk entries for each token, by index_n_heads small queries against entries of its own."""
+    """Chooses the entries that a token attends to, by small queries against entries of its own.
+
+    index_n_heads: how many small queries a token has.
+    index_head_dim: the size of each of them, and of an entry that they meet.
+    index_topk: how many entries are chosen for each token.
+    """
 
     index_n_heads: Heads
     index_head_dim: HeadDim
     index_topk: TopK
 
 
-class CompressedAttention(Component):
-    """A window of tokens, and entries of compress_rate tokens each, where that is given.
+class CompressedAttention(TokenMixer):
+    """Attention to a window of tokens, and to entries that each stand for several tokens.
 
-    overlap: an entry reads the window before its own too. o_groups: heads are mapped to o_lora_rank in so many groups,
-    then together to the residual stream. indexer: chooses entries; none attends to all.
+    qk_rope_head_dim: how many dimensions of a head RoPE turns.
+    q_lora_rank: the width of the compressed query.
+    o_groups: how many groups the heads are projected in.
+    o_lora_rank: the width of each group's projection; all of them together are projected to the hidden size.
+    sliding_window: how many single tokens a token sees, itself included.
+    compress_rate: how many tokens an entry stands for; there are no entries, if it is not given.
+    overlap: an entry is made of the window before its own too.
+    indexer: chooses the entries that a token attends to; all of them, if there is none.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["compressed"] = "compressed"
     num_attention_heads: Heads
@@ -71,56 +100,91 @@ class CompressedAttention(Component):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, q, g = around.hidden_size, self.num_attention_heads, self.head_dim, self.q_lora_rank, self.o_groups
-        plain = self.compress_rate is None
-        parts = [
-            Node("q_a_proj", ops.Linear(h, q)),
-            Node("q_a_norm", self.norm.op(q)),
-            Node("q_b_proj", ops.Linear(q, a * d)),
-            Node("kv_proj", ops.Linear(h, d)),
-            Node("kv_norm", self.norm.op(d)),
-            Node("core", ops.AttentionCore(a, d, d, window=self.sliding_window)),
-            Node("cache", ops.KVCache(d, "sliding_attention" if plain else COMPRESSED, self.sliding_window)),
-            Node("sinks", ops.Weight(a)),
-        ]
-        if not plain:
-            chosen = None if self.indexer is None else self.indexer.index_topk
-            parts += [
-                self._compressor("compressor", h, d),
-                Node("entry_core", ops.EntryScores(a, d, d, rate=self.compress_rate, chosen=chosen)),
-            ]
-        if self.indexer is not None:
-            i, n = self.indexer.index_head_dim, self.indexer.index_n_heads
-            own = self._compressor("compressor", h, i)
-            chooses = [
-                own,
-                Node("q_proj", ops.Linear(q, n * i)),
-                Node("weights_proj", ops.Linear(h, n)),
-                Node("core", ops.EntryScores(n, i, 0, rate=self.compress_rate)),
-            ]
-            parts.append(Node("indexer", children=tuple(chooses), role="no_grad"))
-        parts += [
-            Node(
-                "o_a_proj", ops.ExpertLinear(g, g, exact_div(a * d, g), self.o_lora_rank)
-            ),  # every token passes through all groups
-            Node("o_b_proj", ops.Linear(g * self.o_lora_rank, h)),
-        ]
-        return Node(name, children=tuple(parts), kind="attention", source="DeepSeek-V4 2026, §2.3")
+    def heads(self, width: Any) -> HeadSizes:
+        """One head of keys, which are the values too."""
+        return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
-    def _compressor(self, name: str, hidden: Number, width: Number) -> Node:
-        series, rate = (2 if self.overlap else 1) * width, self.compress_rate
-        assert rate is not None
-        parts = [
-            Node("kv_proj", ops.EntryLinear(hidden, series, rate=rate)),
-            Node("gate_proj", ops.EntryLinear(hidden, series, rate=rate)),
-            Node("position_bias", ops.Weight(rate * series, rows=rate)),
-            Node("norm", self.norm.op(width)),
-            Node("cache", ops.EntryCache(width, rate, 2 * series)),
-        ]
-        if self.overlap:
-            parts.append(Node("last_window", ops.LastWindow(width, rate)))
-        return Node(name, children=tuple(parts))
+    def reach(self) -> tuple[int, ...]:
+        rate = self.compress_rate
+        chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
+        return tuple(n for n in (self.sliding_window, rate, chosen) if n is not None)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        raise Unscalable(
+            "attention.type 'compressed' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
+            "whose width is that of its heads alone"
+        )
+
+    def source(self) -> str:
+        return "DeepSeek-V4 2026, §2.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """One softmax runs over the scores of tokens, entries and sinks; each core has the products with its keys."""
+        heads, dim, one = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), Axis("one", 1)
+        turned = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+        without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
+        small = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
+        q = f.normalized(f.linear("q_b_proj", small, heads, dim), without_weights, (dim,))
+        q, k = f.rope(q, turned), f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), turned)
+        held = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        (k,) = f.cache("cache", held, k, limit=self.sliding_window)
+        k = k.seen(one, dim)
+        y = f.attention("core", q, k, k, window=self.sliding_window)
+        if self.compress_rate is not None:
+            entries = self._compressed(f, "compressor", x, dim, turned).seen(one, dim)
+            chosen = None
+            if self.indexer is not None:
+                chosen = self.indexer.index_topk
+                self._choice(f, self.indexer, x, small, turned)
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": chosen}
+            y = f.add(y, f.attention("entry_core", q, entries, entries, core=ops.EntryScores, **limits))
+        f.vector("sinks", heads)
+        return self._out(f, f.rope(y, turned), x.axes)
+
+    def _out(self, f: Flow, y: Value, out: Shape) -> Value:
+        """What the heads give, projected in groups and then together. Every token passes through all groups."""
+        groups, lora = Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank)
+        each = Axis("group_width", exact_div(y.width, groups.size))
+        apart = y.seen(each, rows=Routed(of=y.rows, top_k=groups.size))
+        mapped = f.experts("o_a_proj", apart, groups, groups.size, lora)
+        return f.linear("o_b_proj", mapped.seen(groups, lora, rows=y.rows), *out)
+
+    def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, turned: Rope) -> None:
+        """The scores by which entries are chosen. small: the compressed query."""
+        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        with f.scope("indexer", role="no_grad"):
+            entries = self._compressed(f, "compressor", x, dim, turned).seen(Axis("one", 1), dim)
+            q = f.rope(f.linear("q_proj", small, heads, dim), turned)
+            nothing = entries.seen(Axis("one", 1), Axis("none", 0))
+            scores = f.attention("core", q, entries, nothing, core=ops.EntryScores, rate=self.compress_rate)
+            f.mul(scores, f.linear("weights_proj", x, heads))
+
+    def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, turned: Rope) -> Value:
+        """All entries so far, of that width."""
+        assert self.compress_rate is not None
+        rate = Axis("rate", self.compress_rate)
+        series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
+        with f.scope(name):
+            kv, gate = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            rest = kv, gate
+            gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
+            if self.overlap:  # the first half of each series one window late, beside the second half
+                f.record("state", "last_window", (kv, gate), op=ops.LastWindow(dim.size, rate.size, rows=x.rows))
+                kv, gate = (f.cat(*f.split(v, (dim,), (dim,)), axes=series) for v in (kv, gate))
+            weights = f.act(gate, "softmax")
+            entries = f.step("weighted_mean", "", (kv, weights), Value(Blocks(of=x.rows, block=rate.size), (dim,)))
+            entries = f.rope(f.norm("norm", entries, self.norm), turned)
+            seen = entries.seen(dim)
+            op = ops.EntryCache(dim.size, rate.size, 2 * kv.width, rows=x.rows)
+            f.record("cache", "cache", (entries, *rest), (seen,), op=op)
+        return seen
+
+    def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
+        """A map whose results entries are made of."""
+        assert self.compress_rate is not None
+        op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
+        weight = Weight(name, out, x.axes)
+        return f.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"

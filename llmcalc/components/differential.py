@@ -9,13 +9,16 @@ It runs as two usual attentions over the two halves of V, as fused kernels need 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real
+from ..algebra import exact_div
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import ONCE
+from .base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, expect_scalable
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -24,10 +27,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DifferentialAttention(Component):
-    """num_key_value_heads: even, since values are halved by heads. lambda_init: λ without what is learned of it."""
+class DifferentialAttention(TokenMixer):
+    """Attention whose heads are two softmaxes, of which one is subtracted from the other.
+
+    num_key_value_heads: an even number, because values are halved by heads.
+    attention_bias: all projections have a bias.
+    norm_eps: of the norm of each head's output, which has no weights.
+    lambda_init: λ before the learned part is added to it.
+    """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["differential"] = "differential"
     num_attention_heads: Heads
@@ -46,30 +56,46 @@ class DifferentialAttention(Component):
         self.position.check(self.head_dim)
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, k, d, biased = (
-            around.hidden_size,
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-            self.attention_bias,
-        )
-        core = ops.AttentionCore(heads=a, qk_dim=d, v_dim=d)
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-        def vector(letter: str) -> Node:
-            return Node(f"lambda_{letter}", ops.Weight(d))
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself for an odd number, of which no half can be taken."""
+        return self if number % 2 else self.model_copy(update={"num_key_value_heads": number})
 
-        parts = (
-            Node("q_proj", ops.Linear(h, a * d, biased)),
-            Node("k_proj", ops.Linear(h, k * d, biased)),
-            Node("v_proj", ops.Linear(h, k * d, biased)),
-            *(vector(letter) for letter in ("q1", "k1", "q2", "k2")),
-            Node("core_1", core),
-            Node("core_2", core),
-            Node("cache", ops.KVCache(2 * k * d, "full_attention")),
-            Node("o_proj", ops.Linear(a * d, h, biased)),
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        expect_scalable(
+            sizes.kv_heads % 2 == 0, "values are halved by heads; expected an even number of key/value heads"
         )
-        return Node(name, children=parts, kind="attention", source="Ye et al. 2024, §2.1")
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Ye et al. 2024, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased = Axis("head_dim", self.head_dim), self.attention_bias
+        q = f.rope(f.linear("q_proj", x, heads, dim, bias=biased), self.position)
+        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=biased), self.position)
+        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=biased))
+        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
+        first, second = (f.repeat(half, heads) for half in f.split(v, half_of_values, half_of_values))
+        k = f.repeat(k, heads)
+        cores = f.attention("core_1", q, k, first), f.attention("core_2", q, k, second)
+        wide = Beside(((dim,), (dim,)))
+        both = f.cat(*cores, axes=(heads, wide))
+        half = Axis("half_heads", exact_div(heads.size, 2)), wide
+        plus, minus = f.split(both, half, half)
+        share = f.add(self._share(f, "1", dim), self._share(f, "2", dim))
+        y = f.add(plus, f.mul(minus, share))  # one term subtracted from the other, in both sums
+        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (wide,))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _share(self, f: Flow, which: str, dim: Axis) -> Value:
+        """One of the two exponentials of products that λ is made of."""
+        product = f.mul(f.vector(f"lambda_q{which}", dim), f.vector(f"lambda_k{which}", dim))
+        return f.act(f.step("sum", "", (product,), Value(ONCE, ())), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
 from ..algebra import Number
+from ..flow.axis import Axis
 from ..flow.record import Flow
-from ..flow.tree import Node
 from ..flow.value import Value
 from ..run.rows import Table
 from .base import Around, Component, Flag, Kernel, Part, Positions
@@ -85,18 +85,25 @@ class Disentangled(Part):
 
 
 class RelativeEmbedding(Component):
-    """A row for each relative position, `span` of them each way, that all layers map.
-    norm: on the rows, before any map.
+    """A table with a row for each relative position, which all layers map.
+
+    span: the number of rows each way.
+    norm: on the rows, before any map; none by default.
     """
+
+    kind: ClassVar[str] = "attention"
 
     span: Positions
     norm: Norm | None = None
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        parts = [Node("table", ops.Embedding(2 * self.span, around.hidden_size))]
-        if self.norm is not None:
-            parts.append(self.norm.anatomy("norm", around))
-        return Node(name, children=tuple(parts), kind="attention", source="He et al. 2020, §3.1")
+    def source(self) -> str:
+        return "He et al. 2020, §3.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """All rows of the table; x says how wide they are."""
+        length = 2 * self.span
+        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=Table(length=length, of=x.rows))
+        return rows if self.norm is None else f.part("norm", self.norm, rows)
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["table"](self, around)
@@ -109,8 +116,13 @@ class RelativeEmbedding(Component):
 class SideConvolution(Component):
     """y = norm(first layer's output + act(convolution of that layer's input)), in place of that output (DeBERTa 2).
 
-    conv_kernel_size: odd, so that as many tokens come out as go in.
+    conv_kernel_size: the number of tokens that one output sees; odd, so that as many tokens come out as go in.
+    conv_groups: the groups of channels that are convolved separately, 1 by default.
+    conv_act: the activation on the convolution's output.
+    norm: on the sum.
     """
+
+    kind: ClassVar[str] = "convolution"
 
     conv_kernel_size: Kernel
     conv_groups: Kernel = 1
@@ -123,15 +135,14 @@ class SideConvolution(Component):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h = around.hidden_size
-        conv = ops.Conv1d(h, h, self.conv_kernel_size, self.conv_groups, bias=True)
-        return Node(
-            name,
-            children=(Node("conv", conv), self.norm.anatomy("norm", around)),
-            kind="convolution",
-            source="He et al. 2020, §A.5",
-        )
+    def source(self) -> str:
+        return "He et al. 2020, §A.5"
+
+    def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
+        """x: the layer's input. after: its output, x by default."""
+        kernel, groups = self.conv_kernel_size, self.conv_groups
+        beside = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
+        return f.part("norm", self.norm, f.add(x if after is None else after, beside))
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["convolution"](self, around)

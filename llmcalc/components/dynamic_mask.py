@@ -10,14 +10,16 @@ and those of the others covered, while decoding too. transformers: models/doge.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from ..run.rows import WithPast
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Window, check_groups
+from .base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class, vector
@@ -26,13 +28,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DynamicMaskAttention(Component):
-    """keep_window_size: keys that a token attends to at most. sliding_window: it sees only so many, itself included.
+class DynamicMaskAttention(TokenMixer):
+    """Attention under a mask that is learned from the values.
 
-    attention_bias: of all maps. norm: on each head's query and key, before their positions.
+    keep_window_size: how many keys a token attends to at most.
+    sliding_window: how many tokens a token sees, itself included; the keys are chosen among those.
+    attention_bias: all projections have a bias.
+    norm: the norm of each head's query and key, before RoPE.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["dynamic_mask"] = "dynamic_mask"
     num_attention_heads: Heads
@@ -50,27 +56,40 @@ class DynamicMaskAttention(Component):
         self.position.check(self.head_dim)
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        biased, window, kind = (
-            self.attention_bias,
-            self.sliding_window,
-            "full_attention" if self.sliding_window is None else "sliding_attention",
-        )
-        norm = self.norm.op(d)
-        parts = (
-            Node("q_proj", ops.Linear(h, a * d, biased)),
-            Node("k_proj", ops.Linear(h, k * d, biased)),
-            Node("v_proj", ops.Linear(h, k * d, biased)),
-            Node("q_norm", norm),
-            Node("k_norm", norm),
-            Node("cache", ops.KVCache(2 * k * d, kind, window)),
-            Node("A", ops.Weight(k)),
-            Node("dt_proj", ops.Linear(k * d, k, biased, rows=WithPast(window=window))),
-            Node("core", ops.MaskedCore(a, d, d, window=window, keep=self.keep_window_size)),
-            Node("o_proj", ops.Linear(a * d, h, biased)),
-        )
-        return Node(name, children=parts, kind="attention", source="Shi et al. 2024 (Doge)")
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return tuple(n for n in (self.keep_window_size, self.sliding_window) if n is not None)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Shi et al. 2024 (Doge)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim, bias=biased), self.norm, (dim,))
+        q = f.rope(q, self.position)
+        k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
+        k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
+        held = "full_attention" if window is None else "sliding_attention"
+        k, v = f.cache("cache", held, k, v, limit=window)
+        steps = f.linear("dt_proj", v, kv_heads, bias=biased, rows=WithPast(of=x.rows, window=window))
+        strength = f.act(f.mul(f.act(steps, "softplus"), f.vector("A", kv_heads)), "exp")
+        k, v, strength = (f.repeat(value, heads) for value in (k, v, strength))
+        kept: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=strength, **kept)
+        return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads

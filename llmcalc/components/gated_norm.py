@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention
-from .base import Around, Component, Flag, Nothing, StepRank
-from .block import Layer
+from .base import Around, Component, Flag, StepRank
+from .block import Layer, Sharing
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope
@@ -48,17 +49,23 @@ class GatedNormLayer(Layer):
         self.check_whole()
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, r = around.hidden_size, self.gated_norm_rank
-        parts: list[Node] = []
+    def source(self) -> str:
+        return "A.X-K2 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert not isinstance(part, Nothing)
-            parts.append(self.norm.anatomy(f"{where}_pre_norm", around))
+            assert isinstance(part, Component)
+            read = f.part(f"{where}_pre_norm", self.norm, x)
             if where == "self_attn" or self.feed_forward_gate:
-                maps = (Node("down_proj", ops.Linear(h, r)), Node("up_proj", ops.Linear(r, h)))
-                parts.append(Node(where + GATE, children=maps, kind="norm"))
-            parts.append(part.anatomy(where, around))
-        return Node(name, children=tuple(parts), source="A.X-K2 2026")
+                read = self._gated(f, where + GATE, read)
+            x = f.add(x, f.part(where, part, read))
+        return x
+
+    def _gated(self, f: Flow, name: str, x: Value) -> Value:
+        """The output of a norm, multiplied by its gate."""
+        with f.scope(name, kind="norm"):
+            inner = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
+            return f.mul(x, f.act(f.linear("up_proj", inner, *x.axes), "sigmoid"))
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

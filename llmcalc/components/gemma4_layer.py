@@ -6,15 +6,16 @@ transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention
-from .base import Around, Component, Nothing
-from .block import Layer
+from .base import Around, Component, Part
+from .block import Layer, Sharing
 from .feed_forward import FeedForward
 from .moe import MoE
 from .norm import Norm
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
 
 
 class Gemma4Layer(Layer):
-    """Attention, then a feed-forward network, each with a norm before it and on its output; the sum is scaled by a kept
-    value.
+    """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the sum.
 
     dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual
-    stream.
+        stream.
     per_layer_input: what the layer does with its per-layer embedding.
     """
 
@@ -49,29 +49,26 @@ class Gemma4Layer(Layer):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        norm = self.norm.anatomy
-        mixing, working = self.attention, self.feed_forward
-        assert not isinstance(mixing, Nothing)
-        assert not isinstance(working, Nothing)
-        parts = [
-            norm("self_attn_pre_norm", around),
-            mixing.anatomy("self_attn", around),
-            norm("self_attn_post_norm", around),
-        ]
-        if self.dense is not None:
-            parts += [
-                norm("dense_pre_norm", around),
-                self.dense.anatomy("dense", around),
-                norm("dense_post_norm", around),
-            ]
-        parts += [norm("mlp_pre_norm", around), working.anatomy("mlp", around), norm("mlp_post_norm", around)]
-        if self.dense is not None:
-            parts.append(norm("sum_post_norm", around))
+    def source(self) -> str:
+        return "Gemma 4 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = f.add(x, self._between_norms(f, "self_attn", self.attention, x))
+        if self.dense is None:
+            x = f.add(x, self._between_norms(f, "mlp", self.feed_forward, x))
+        else:
+            both = self._between_norms(f, "dense", self.dense, x)
+            both = f.add(both, self._between_norms(f, "mlp", self.feed_forward, x, seen=x))
+            x = f.add(x, f.part("sum_post_norm", self.norm, both))
         if self.per_layer_input is not None:
-            parts.append(self.per_layer_input.anatomy("per_layer_input", around, self.norm))
-        parts.append(Node("scale", ops.Buffer(1)))
-        return Node(name, children=tuple(parts), source="Gemma 4 2026")
+            x = f.add(x, f.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
+        return f.mul(x, f.buffer("scale", Axis("one", 1)))
+
+    def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **seen: Any) -> Value:
+        """The output of a sublayer that has a norm before it and another one on its output."""
+        assert isinstance(part, Component)
+        y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **seen)
+        return f.part(f"{name}_post_norm", self.norm, y)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

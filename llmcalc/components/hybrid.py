@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from ..flow.tree import Node
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention
 from .base import Around, Component, Nothing
-from .block import Layer
+from .block import Layer, Sharing
 from .choices import Mixer
 from .feed_forward import FeedForward
 from .mamba import Mamba
@@ -50,16 +51,17 @@ class HybridBlock(Layer):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [*super().mixers(width), ("state_space", self.state_space, width)]
 
-    def _parts(self) -> list[tuple[str, Any]]:
-        """What the layer runs, in order."""
-        return [("state_space", self.state_space), ("self_attn", self.attention), ("mlp", self.feed_forward)]
+    def source(self) -> str:
+        return "Falcon-H1 2025, §2.1"
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        state_space, attention, feed_forward = (part.anatomy(where, around) for where, part in self._parts())
-        before, between = (self.norm.anatomy(f"{where}_pre_norm", around) for where in ("mixers", "mlp"))
-        return Node(
-            name, children=(before, state_space, attention, between, feed_forward), source="Falcon-H1 2025, §2.1"
-        )
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.state_space, Component)
+        assert isinstance(self.feed_forward, Component)
+        read = f.part("mixers_pre_norm", self.norm, x)
+        x = f.add(x, f.part("self_attn", self.attention, read))
+        x = f.add(x, f.part("state_space", self.state_space, read))
+        return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)

@@ -8,17 +8,18 @@ has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`Deepsee
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention
-from .base import Around, Component, Nothing, Part, Real, Streams
-from .block import Layer
+from .base import Around, Component, Part, Real, Streams
+from .block import Layer, Sharing
 from .feed_forward import FeedForward
 from .norm import Norm
 from .position import Rope
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class HyperLayer(Layer):
-    """Each sublayer reads a weighted sum of hc_mult streams through a norm, and is added to all of them, mixed among
-    each other.
+PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
+"""On all streams of a token together, before the map that makes weights of them."""
 
-    The weights come from all streams of the token by one map, and are made doubly stochastic in hc_sinkhorn_iters
-    steps; where these are none, the streams are not mixed. hc_magnitude: the most by which a sublayer's output is
-    multiplied.
+
+class HyperLayer(Layer):
+    """Each sublayer reads a weighted sum of several streams through a norm, and is added to all of them, mixed among
+    each other. One map of all streams of a token gives the weights.
+
+    hc_mult: the number of streams.
+    hc_sinkhorn_iters: the steps that make the weights of the mixture doubly stochastic; none where the streams are not
+        mixed.
+    hc_magnitude: the most by which a sublayer's output is multiplied.
+    hc_eps: added to the weights.
     """
 
     alone: ClassVar[bool] = False
@@ -53,24 +60,32 @@ class HyperLayer(Layer):
         self.check_whole()
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        parts: list[Node] = []
-        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert not isinstance(part, Nothing)
-            sublayer = replace(part.anatomy(where, around), gated=True)  # by the weights that it is written with
-            parts += [
-                self._connection(f"{where}_connection", around),
-                self.norm.anatomy(f"{where}_pre_norm", around),
-                sublayer,
-            ]
-        return Node(name, children=tuple(parts), source="Xie et al. 2025, §4")
+    def source(self) -> str:
+        return "Xie et al. 2025, §4"
 
-    def _connection(self, name: str, around: Around) -> Node:
-        h, n = around.hidden_size, self.hc_mult
-        mixed = self.hc_sinkhorn_iters is not None
-        weights, kinds = ((2 + n) * n, 3) if mixed else (2 * n, 2)  # to read, to write, and to mix
-        parts = (Node("map", ops.Linear(n * h, weights)), Node("offsets", ops.StreamOffsets(weights, kinds)))
-        return Node(name, children=(*parts, Node("mix", ops.StreamMix(n, h))) if mixed else parts, kind="residual")
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """x: all streams."""
+        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(part, Component)
+            read, written, x = self._connected(f, f"{where}_connection", x)
+            read = f.part(f"{where}_pre_norm", self.norm, read)
+            y = f.part(where, part, read, about={"gated": True})  # by the weights that it is written with
+            x = f.add(f.mul(written, y, axes=x.axes), x)
+        return x
+
+    def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+        """What the sublayer reads, the weights that it is written to the streams with, and the streams mixed."""
+        streams, hidden = x.axes
+        mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        with f.scope(name, kind="residual"):
+            weights = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
+            read, written, *matrix = f.split(weights, (streams,), (streams,), *mixed)
+            summed = f.sum(f.mul(x, f.act(read, "sigmoid")), hidden)
+            written = f.act(written, "sigmoid")
+            if matrix:  # the steps that make it doubly stochastic are recorded as one
+                doubly = f.act(f.act(matrix[0], "softmax"), "sinkhorn")
+                x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
+            return summed, written, x
 
     def reference(self, around: Around) -> nn.Module:
         return _references()["layer"](self, around)
@@ -82,23 +97,38 @@ class HyperLayer(Layer):
 
 
 class HyperStreams(Part):
-    """Before the first layer the embedding is copied into hc_mult streams,
-    after the last they are summed by learned weights.
+    """Before the first layer the embedding is copied into several streams; after the last they are summed by learned
+    weights.
+
+    hc_mult: the number of streams.
     """
+
+    kind: ClassVar[str] = "residual"
 
     hc_mult: Streams
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, n = around.hidden_size, self.hc_mult
-        return Node(
-            name,
-            children=(Node("map", ops.Linear(n * h, n)), Node("offsets", ops.StreamOffsets(n, 1))),
-            kind="residual",
-        )
+    def source(self) -> str:
+        return ""
+
+    def copied(self, f: Flow, x: Value) -> Value:
+        """The embedding in every stream."""
+        return f.repeat(x.seen(Axis("streams", 1), *x.axes), Axis("streams", self.hc_mult))
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """x: all streams. Their weighted sum."""
+        streams, hidden = x.axes
+        weights = f.act(_weights(f, x, Beside(((streams,),))), "sigmoid")
+        return f.sum(f.mul(x, weights), hidden)
 
     def reference(self, around: Around) -> nn.Module:
         """forward(streams [batch, tokens, hc_mult, hidden]) → [batch, tokens, hidden]."""
         return _references()["head"](self.hc_mult, around.hidden_size)
+
+
+def _weights(f: Flow, x: Value, out: Beside) -> Value:
+    """What one map of all streams gives, scaled and shifted: each part of `out` has a scale of its own."""
+    raw = f.linear("map", f.normalized(x, PLAIN), out)
+    return f.core("offsets", ops.StreamOffsets(out.size, len(out.parts)), raw, axes=raw.axes)
 
 
 def hyper_example(**fields: Any) -> HyperLayer:

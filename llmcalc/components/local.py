@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from .. import ops
-from ..flow.tree import Node
-from ..run.rows import WithSums
-from .base import Around, ChunkSize, Component, HeadDim, Heads, Window
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import Blocks, WithSums
+from .base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Window, expect_scalable
 from .norm import Norm
 from .runtime import Run
 
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LocalAttention(Component):
-    """local_radius: how far a token sees each way. global_block_size: tokens of one sum; without it there are none.
+class LocalAttention(TokenMixer):
+    """Multi-head attention of an encoder to near tokens, and perhaps to sums over blocks of the whole sequence.
 
-    global_norm: on the sums. Those of a sequence that is no whole number of blocks have what is left over in the last
-    one.
+    local_radius: how many tokens a token sees each way.
+    global_block_size: how many tokens one sum is of; none, if not given. Tokens after the last whole block are added to
+        the last sum.
+    global_norm: the norm of the sums.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["local"] = "local"
@@ -48,25 +53,34 @@ class LocalAttention(Component):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d, r, g = (
-            around.hidden_size,
-            self.num_attention_heads,
-            self.head_dim,
-            self.local_radius,
-            self.global_block_size,
-        )
-        mapped = ops.Linear(h, a * d) if g is None else ops.Linear(h, a * d, rows=WithSums(block=g))
-        parts = [Node("q_proj", ops.Linear(h, a * d)), Node("k_proj", mapped), Node("v_proj", mapped)]
-        if g is not None:
-            parts.append(Node("sums", ops.BlockSums(h, g)))
-        if self.global_norm is not None:
-            parts.append(self.global_norm.anatomy("global_norm", around))
-        parts += [
-            Node("core", ops.LocalCore(a, d, d, causal=False, radius=r, global_block=g)),
-            Node("o_proj", ops.Linear(a * d, h)),
-        ]
-        return Node(name, children=tuple(parts), kind="attention", source="Guo et al. 2021, §3.1")
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        expect_scalable(sizes.heads == sizes.kv_heads, "each query head has a key of its own; expected as many of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Guo et al. 2021, §3.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        read = x
+        if self.global_block_size is not None:
+            block = self.global_block_size
+            summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
+            summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
+            read = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+        q = f.linear("q_proj", x, heads, dim)
+        k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
+        near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
+        limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
+        y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, **limits)
+        return f.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"

@@ -8,14 +8,15 @@ models/t5gemma2.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from ..run.rows import SOURCE, Joined
-from .base import Around, Component, Flag, HeadDim, Heads, KVHeads, Real, Window, check_groups
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import SOURCE
+from .base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Window, check_groups
 from .norm import Norm, norm_reference
 from .position import Rope
 from .runtime import Run, allowed, cache_class
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MergedAttention(Component):
-    """Of a decoder beside an encoder of its width. sliding_window: of its own tokens a token sees only so many, itself
-    included.
+class MergedAttention(TokenMixer):
+    """A decoder's attention over its own tokens and the output of an encoder of its width at once.
 
-    attention_bias: of all maps. norm: on each head's query and key, before their positions.
+    sliding_window: how many of its own tokens a token sees, itself included. It always sees all of the encoder's.
+    attention_bias: all projections have a bias.
+    norm: the norm of each head's query and key, before RoPE.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     type: Literal["merged"] = "merged"
@@ -50,22 +53,47 @@ class MergedAttention(Component):
         self.position.check(self.head_dim)
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, k, d = around.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim
-        biased, window = self.attention_bias, self.sliding_window
-        norms = [] if self.norm is None else [Node(f"{one}_norm", self.norm.op(d)) for one in ("q", "k")]
-        parts = (
-            Node("q_proj", ops.Linear(h, a * d, biased)),
-            Node("k_proj", ops.Linear(h, k * d, biased, rows=Joined())),
-            Node("v_proj", ops.Linear(h, k * d, biased, rows=Joined())),
-            *norms,
-            Node("core", ops.AttentionCore(a, d, d, window=window)),
-            Node("cross_core", ops.AttentionCore(a, d, d, keys=SOURCE)),
-            Node("cache", ops.KVCache(2 * k * d, "full_attention" if window is None else "sliding_attention", window)),
-            Node("cross_cache", ops.KVCache(2 * k * d, "cross_attention", rows=SOURCE)),
-            Node("o_proj", ops.Linear(a * d, h, biased)),
-        )
-        return Node(name, children=parts, kind="attention", source="Zhang et al. 2025 (T5Gemma 2)")
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Zhang et al. 2025 (T5Gemma 2)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """One softmax runs over the scores of both cores; each core has the products with its own keys and values."""
+        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
+        q = f.rope(q, self.position)
+        keys = self._normed(f, "k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased, beside=memory), dim)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, beside=memory)
+        near, near_values = (v.seen(kv_heads, dim, rows=x.rows) for v in (keys, values))
+        far, far_values = (v.seen(kv_heads, dim, rows=memory.rows) for v in (keys, values))
+        held = "full_attention" if window is None else "sliding_attention"
+        near, near_values = f.cache("cache", held, f.rope(near, self.position), near_values, limit=window)
+        far, far_values = f.cache("cross_cache", "cross_attention", far, far_values)
+        near, near_values, far, far_values = (f.repeat(v, heads) for v in (near, near_values, far, far_values))
+        cap = self.attn_logit_softcapping
+        y = f.attention("core", q, near, near_values, cap=cap, window=window)
+        y = f.add(y, f.attention("cross_core", q, far, far_values, cap=cap))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads

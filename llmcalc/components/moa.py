@@ -9,13 +9,15 @@ transformers: models/jetmoe.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Experts, HeadDim, KVHeads, TopK
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import Routed
+from .base import Around, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, expect_scalable
 from .moe import expert_map_class
 from .position import Rope
 from .runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -24,12 +26,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MixtureOfAttention(Component):
-    """num_key_value_heads: heads of each expert, and of the keys and values.
-    A token has num_experts_per_tok times as many queries.
+class MixtureOfAttention(TokenMixer):
+    """Attention whose queries and output are projected by a few of many experts, with keys and values for all of them.
+
+    num_experts: how many experts there are.
+    num_experts_per_tok: how many of them a token goes to.
+    num_key_value_heads: the heads of the keys and values, and the query heads of each expert. A token has
+        num_experts_per_tok times as many query heads.
     """
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
 
     type: Literal["mixture_of_attention"] = "mixture_of_attention"
     num_experts: Experts
@@ -47,25 +54,36 @@ class MixtureOfAttention(Component):
         self.position.check(self.head_dim)
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, e, top, k, d = (
-            around.hidden_size,
-            self.num_experts,
-            self.num_experts_per_tok,
-            self.num_key_value_heads,
-            self.head_dim,
-        )
-        parts = (
-            Node("router", ops.Linear(h, e), kind="router"),
-            Node("q_proj", ops.ExpertLinear(e, top, h, k * d)),
-            Node("k_proj", ops.Linear(h, k * d)),
-            Node("v_proj", ops.Linear(h, k * d)),
-            Node("core", ops.AttentionCore(heads=top * k, qk_dim=d, v_dim=d)),
-            Node("cache", ops.KVCache(2 * k * d, "full_attention")),
-            Node("o_proj", ops.ExpertLinear(e, top, k * d, h)),
-            Node("o_bias", ops.Weight(h)),
-        )
-        return Node(name, children=parts, kind="attention", source="Zhang et al. 2022, §3")
+    def heads(self, width: Any) -> HeadSizes:
+        k = self.num_key_value_heads
+        return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself: an expert has as many query heads as there are key/value heads, so its queries would change too."""
+        return self
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        top = self.num_experts_per_tok
+        reason = f"a token has {top} query heads for each key/value head, one of each expert; expected that ratio"
+        expect_scalable(sizes.heads == top * sizes.kv_heads, reason)
+        return self.model_copy(update={"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Zhang et al. 2022, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        top, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        heads = Axis("heads", top * self.num_key_value_heads)
+        scores = f.linear("router", x, experts, kind="router")
+        q = f.experts("q_proj", f.dispatch(x, scores, experts, top), experts, top, kv_heads, dim)
+        k = f.rope(f.linear("k_proj", x, kv_heads, dim), self.position)
+        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim))
+        q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
+        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads))
+        y = f.experts("o_proj", y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top)), experts, top, *x.axes)
+        y = f.combine(y, scores, experts, top)
+        return f.add(y, f.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"

@@ -115,9 +115,10 @@ class MoE(Network):
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
-    def flow(self, f: Flow, x: Value) -> Value:
+    def flow(self, f: Flow, x: Value, seen: Value | None = None) -> Value:
+        """seen: what the router reads, where it is not what the experts read."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        scores = self._routed(f, x, experts)
+        scores = self._routed(f, x if seen is None else seen, experts)
         if self.vision_expert is not None:
             f.part("vision_experts", self._of_images(self.vision_expert), x, role="idle")
         latent = None if self.moe_latent_size is None else Axis("latent", self.moe_latent_size)

@@ -9,11 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from .. import ops
 from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
-from ..flow.tree import Node
 from ..flow.value import Value
 from .base import Around, Component, Part, PerLayer, PerLayerVocab
 from .feed_forward import Activation, activate
@@ -51,15 +49,28 @@ class PerLayerEmbedding(Component):
 
 
 class PerLayerGate(Part):
-    """What a layer does with its vector: x + norm(W(act(Gx) · vector)), last in the layer."""
+    """What a layer does with its vector: x + norm(W(act(Gx) · vector)), last in the layer.
+
+    hidden_size_per_layer_input: the width of the vector.
+    hidden_act: the activation on the gate Gx.
+    """
+
+    kind: ClassVar[str] = "feed_forward"
 
     hidden_size_per_layer_input: PerLayer
     hidden_act: Activation
 
-    def anatomy(self, name: str, around: Around, norm: Norm) -> Node:
-        h, p = around.hidden_size, self.hidden_size_per_layer_input
-        parts = (Node("gate", ops.Linear(h, p)), Node("projection", ops.Linear(p, h)), norm.anatomy("norm", around))
-        return Node(name, children=parts, kind="feed_forward", source="Gemma 3n 2025")
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
+        """What is added to x. norm: the layer's, on the output."""
+        width = Axis("per_layer", self.hidden_size_per_layer_input)
+        gate = f.act(f.linear("gate", x, width), self.hidden_act)
+        alone = Value(x.rows, (width,), fixed=True)  # recorded without the stack that makes the vectors
+        vectors: Value = f.memo.get("per_layer", alone)  # of all layers, of which each one sees its own
+        y = f.mul(gate, vectors.seen(width))
+        return f.part("norm", norm, f.linear("projection", y, *x.axes))
 
     def reference(self, around: Around, norm: Norm) -> nn.Module:
         return _references()["gate"](self, around, norm)

@@ -10,15 +10,17 @@ cost.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from .. import ops
-from ..flow.tree import Node
-from .base import Around, Component, Experts, TopK
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Experts, Network, TopK, Unscalable
 from .feed_forward import Activation, FeedForward, activate
 from .runtime import Run
 
@@ -26,14 +28,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ProductKeyMoE(Component):
-    """num_experts vectors in and as many out, of which a token uses num_experts_per_tok; num_keys: rows, and columns,
-    of the square.
+class ProductKeyMoE(Network):
+    """Experts of one unit each, which product keys choose, beside a feed-forward network for every token.
 
-    shared_expert: a feed-forward network that sees every token. Experts beyond num_keys² are held and never chosen.
+    num_experts: how many experts there are; each has one vector in and one vector out.
+    num_keys: the rows, and the columns, of the square that experts stand in. Experts beyond num_keys² are never chosen.
+    num_experts_per_tok: how many experts a token uses.
+    shared_expert: the feed-forward network that every token passes through.
     """
 
     node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "experts"
 
     type: Literal["product_key_moe"] = "product_key_moe"
     num_experts: Experts
@@ -55,19 +60,27 @@ class ProductKeyMoE(Component):
             )
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, rows = around.hidden_size, ops.ExpertRows(self.num_experts, self.num_experts_per_tok, around.hidden_size)
-        parts = (
-            Node("router", ops.Linear(h, 2 * self.num_keys), kind="router"),
-            Node(
-                "experts",
-                children=(Node("down_embed", rows), Node("up_embed", rows)),
-                kind="experts",
-                source="He 2024, §2",
-            ),
-            replace(self.shared_expert.anatomy("shared_expert", around), kind="shared_expert"),
+    def active_width(self) -> int:
+        return self.num_experts_per_tok + self.shared_expert.intermediate_size
+
+    def widened(self, change: Callable[[Any], Any]) -> Self:
+        raise Unscalable(
+            "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
-        return Node(name, children=parts, kind="experts", source="Shi et al. 2024 (Doge)")
+
+    def source(self) -> str:
+        return "Shi et al. 2024 (Doge)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        side, chosen = Axis("keys", self.num_keys), Axis("chosen", self.num_experts_per_tok)
+        keys = f.linear("router", x, Beside(((side,), (side,))), kind="router")
+        best = f.step("top_k", "", f.split(keys, (side,), (side,)), Value(x.rows, (chosen,)))
+        rows = ops.ExpertRows(self.num_experts, self.num_experts_per_tok, x.width, x.rows)
+        with f.scope("experts", kind="experts", source="He 2024, §2"):
+            units = f.act(f.core("down_embed", rows, x, best, axes=(chosen,)), self.hidden_act)
+            units = f.mul(units, f.act(best, "softmax"))
+            y = f.core("up_embed", rows, units, best, axes=x.axes)
+        return f.add(y, f.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
         return (

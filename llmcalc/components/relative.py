@@ -9,44 +9,56 @@ and no part of a pass whose tokens are all of one. transformers: models/xlnet.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from .. import ops
-from ..flow.tree import Node
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
 from ..run.rows import Multiple
-from .base import Around, Component, HeadDim, Heads
+from .base import Around, HeadDim, Heads, HeadSizes, TokenMixer, expect_scalable
 from .runtime import Run, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class RelativeAttention(Component):
-    """Of an encoder; no map has a bias."""
+class RelativeAttention(TokenMixer):
+    """Multi-head attention of an encoder with relative positions; no projection has a bias."""
 
     node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative"] = "relative"
     num_attention_heads: Heads
     head_dim: HeadDim
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, a, d = around.hidden_size, self.num_attention_heads, self.head_dim
-        width = a * d
-        by_head = ops.Weight(width, rows=a)
-        parts = (
-            *(Node(one, ops.Linear(h, width)) for one in ("q_proj", "k_proj", "v_proj")),
-            Node("r_proj", ops.Linear(h, width, constant=True, rows=Multiple(by=2))),
-            Node("content_bias", by_head),
-            Node("position_bias", by_head),
-            Node("segment_bias", by_head, role="idle"),
-            Node("segments", ops.Weight(2 * width, a, rows=2), role="idle"),
-            Node("core", ops.AttentionCore(a, d, d, causal=False)),
-            Node("distances", ops.DistanceScores(a, d)),
-            Node("o_proj", ops.Linear(width, h)),
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        expect_scalable(sizes.heads == sizes.kv_heads, "each query head has a key of its own; expected as many of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Yang et al. 2019 (XLNet), §2.5"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        distances: Value = f.memo.setdefault(
+            "distances both ways", Value(Multiple(of=x.rows, by=2), x.axes, fixed=True)
         )
-        return Node(name, children=parts, kind="attention", source="Yang et al. 2019 (XLNet), §2.5")
+        r = f.linear("r_proj", distances, heads, dim)
+        with_position = f.add(q, f.vector("position_bias", heads, dim, many=heads.size))
+        scores = ops.DistanceScores(heads.size, dim.size, x.rows)
+        by_distance = f.core("distances", scores, with_position, r, axes=(heads,))
+        with_content = f.add(q, f.vector("content_bias", heads, dim, many=heads.size))
+        y = f.attention("core", with_content, k, v, causal=False, bias=by_distance)
+        f.vector("segment_bias", heads, dim, many=heads.size, role="idle")
+        f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
+        return f.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"

@@ -8,16 +8,16 @@ arXiv:2509.01322), §2.2, after Cai et al. 2024 (arXiv:2404.05019). transformers
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ..flow.tree import Node
+from ..flow.record import Flow
+from ..flow.value import Value
 from .attention import Attention
-from .base import Around, Nothing
-from .block import Layer
+from .base import Around, Component, Nothing
+from .block import Layer, Sharing
 from .feed_forward import FeedForward
 from .mla import MLA
 from .moe import MoE
@@ -52,18 +52,24 @@ class ShortcutLayer(Layer):
             raise ValueError("feed_forward.type: what stands on the shortcut are experts; expected 'moe'")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        mixing, working = self.attention, self.feed_forward
-        assert not isinstance(mixing, Nothing)
-        assert not isinstance(working, Nothing)
-        parts = (
-            _twice(self.norm.anatomy("self_attn_pre_norm", around)),
-            _twice(mixing.anatomy("self_attn", around)),
-            _twice(self.norm.anatomy("dense_pre_norm", around)),
-            working.anatomy("mlp", around),
-            _twice(self.dense.anatomy("dense", around)),
-        )
-        return Node(name, children=parts, source="LongCat-Flash 2025, §2.2")
+    def source(self) -> str:
+        return "LongCat-Flash 2025, §2.2"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.feed_forward, Component)
+        x, read = self._attended(f, x, 0)
+        aside = f.part("mlp", self.feed_forward, read)
+        x = f.add(x, f.part("dense", self.dense, read, nth=0))
+        x, read = self._attended(f, x, 1)
+        x = f.add(x, f.part("dense", self.dense, read, nth=1))
+        return f.add(x, aside)
+
+    def _attended(self, f: Flow, x: Value, nth: int) -> tuple[Value, Value]:
+        """The residual stream after one of the two attentions, and what the dense network after it reads."""
+        assert isinstance(self.attention, Component)
+        read = f.part("self_attn_pre_norm", self.norm, x, nth=nth)
+        x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
+        return x, f.part("dense_pre_norm", self.norm, x, nth=nth)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around)
@@ -79,10 +85,6 @@ class ShortcutLayer(Layer):
             cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),
             cls(attention=grouped, feed_forward=few, dense=plain, norm=Norm(type="layernorm")),
         ]
-
-
-def _twice(node: Node) -> Node:
-    return replace(node, repeat=2, indices=range(2))
 
 
 @cache

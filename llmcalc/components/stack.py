@@ -237,21 +237,22 @@ class Stack(Component):
             f.part("relative_bias", self.relative_bias, x)
         if self.relative_embedding is not None:
             f.memo["relative_embedding"] = f.part("relative_embedding", self.relative_embedding, x)
-        if self.side_convolution is not None:  # added to what the first layer gives
-            f.part("side_convolution", self.side_convolution, x)
         if self.per_layer_embedding is not None:
             embedding = self.per_layer_embedding
             f.memo["per_layer"] = f.part("per_layer_embedding", embedding, x, layers=self.num_hidden_layers)
         if self.second_stream:
             f.vector("second_stream", *hidden, kind="embedding", role="idle", source="Yang et al. 2019 (XLNet), §2.3")
-        f.memo["embedded"] = x
         x = x if self.streams is None else f.part("streams_in", self.streams, x)
+        f.memo["embedded"] = x
+        x = x if self.hyper_streams is None else self.hyper_streams.copied(f, x)
+        if self.side_convolution is not None:
+            # It stands between the first layer and the second. The layers are recorded once for all of them, and have
+            # no such place: so it changes the first layer's input here, in place of its output.
+            x = f.part("side_convolution", self.side_convolution, x)
         for label, block, repeat, which in self.groups():
             x = self._layers(f, x, label, block, repeat, which)
-        x = x if self.streams is None else f.part("streams_out", self.streams, x)
-        if self.hyper_streams is not None:
-            with f.scope("hyper_streams"):
-                x = f.opaque(self.hyper_streams.anatomy("", Around(x.width)), x)
+        x = x if self.hyper_streams is None else f.part("hyper_streams", self.hyper_streams, x)
+        x = x if self.streams is None else f.part("streams_out", self.streams, x, top=True)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
     def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:

@@ -8,18 +8,19 @@ stand, as in the checkpoints, with its weights: in the first layer that runs it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from .. import ops
 from ..algebra import Number
-from ..flow.tree import Node, Role
-from .attention import Attention
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.tree import Role
+from ..flow.value import Value
+from .attention import Adapter, Attention
 from .base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part
-from .block import Layer
+from .block import Layer, Sharing
 from .feed_forward import FeedForward, activate
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -30,19 +31,23 @@ from .runtime import Run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-BLOCK, ADAPTERS = "transformer", "adapters"
-QKV = ("q_proj", "k_proj", "v_proj")
+Others: TypeAlias = tuple[Number, Role]
+"""The adapters of other layers that a block holds beside its own: how many, and how they stand there."""
 
 
 class SharedBlock(Part):
     """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its
     own.
 
-    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given. adapter_rank: of the adapters beside
-    the maps up of the feed-forward network; none, if not given. attention_adapters: beside the query, key and value
-    maps too. idle_adapters: of other layers, that a block which no layer shares holds all the same (Zamba 2's classes
-    where nothing is tied).
+    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given.
+    feed_forward: the gated network.
+    adapter_rank: the rank of the adapters beside the maps up of the feed-forward network; none, if not given.
+    attention_adapters: whether there are adapters beside the query, key and value maps too.
+    idle_adapters: the number of adapters of other layers in a block that no layer shares (Zamba 2's classes where
+        nothing is tied).
     """
+
+    kind: ClassVar[str] = ""
 
     attention: Attention
     feed_forward: FeedForward
@@ -69,10 +74,56 @@ class SharedBlock(Part):
             )
         return self
 
+    def source(self) -> str:
+        return "Glorioso et al. 2024, §2"
+
+    def flow(self, f: Flow, x: Value, norm: Norm, others: Others | None = None) -> Value:
+        """norm: the layer's. others: the adapters of other layers that the block holds."""
+
+        def adapter(read: Value, out: Shape) -> Value:
+            return self._adapted(f, read, out, others)
+
+        embedded: Value = f.memo.get("embedded", x)  # of the first layer, or of one alone, they are the same
+        both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        read = f.part("self_attn_pre_norm", norm, both)
+        beside = adapter if self.attention_adapters else None
+        y = f.part("self_attn", self.attention, read, out=x.axes, adapter=beside)
+        y = f.part("mlp_pre_norm", norm, y)
+        if self.adapter_rank is None:
+            return f.part("mlp", self.feed_forward, y)
+        with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
+            return self._network(f, y, adapter)
+
+    def _network(self, f: Flow, x: Value, adapter: Adapter) -> Value:
+        """The feed-forward network with an adapter beside both of its maps up."""
+        network, inner = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
+        gate = f.linear("gate_proj", x, inner, bias=network.gate_bias)
+        up = f.linear("up_proj", x, inner, bias=network.up_bias)
+        to_gate, to_up = f.split(adapter(x, (Beside(((inner,), (inner,))),)), (inner,), (inner,))
+        y = f.mul(f.act(f.add(gate, to_gate), network.hidden_act), f.add(up, to_up))
+        return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
+
+    def _adapted(self, f: Flow, x: Value, out: Shape, others: Others | None) -> Value:
+        """The low-rank map of the layer that runs, which those of other layers stand beside."""
+
+        def mapped() -> Value:
+            return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+
+        about: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
+        with f.scope("adapters", indices=range(1), **about):
+            y = mapped()
+        if others is not None:
+            number, role = others
+            which = range(1, number + 1) if isinstance(number, int) else None
+            with f.scope("adapters", repeat=number, indices=which, role=role, **about):
+                mapped()
+        return y
+
 
 class ZambaLayer(Layer):
-    """A mixer layer before which a shared block runs.
-    Stack.shared_layers names the kinds of layer that share their block.
+    """A mixer layer before which a shared block runs. Stack.shared_layers names the kinds of layer that share theirs.
+
+    transformer: the shared block.
     """
 
     alone: ClassVar[bool] = False
@@ -96,43 +147,21 @@ class ZambaLayer(Layer):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 
-    def _mixer(self) -> Component:
-        assert not isinstance(self.attention, Nothing)
-        mixer: Component = self.attention
-        return mixer
+    def source(self) -> str:
+        return "Glorioso et al. 2024, §2"
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, block = around.hidden_size, self.transformer
-        wide = replace(around, hidden_size=2 * h, output_size=h)
-        attention, network = block.attention.anatomy("self_attn", wide), block.feed_forward.anatomy("mlp", around)
-        r, f = block.adapter_rank, block.feed_forward.intermediate_size
-        if r is not None:
-            network = replace(network, children=(*network.children, _adapter(h, r, 2 * f)))
-        if block.attention_adapters:
-            maps = tuple(
-                replace(p, children=(_adapter(p.op.n_in, r, p.op.n_out),))
-                if isinstance(p.op, ops.Linear) and p.name in QKV
-                else p
-                for p in attention.children
-            )
-            attention = replace(attention, children=maps)
-        norms = self.norm.anatomy("self_attn_pre_norm", wide), self.norm.anatomy("mlp_pre_norm", around)
-        shared_block = Node(BLOCK, children=(norms[0], attention, norms[1], network), source="Glorioso et al. 2024, §2")
-        shared_block = _keeping(shared_block, block.idle_adapters, "idle") if block.idle_adapters else shared_block
-        mixer = self._mixer().anatomy("mixer", around)
-        parts = (
-            shared_block,
-            Node("linear", ops.Linear(h, h), kind="attention"),
-            self.norm.anatomy("mixer_pre_norm", around),
-            mixer,
-        )
-        return Node(name, children=parts, source="Glorioso et al. 2024, §2")
-
-    def first_of(self, node: Node, others: Number) -> Node:
-        return _with_block(node, lambda block: _keeping(block, others))
-
-    def other_of(self, node: Node) -> Node:
-        return _with_block(node, lambda block: replace(block, role="shared"))
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        others: Others | None = None
+        if sharing is not None and sharing.first:
+            others = sharing.others, "kept"
+        elif self.transformer.idle_adapters:
+            others = self.transformer.idle_adapters, "idle"
+        role: Role = "own" if sharing is None or sharing.first else "shared"
+        y = f.part("transformer", self.transformer, x, norm=self.norm, others=others, role=role)
+        y = f.linear("linear", y, *x.axes, kind="attention")
+        read = f.part("mixer_pre_norm", self.norm, f.add(x, y))
+        return f.add(x, f.part("mixer", self.attention, read))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
@@ -162,27 +191,6 @@ class ZambaLayer(Layer):
             ),
         ]
         return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
-
-
-def _adapter(n_in: Number, rank: Number, n_out: Number) -> Node:
-    """The low-rank map beside a shared one that this layer runs."""
-    maps = (Node("down", ops.Linear(n_in, rank)), Node("up", ops.Linear(rank, n_out)))
-    return Node(ADAPTERS, children=maps, indices=range(1), kind="adapter", source="Glorioso et al. 2024 (Zamba 2), §2")
-
-
-def _with_block(layer: Node, change: Any) -> Node:
-    return replace(layer, children=tuple(change(child) if child.name == BLOCK else child for child in layer.children))
-
-
-def _keeping(node: Node, others: Number, role: Role = "kept") -> Node:
-    """The node with the adapters of the other layers beside its own, which run where those do, or nowhere."""
-    children: list[Node] = []
-    for child in node.children:
-        children.append(_keeping(child, others, role))
-        if child.name == ADAPTERS:
-            which = range(1, others + 1) if isinstance(others, int) else None
-            children.append(replace(child, repeat=others, indices=which, role=role))
-    return replace(node, children=tuple(children))
 
 
 @cache

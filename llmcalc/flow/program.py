@@ -7,6 +7,7 @@ a node, and so is a step that holds weights or costs something by a name of its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ..algebra import same
@@ -45,16 +46,18 @@ class Scope:
     """A module: steps, further scopes, and alternatives, in the order in which they run.
 
     about: what its node says of itself. takes, gives: of a scope with a repeat, what its first run reads and its last
-    one gives; what one gives is what the next one takes.
+    one gives; what one gives is what the next one takes. nth: which of several equal modules in a list it is, recorded
+    one by one; the tree shows them as one node.
     """
 
-    __slots__ = ("about", "gives", "items", "name", "takes")
+    __slots__ = ("about", "gives", "items", "name", "nth", "takes")
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name, self.about = name, about
         self.items: list[Item] = []
         self.takes: Value | None = None
         self.gives: Value | None = None
+        self.nth: int | None = None
 
     def node(self) -> Node:
         """This scope as a node, with everything in it."""
@@ -93,7 +96,10 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
     forms: dict[str, Op] = {}
     children: list[Node] = []
     for item in items:
-        if isinstance(item, Scope):
+        if isinstance(item, Scope) and item.nth:
+            i, first = next((i, child) for i, child in enumerate(children) if child.name == item.name)
+            children[i] = replace(first, repeat=item.nth + 1, indices=range(item.nth + 1))
+        elif isinstance(item, Scope):
             children.append(item.node())
         elif isinstance(item, Alternatives):
             own, more, below = _merged(item)

@@ -7,14 +7,14 @@ a framework, and no part asks for the size of anything but an axis of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
 from .. import ops
 from ..algebra import Number, same
 from ..ops.base import Op
-from ..run.rows import ONCE, TOKENS, Routed, Rows
+from ..run.rows import ONCE, TOKENS, Joined, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
@@ -71,9 +71,26 @@ class Flow:
         finally:
             self.here, self._whole = above, outside
 
-    def part(self, name: str, part: Recordable, x: Value, *, kind: str = "", role: Role = "own", **more: Any) -> Value:
-        """A part of its own, under a name. more: what its flow takes besides x."""
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role) as scope:
+    def part(
+        self,
+        name: str,
+        part: Recordable,
+        x: Value,
+        *,
+        kind: str = "",
+        role: Role = "own",
+        nth: int | None = None,
+        about: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Value:
+        """A part of its own, under a name.
+
+        nth: which of several equal parts in a list it is; the tree shows them as one node where the first stands.
+        about: what else its node says of itself. more: what its flow takes besides x.
+        """
+        which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which, **about or {}) as scope:
+            scope.nth = nth
             made = part.flow(self, x, **more)
             if kind and not self._whole:
                 scope.about["kind"] = kind
@@ -93,6 +110,18 @@ class Flow:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
 
+    def side_by_side(
+        self, name: str, over: Axis, x: Value, run: Callable[[Value], Value], *, split: bool = False, **about: Any
+    ) -> Value:
+        """As many equal modules as `over` is long, recorded once: their outputs stand side by side along that axis.
+
+        split: each of them reads its own part of x along x's first axis, in place of all of x.
+        """
+        which = range(over.size) if isinstance(over.size, int) else None
+        with self.scope(name, repeat=over.size, indices=which, **about):
+            one = run(x.seen(*x.axes[1:]) if split else x)
+        return self.step("stack", "", (one,), Value(one.rows, (over, *one.axes)), over=over)
+
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Several ways to compute one value, by the name of the form; the first runs where no other does."""
         above, made, given = self.here, {}, []
@@ -102,6 +131,16 @@ class Flow:
         self.here = above
         above.items.append(Alternatives(made))
         return given[0]
+
+    @contextmanager
+    def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
+        """Everything inside is a stack of its own: none of what other layers have handed over is seen there."""
+        outside = self.causal, self.memory, self.memo
+        self.causal, self.memory, self.memo = causal, memory, {}
+        try:
+            yield
+        finally:
+            self.causal, self.memory, self.memo = outside
 
     def _about(self, about: dict[str, Any]) -> dict[str, Any]:
         if self._whole:
@@ -128,6 +167,8 @@ class Flow:
         **how: Any,
     ) -> None:
         """One step, with all that it makes."""
+        if weight is not None:
+            weight.made = True
         self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
@@ -145,15 +186,24 @@ class Flow:
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
+        beside: Value | None = None,
         **about: Any,
     ) -> Value:
-        """y = x·Wᵀ + b. weight: another step's (tied). rows: of x that are mapped, where they are not all or others."""
+        """y = x·Wᵀ + b.
+
+        weight: one that other steps have as well; the first step that takes it makes it, and all others are tied.
+        rows: of x that are mapped, where they are not all or others.
+        beside: a value of another sequence that the same map reads too; its rows stand after those of x.
+        """
         seen = x.rows if rows is None else rows
-        if weight is not None:
+        seen = seen if beside is None else Joined(first=seen, second=beside.rows)
+        tied = weight is not None and weight.made
+        if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, seen, weight is not None, x.fixed)
+        op = ops.Linear(x.width, self.n(out), bias, seen, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
-        return self.step("linear", name, (x,), Value(seen, out), op=op, weight=weight, about=about, bias=bias)
+        ins = (x,) if beside is None else (x, beside)
+        return self.step("linear", name, ins, Value(seen, out), op=op, weight=weight, about=about, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         """A part of a weight on the other side of a product, head by head: q·Wᵀ in place of W·c (DeepSeek-V2, §2.1.2).
@@ -218,6 +268,10 @@ class Flow:
             "norm", name, (x,), Value(x.rows, x.axes), op=op, about=about, spec=spec, over=over, groups=groups
         )
 
+    def normalized(self, x: Value, spec: Normed, over: Shape | None = None) -> Value:
+        """A norm that holds nothing here, and is no node: it has no weights, or those of a norm elsewhere."""
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=x.axes if over is None else over)
+
     def conv(
         self,
         name: str,
@@ -264,21 +318,23 @@ class Flow:
         about: dict[str, Any] | None = None,
         cap: float | None = None,
         biased: bool = False,
+        bias: Value | None = None,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
         limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
-        to them.
+        to them. bias: the value that is added to them.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
         cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
-        how = {"causal": causal, "cap": cap, "biased": biased, **limits}
-        return self.step("attention", name, (q, k, v), out, op=op, about=about, **how)
+        ins = (q, k, v) if bias is None else (q, k, v, bias)
+        how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
         """What is kept of each row for later passes. Gives back all that this pass can see: kept rows and its own."""
@@ -317,11 +373,21 @@ class Flow:
     def act(self, x: Value, name: str) -> Value:
         return self.step("act", "", (x,), Value(x.rows, x.axes), kind=name)
 
-    def mul(self, a: Value, b: Value) -> Value:
-        return self.step("mul", "", (a, b), Value(a.rows, a.axes))
+    def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
+        """axes: of the product, where they are not those of a."""
+        made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), made)
 
     def add(self, a: Value, b: Value) -> Value:
-        return self.step("add", "", (a, b), Value(a.rows, a.axes))
+        return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+
+    def scale(self, x: Value, by: float) -> Value:
+        """x times a number that is not trained."""
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
+
+    def sum(self, x: Value, *axes: Axis | Beside) -> Value:
+        """The sum over all of x's axes but these."""
+        return self.step("sum", "", (x,), Value(x.rows, axes))
 
     def shift(self, x: Value) -> Value:
         """The row before each row; before the first one what an earlier pass kept, or zeros."""
@@ -343,8 +409,14 @@ class Flow:
         """Views of one storage."""
         return tuple(x.seen(*shape) for shape in shapes)
 
-    def cat(self, *xs: Value, axes: Shape) -> Value:
-        return self.step("cat", "", xs, Value(xs[0].rows, axes))
+    def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Side by side along their axes; along their rows where `rows` are given."""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
+
+    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+        """Neighbouring rows made one: side by side under further axes, or their mean."""
+        axes = x.axes if mean else (*neighbours, *x.axes)
+        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis) -> Value:
         """Keys or values once for each query head; the same where there are as many already."""

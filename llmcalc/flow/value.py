@@ -41,10 +41,11 @@ class Value:
 class Weight:
     """A trained tensor. A second step that takes it has it tied: it is counted where it was made.
 
-    out, ins: the axes of what it gives and of what it reads.
+    out, ins: the axes of what it gives and of what it reads. made: whether a step has taken it. tied: whether a second
+    one has.
     """
 
-    __slots__ = ("ins", "name", "out", "tied")
+    __slots__ = ("ins", "made", "name", "out", "tied")
 
     def __init__(self, name: str, out: Shape, ins: Shape) -> None:
-        self.name, self.out, self.ins, self.tied = name, out, ins, False
+        self.name, self.out, self.ins, self.made, self.tied = name, out, ins, False, False

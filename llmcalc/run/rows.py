@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..algebra import Number, add, floor_div, is_zero, minimum, times
+from ..algebra import Number, add, exact_div, floor_div, is_zero, minimum, times
 from .workload import Workload
 
 
@@ -163,6 +163,21 @@ class Joined(Rows):
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks(Rows):
+    """One row for each whole block of `block` rows of another axis, which its last row completes."""
+
+    name: str = "blocks"
+    of: Rows = TOKENS
+    block: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        return floor_div(self.of.held(w), self.block) - self.past(w)
+
+    def past(self, w: Workload) -> Number:
+        return floor_div(self.of.past(w), self.block)
+
+
+@dataclass(frozen=True, slots=True)
 class WithSums(Rows):
     """The rows of another axis, and one more for each whole block of `block` of them."""
 
@@ -226,3 +241,57 @@ ONCE = Rows("once", batched=False)
 
 PATCHES = Rows("patches")
 """As many rows as an image has patches or a sound has frames, which no workload says."""
+
+IMAGES = Rows("images")
+"""One row for each image, of which no workload says how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strided(Rows):
+    """The rows that a convolution with a stride leaves of another axis, with kernel // 2 zeros on either side."""
+
+    name: str = "strided"
+    of: Rows = PATCHES
+    kernel: Number = 1
+    stride: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        padded = self.of.new(w) + 2 * floor_div(self.kernel, 2)
+        return floor_div(padded - self.kernel, self.stride) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(Rows):
+    """One row for each square of side × side neighbours, in so many frames one after the other."""
+
+    name: str = "merged"
+    of: Rows = PATCHES
+    side: Number = 1
+    frames: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        return exact_div(self.of.new(w), self.side * self.side * self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class WithMore(Rows):
+    """The rows of another axis, and so many more for each sequence."""
+
+    name: str = "with_more"
+    of: Rows = PATCHES
+    more: Number = 1
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w) + self.more
+
+
+@dataclass(frozen=True, slots=True)
+class QueryKeyPairs(Rows):
+    """One row for each pair of a query and a key of another axis, shared by all sequences."""
+
+    name: str = "query_key_pairs"
+    batched: bool = False
+    of: Rows = PATCHES
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w) * self.of.held(w)

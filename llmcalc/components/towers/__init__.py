@@ -7,11 +7,13 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field
 
+from ...flow.record import Flow
+from ...flow.value import Value
 from ..base import Part
 from ..choice import PartChoice
 
@@ -45,19 +47,46 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
 """What a class calls it: `vision_tower`, `multi_modal_projector`."""
 
 
+def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
+    """Each tower with the names of those whose output it may read.
+
+    A projector reads the encoder above it, or the projector just above it. Other towers read none.
+    """
+    above: list[str] = []
+    for name, tower in towers.items():
+        if tower.type != "projector" or tower.raw:
+            yield name, tower, []
+            above = [name]
+        else:
+            yield name, tower, above
+            above = [*above[:1], name]
+
+
 def check_widths(towers: Mapping[str, Tower]) -> None:
     """Raises `ValueError` where a projector reads another width than the encoder above it gives,
     or the projector just above it.
     """
-    given: dict[str, int] = {}
-    for name, tower in towers.items():
-        if tower.type != "projector" or tower.raw:
-            given = {name: tower.gives}
-            continue
-        if given and tower.input_size not in given.values():
-            expected = " or ".join(f"{size}, which {above} gives" for above, size in given.items())
+    for name, tower, above in below(towers):
+        given = {one: towers[one].gives for one in above}
+        if tower.type == "projector" and given and tower.input_size not in given.values():
+            expected = " or ".join(f"{size}, which {one} gives" for one, size in given.items())
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected}")
-        given = {**dict(list(given.items())[:1]), name: tower.gives}
 
 
-__all__ = ["TOWERS", "Tower", "TowerName", "check_widths"]
+def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
+    """Records every tower with the value that it reads, and gives back the output of each by its name."""
+    made: dict[str, Value] = {}
+    for name, tower, above in below(towers):
+        own = tower.reads()
+        source = _source(own, [made[one] for one in above])
+        made[name] = f.part(name, tower, own if source is None else source.seen(*own.axes))
+    return made
+
+
+def _source(read: Value, given: list[Value]) -> Value | None:
+    """Which of several outputs is as wide as what is read: the first of them, and so the encoder's, in doubt."""
+    alike = (value for value in given if type(value.width) is type(read.width) is int and value.width == read.width)
+    return next(alike, given[0] if given else None)
+
+
+__all__ = ["TOWERS", "Tower", "TowerName", "check_widths", "record"]

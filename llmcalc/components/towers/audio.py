@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from ...flow.tree import Node
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
 from ..attention import Attention
-from ..base import Around, Component, Width
+from ..base import Around, Width
 from ..block import Block
 from ..feed_forward import FeedForward
 from ..norm import Norm
@@ -21,12 +23,13 @@ from ..position import Learned
 from ..runtime import Run
 from ..stack import Stack
 from ..stem import ConvStem
+from .base import TowerPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class AudioTower(Component):
+class AudioTower(TowerPart):
     """Frames → the stack's stem, positions and layers, which see both ways → hidden_size."""
 
     type: Literal["audio"] = "audio"
@@ -42,12 +45,18 @@ class AudioTower(Component):
 
     @property
     def gives(self) -> int:
-        """Width of what it gives."""
         return self.hidden_size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        children = self.stack.anatomy("stack", Around(self.hidden_size, causal=False)).children
-        return Node(name, children=children, source="Radford et al. 2022, §2.2")
+    def source(self) -> str:
+        return "Radford et al. 2022, §2.2"
+
+    def reads(self) -> Value:
+        assert self.stack.stem is not None
+        return self.stack.stem.frames_read()
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        with f.apart(causal=False):
+            return self.stack.flow(f, x, Axis("hidden", self.hidden_size))
 
     def describe(self, hidden_size: int) -> str:
         return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"

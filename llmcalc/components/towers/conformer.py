@@ -10,19 +10,21 @@ transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ... import ops
 from ...algebra import exact_div
-from ...flow.tree import Node
-from ..base import Around, Component, Flag, Heads, Kernel, Layers, Part, Positions, Width
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import ONCE, QueryKeyPairs
+from ..base import Around, Flag, Heads, Kernel, Layers, Part, Positions, Width
 from ..feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import Run, vector
+from .base import TowerPart
 from .subsampling import Subsampling
 
 if TYPE_CHECKING:
@@ -42,6 +44,20 @@ class ConformerAttention(Part):
     relative_keys: Flag = False
     context_left: Positions | None = None
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
+
+    def flow(self, f: Flow, x: Value, bias: Value | None) -> Value:
+        """bias: a value of each head for each distance, which is added to the scores."""
+        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        each = (Axis("heads", self.num_attention_heads), dim)
+        q, k, v = (f.linear(f"{which}_proj", x, *each, bias=self.bias) for which in "qkv")
+        beside = () if bias is None else (bias,)
+        if self.relative_keys:
+            q = f.mul(q, f.act(f.vector("q_scale", dim), "softplus"))
+            distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
+            beside = (f.linear("r_proj", distances, *each), *beside)
+        window = {"context_left": self.context_left, "context_right": self.context_right}
+        y = f.step("attention", "", (q, k, v, *beside), Value(q.rows, q.axes), causal=False, **window)
+        return f.linear("o_proj", y, *x.axes, bias=self.bias)
 
 
 class ConformerConvolution(Part):
@@ -69,8 +85,21 @@ class ConformerConvolution(Part):
             )
         return self
 
+    def flow(self, f: Flow, x: Value) -> Value:
+        hidden = x.axes
+        value, gate = f.split(f.linear("in_proj", x, Beside((hidden, hidden)), bias=self.bias), hidden, hidden)
+        if self.gate_bias:
+            first, second = f.split(f.vector("gate_bias", Axis("halves", 2), *hidden, many=2), hidden, hidden)
+            value, gate = f.add(value, first), f.add(gate, second)
+        y = f.mul(value, f.act(gate, self.gate_act))
+        wide = (*hidden, Axis("multiplier", self.multiplier))
+        y = f.conv("conv", y, *wide, kernel=self.kernel_size, groups=y.width, bias=self.bias)
+        y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.seen(*hidden)
+        y = y if self.norm is None else f.part("norm", self.norm, y)
+        return f.linear("out_proj", f.act(y, self.hidden_act), *hidden, bias=self.bias)
 
-class Conformer(Component):
+
+class Conformer(TowerPart):
     """Frames of a spectrum → fewer, of hidden_size → the layers → output_size, where a map follows.
 
     norm: before each part of a layer and after the whole; with `norm_placement = "sandwich"` after attention and
@@ -107,55 +136,47 @@ class Conformer(Component):
 
     @property
     def gives(self) -> int:
-        """Width of what it gives."""
         return self.hidden_size if self.output_size is None else self.output_size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h = self.hidden_size
-        parts = [self.subsampling.anatomy("subsampling", Around(h, causal=False))]
-        if self.relative_buckets is not None:
-            parts.append(
-                Node("relative_bias", ops.Embedding(self.relative_buckets, self.attention.num_attention_heads))
-            )
-        n = self.num_hidden_layers
-        layer = Node("layers", children=tuple(self._layer(Around(h, causal=False))))
-        parts.append(replace(layer, repeat=n, indices=range(n) if isinstance(n, int) else None, kind="layer"))
-        if self.clamps:
-            parts.append(Node("clamps", ops.Buffer(self.clamps * n)))
-        if self.output_size is not None:
-            parts.append(Node("output_proj", ops.Linear(h, self.output_size, bias=True)))
-        return Node(name, children=tuple(parts), source="Gulati et al. 2020, §2")
+    def source(self) -> str:
+        return "Gulati et al. 2020, §2"
 
-    def _layer(self, own: Around) -> list[Node]:
-        h, a, c, norm = self.hidden_size, self.attention, self.convolution, self.norm.anatomy
-        after = self.norm_placement == "sandwich"
-        inside = [Node(f"{which}_proj", ops.Linear(h, h, a.bias)) for which in "qkvo"]
-        if a.relative_keys:
-            inside += [
-                Node("r_proj", ops.Linear(h, h)),
-                Node("q_scale", ops.Weight(exact_div(h, a.num_attention_heads))),
-            ]
-        wide = h * c.multiplier
-        conv = [Node("in_proj", ops.Linear(h, 2 * h, c.bias))]
-        if c.gate_bias:
-            conv.append(Node("gate_bias", ops.Weight(2 * h, rows=2)))
-        conv.append(Node("conv", ops.Conv1d(h, wide, c.kernel_size, groups=h, bias=c.bias)))
-        if c.separable:
-            conv.append(Node("pointwise", ops.Linear(wide, h, c.bias)))
-        if c.norm is not None:
-            conv.append(c.norm.anatomy("norm", own))
-        conv.append(Node("out_proj", ops.Linear(h, h, c.bias)))
-        parts: list[Node] = []
-        for name, node in (
-            ("mlp_1", self.feed_forward.anatomy("mlp_1", own)),
-            ("self_attn", Node("self_attn", children=tuple(inside), kind="attention")),
-            ("convolution", Node("convolution", children=tuple(conv), kind="convolution")),
-            ("mlp_2", self.feed_forward.anatomy("mlp_2", own)),
-        ):
-            parts += [norm(f"{name}_pre_norm", own), node]
-            if after and name != "convolution":
-                parts.append(norm(f"{name}_post_norm", own))
-        return [*parts, norm("norm", own)]
+    def reads(self) -> Value:
+        return self.subsampling.reads()
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        x = f.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
+        n, heads, bias = self.num_hidden_layers, Axis("heads", self.attention.num_attention_heads), None
+        if self.relative_buckets is not None:
+            bias, _ = f.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
+        which = range(n) if isinstance(n, int) else None
+        x = f.layers(x, lambda v: self._layer(f, v, bias), n, which, kind="layer")
+        if self.clamps:
+            f.buffer("clamps", Axis("layers", n), Axis("bounds", self.clamps))
+        if self.output_size is not None:
+            x = f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
+        return x
+
+    def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
+        """Half a feed-forward network, attention, a convolution, and half a network again; then a norm."""
+        x = self._half(f, "mlp_1", x)
+        y = f.part("self_attn_pre_norm", self.norm, x)
+        with f.scope("self_attn", kind="attention"):
+            y = self.attention.flow(f, y, bias)
+        x = f.add(x, self._after(f, "self_attn", y))
+        y = f.part("convolution_pre_norm", self.norm, x)
+        with f.scope("convolution", kind="convolution"):
+            y = self.convolution.flow(f, y)
+        x = self._half(f, "mlp_2", f.add(x, y))
+        return f.part("norm", self.norm, x)
+
+    def _half(self, f: Flow, name: str, x: Value) -> Value:
+        """x, and half of what the feed-forward network of that name makes of it."""
+        y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
+        return f.add(x, f.scale(self._after(f, name, y), 0.5))
+
+    def _after(self, f: Flow, name: str, y: Value) -> Value:
+        return f.part(f"{name}_post_norm", self.norm, y) if self.norm_placement == "sandwich" else y
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"

@@ -8,17 +8,19 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
-from ... import ops
-from ...flow.tree import Node
-from ..base import Around, Component, Width
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Width
 from ..norm import Norm
+from .base import TowerPart
 from .vision import Patches, PatchPositions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class PatchEmbedder(Component):
+class PatchEmbedder(TowerPart):
     """Patches → a norm on their values → vectors of hidden_size → a norm, positions, a norm.
 
     positions: with `axes = 2` a table for each axis of the image, of which a patch is given the sum.
@@ -32,20 +34,18 @@ class PatchEmbedder(Component):
 
     @property
     def gives(self) -> int:
-        """Width of what it gives."""
         return self.hidden_size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, p = self.hidden_size, self.patches
-        values = p.num_channels * p.temporal_patch_size * p.patch_size * p.patch_size
-        parts = (
-            self.norm.anatomy("pixel_norm", Around(values)),
-            Node("patch_embedding", ops.Linear(values, h, p.bias)),
-            self.norm.anatomy("patch_norm", Around(h)),
-            Node("position_embedding", ops.Embedding(self.positions.axes * self.positions.rows, h)),
-            self.norm.anatomy("norm", Around(h)),
-        )
-        return Node(name, children=parts)
+    def reads(self) -> Value:
+        return self.patches.read()
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        hidden = Axis("hidden", self.hidden_size)
+        x = f.part("pixel_norm", self.norm, x)
+        x = f.part("patch_norm", self.norm, f.linear("patch_embedding", x, hidden, bias=self.patches.bias))
+        for place in self.positions.flow(f, x):
+            x = f.add(x, place)
+        return f.part("norm", self.norm, x)
 
     def describe(self, hidden_size: int) -> str:
         return f"patches of {self.patches.patch_size} × {self.patches.patch_size} → {self.hidden_size}"

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ... import ops
-from ...algebra import exact_div
-from ...flow.tree import Node
-from ..base import Around, Component, Flag, Part, Vocab, Width
+from ...algebra import exact_div, is_one
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import PATCHES, Merged, WithMore
+from ..base import Around, Flag, Part, Vocab, Width
 from ..feed_forward import Activation, activate
 from ..norm import Norm
+from .base import TowerPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,8 +37,15 @@ class Map(Part):
     hidden_act: Activation = "identity"
     gated: Flag = False
 
+    def flow(self, f: Flow, x: Value, name: str) -> Value:
+        if self.gated:
+            half = (Axis("hidden", exact_div(self.size, 2)),)
+            value, gate = f.split(f.linear(name, x, Beside((half, half)), bias=self.bias), half, half)
+            return f.mul(value, _activated(f, gate, self.hidden_act))
+        return _activated(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
-class Projector(Component):
+
+class Projector(TowerPart):
     """Patches of input_size → what the text model reads.
 
     merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. frames: images
@@ -79,29 +89,47 @@ class Projector(Component):
 
     @property
     def gives(self) -> int:
-        """Width of what it gives."""
         last = self.maps[-1]
         return last.size // 2 if last.gated else last.size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        n = self.merge * self.merge * self.frames if self.merged == "concat" else 1
-        width = self.input_size * n
-        parts = []
+    def reads(self) -> Value:
+        return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Gives what is made of patches. Tokens that stand for no text go through the same maps in a pass of their own,
+        of which the look-up and the norm alone are recorded.
+        """
         if self.vocab_size is not None and self.norm is not None:
-            parts.append(Node("token_embedding", ops.Embedding(self.vocab_size, self.input_size)))
-            parts.append(self.norm.anatomy("token_norm", Around(self.input_size)))
+            tokens, _ = f.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
+            f.part("token_norm", self.norm, tokens)
+        late = self.merged == "mean" or self.norm_of == "merged"
+        patch = x.axes
+        x = x if late or self.norm is None else f.part("norm", self.norm, x)
+        x = self._merged(f, x)
+        x = f.part("norm", self.norm, x) if late and self.norm is not None else x
         if self.input_marks:
-            parts.append(Node("input_marks", ops.Weight(self.input_marks * self.input_size, rows=self.input_marks)))
-        if self.norm is not None:
-            parts.append(self.norm.anatomy("norm", Around(width if self.norm_of == "merged" else self.input_size)))
-        for i, one in enumerate(self.maps):
-            parts.append(Node(f"map_{i + 1}", ops.Linear(width, one.size, one.bias)))
-            width = exact_div(one.size, 2) if one.gated else one.size
+            x = self._marked(f, "input_marks", x, self.input_marks, *patch)
+        for i, one in enumerate(self.maps, 1):
+            x = one.flow(f, x, f"map_{i}")
         if self.output_marks:
-            parts.append(Node("output_marks", ops.Weight(self.output_marks * width, rows=self.output_marks)))
-        if self.out_norm is not None:
-            parts.append(self.out_norm.anatomy("out_norm", Around(width)))
-        return Node(name, children=tuple(parts))
+            x = self._marked(f, "output_marks", x, self.output_marks, *x.axes)
+        x = x if self.out_norm is None else f.part("out_norm", self.out_norm, x)
+        return _activated(f, x, self.out_act)
+
+    def _merged(self, f: Flow, x: Value) -> Value:
+        """Squares of patches, and the same patches of several frames, as one vector each."""
+        if is_one(self.merge) and is_one(self.frames):
+            return x
+        square = (Axis("rows", self.merge), Axis("columns", self.merge))
+        if self.merged == "mean":
+            return f.merge(x, Merged(of=x.rows, side=self.merge), *square, mean=True)
+        rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
+        return f.merge(x, rows, Axis("frames", self.frames), *square)
+
+    def _marked(self, f: Flow, name: str, x: Value, many: int, *axes: Axis | Beside) -> Value:
+        """x with learned vectors behind it."""
+        marks = f.vector(name, Axis("marks", many), *axes, many=many)
+        return f.cat(x, marks, axes=x.axes, rows=WithMore(of=x.rows, more=many))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(one.size for one in self.maps)))
@@ -132,6 +160,10 @@ class Projector(Component):
             cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=bare, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
         ]
+
+
+def _activated(f: Flow, x: Value, name: Activation) -> Value:
+    return x if name == "identity" else f.act(x, name)
 
 
 @cache

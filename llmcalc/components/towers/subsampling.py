@@ -8,13 +8,15 @@ arXiv:2305.05084, §2.1).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ... import ops
 from ...algebra import floor_div
-from ...flow.tree import Node
+from ...flow.axis import Axis, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import PATCHES, Multiple, Strided
 from ..base import Around, Component, Flag, Kernel, Part, Width
 from ..norm import Norm
 
@@ -43,6 +45,8 @@ class Subsampling(Component):
     checkpoint holds and no gradient reaches.
     """
 
+    kind: ClassVar[str] = "embedding"
+
     num_mel_bins: Width
     convolutions: tuple[SpectrumConv, ...] = Field(min_length=1, max_length=16)
     norm: Norm | None = None
@@ -62,26 +66,36 @@ class Subsampling(Component):
             raise ValueError("convolutions: the first reads one channel; expected it not separable")
         return self
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        parts = [Node("standardize", ops.Buffer(2 * self.num_mel_bins))] if self.standardize else []
-        pitches: Any = self.num_mel_bins
-        channels: Any = 1
+    def source(self) -> str:
+        return "Rekesh et al. 2023, §2.1"
+
+    def reads(self) -> Value:
+        """Frames, each of which has a value for each pitch."""
+        return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """width: the axes of the output, x's by default.
+
+        A convolution runs over each pitch of each frame: those are its rows, and the channels its width.
+        """
+        if self.standardize:
+            mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
+            x = f.mul(f.add(x, mean), scale)
+        out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
+        y = x.seen(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
-            time, pitch = conv.kernel
+            (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
+            frames = Strided(of=frames, kernel=time, stride=conv.stride[0])
+            pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
+            left = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                parts.append(
-                    Node(
-                        f"depthwise_{i}", ops.Conv1d(channels, channels, time * pitch, groups=channels, bias=conv.bias)
-                    )
-                )
-                parts.append(Node(f"pointwise_{i}", ops.Linear(channels, conv.channels, conv.bias)))
+                y = f.conv(f"depthwise_{i}", y, *y.axes, kernel=time * pitch, groups=y.width, bias=conv.bias, rows=left)
+                y = f.linear(f"pointwise_{i}", y, channels, bias=conv.bias)
             else:
-                parts.append(Node(f"conv_{i}", ops.Conv1d(channels, conv.channels, time * pitch, bias=conv.bias)))
-            channels, pitches = conv.channels, floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
-            if self.norm is not None:
-                parts.append(self.norm.anatomy(f"norm_{i}", Around(channels)))
-        parts.append(Node("proj", ops.Linear(channels * pitches, around.hidden_size, self.bias)))
-        return Node(name, children=tuple(parts), kind="embedding", source="Rekesh et al. 2023, §2.1")
+                y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=left)
+            y = y if self.norm is None else f.part(f"norm_{i}", self.norm, y)
+            y = f.act(y, "relu")
+        return f.linear("proj", y.seen(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, around: Around) -> nn.Module:
         return _reference()(self, around.hidden_size)

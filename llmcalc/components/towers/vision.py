@@ -9,16 +9,17 @@ patches among its layers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ... import ops
-from ...flow.tree import Node
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import IMAGES, PATCHES, WithMore
 from ..attention import Attention
-from ..base import Around, Component, Flag, Part, Positions, Width
+from ..base import Around, Flag, Part, Positions, Width
 from ..block import Block
 from ..feed_forward import FeedForward
 from ..norm import Norm
@@ -26,6 +27,7 @@ from ..position import Rope
 from ..runtime import Run, vector
 from ..short_conv import ShortConv
 from ..stack import Stack
+from .base import TowerPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,12 +41,24 @@ class Patches(Part):
     temporal_patch_size: Width = 1
     bias: Flag = False
 
+    def read(self) -> Value:
+        """The pixels of every patch."""
+        sides = (Axis("height", self.patch_size), Axis("width", self.patch_size))
+        axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *sides)
+        return Value(PATCHES, axes, fixed=True)
+
 
 class PatchPositions(Part):
     """A table of positions added to the patches. axes: one table for all, or one for each axis of the image."""
 
     rows: Positions
     axes: Literal[1, 2] = 1
+
+    def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
+        """What is added to each patch: a look-up for its place, or one for its column and one for its row."""
+        rows = Axis("positions", self.axes * self.rows)
+        first, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
+        return (first,) if self.axes == 1 else (first, f.look_up(table, x.rows))
 
 
 class AttentionPooling(Part):
@@ -54,8 +68,14 @@ class AttentionPooling(Part):
     feed_forward: FeedForward
     norm: Norm
 
+    def flow(self, f: Flow, x: Value) -> Value:
+        """x: the patches. Gives one vector for each image."""
+        probe = f.vector("probe", *x.axes).seen(*x.axes, rows=IMAGES)
+        pooled = f.part("attention", self.attention, probe, memory=x)
+        return f.add(pooled, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled)))
 
-class VisionTower(Component):
+
+class VisionTower(TowerPart):
     """Patches → vectors of hidden_size → the stack's layers. What stands in `stack` sees both ways.
 
     class_embedding: a vector beside those of the patches. standardize: a mean and a scale that a checkpoint holds and
@@ -92,33 +112,37 @@ class VisionTower(Component):
 
     @property
     def gives(self) -> int:
-        """Width of what it gives."""
         return self.hidden_size
 
-    def anatomy(self, name: str, around: Around) -> Node:
-        h, p = self.hidden_size, self.patches
-        own = Around(h, causal=False)
-        values = p.num_channels * p.temporal_patch_size * p.patch_size * p.patch_size
-        parts = [Node("patch_embedding", ops.Linear(values, h, p.bias))]
+    def source(self) -> str:
+        return "Dosovitskiy et al. 2020, §3.1"
+
+    def reads(self) -> Value:
+        return self.patches.read()
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Gives the patches, which are what a projector reads; what a pooling head gives is read by none."""
+        hidden, patches = Axis("hidden", self.hidden_size), x.rows
+        x = f.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
-            parts.append(Node("class_embedding", ops.Weight(h)))
+            x = f.cat(x, f.vector("class_embedding", hidden), axes=x.axes, rows=WithMore(of=patches))
         if self.positions is not None:
-            parts.append(Node("position_embedding", ops.Embedding(self.positions.axes * self.positions.rows, h)))
-        parts += self.stack.anatomy("stack", own).children
+            place, *others = self.positions.flow(f, x)
+            for other in others:
+                place = f.add(place, other)
+            x = f.add(x, place)
+        with f.apart(causal=False):
+            x = self.stack.flow(f, x)
+        x = x.seen(hidden, rows=patches)
         if self.clamps:
-            parts.append(Node("clamps", ops.Buffer(self.clamps * self.stack.num_hidden_layers)))
+            f.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            parts.append(Node("standardize", ops.Buffer(2 * h)))
+            mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes)
+            x = f.mul(f.add(x, mean), scale)
         if self.pooling is not None:
-            head = self.pooling
-            probe = Node("probe", ops.Weight(h))
-            inside = (
-                head.attention.anatomy("attention", replace(own, cross=True)),
-                head.norm.anatomy("norm", own),
-                head.feed_forward.anatomy("mlp", own),
-            )
-            parts.append(Node("pooling", children=(probe, *inside)))
-        return Node(name, children=tuple(parts), source="Dosovitskiy et al. 2020, §3.1")
+            with f.scope("pooling"), f.apart(causal=False):
+                self.pooling.flow(f, x)
+        return x
 
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"

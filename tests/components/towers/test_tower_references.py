@@ -15,7 +15,7 @@ from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import Patches, PatchPositions
 from llmcalc.sources.huggingface.registry import read_config
-from tests.tower_shapes import PHI4_AUDIO
+from tests.components.towers.tower_shapes import PHI4_AUDIO
 
 
 def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config
-from tests.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
+from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,
@@ -228,7 +228,7 @@ CASE_TOWERS = {
 
 @pytest.mark.parametrize("name", CASE_TOWERS)
 def test_towers_of_published_configs(name: str) -> None:
-    preset = load(str(Path(__file__).parent / "data/cases" / name / "config.json"))
+    preset = load(str(Path(__file__).parents[2] / "data/cases" / name / "config.json"))
     assert tuple(node.total(total_of) for node in towers_of(preset.model).values()) == CASE_TOWERS[name]
     assert not any("tower" in note or "vision" in note for note in preset.notes)
 

@@ -17,8 +17,8 @@ from llmcalc.components.towers.vision import VisionTower
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.verify.reference import verify_reference
-from tests.test_towers import wrapped
-from tests.tower_shapes import WRAPPERS
+from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
 
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [

@@ -1,0 +1,19 @@
+"""What every encoder of another modality and every projector answers."""
+
+from __future__ import annotations
+
+from ...flow.value import Value
+from ..base import Component
+
+
+class TowerPart(Component):
+    """An encoder of images or of sound, or a projector, beside a text model."""
+
+    @property
+    def gives(self) -> int:
+        """The width of its output."""
+        raise TypeError(f"{type(self).__name__} does not say how wide its output is")
+
+    def reads(self) -> Value:
+        """Its input: patches of pixels, frames of sound, or for a projector vectors of its input size."""
+        raise TypeError(f"{type(self).__name__} does not say what it reads")

@@ -1,0 +1,251 @@
+"""Contract: towers say their flow as it is. Each reads what it really reads, a projector reads the output of the tower
+above it, and strides and merges leave as many rows as the reference leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from llmcalc.components.base import Around
+from llmcalc.components.towers import TOWERS, record
+from llmcalc.components.towers.audio import AudioTower
+from llmcalc.components.towers.conformer import Conformer
+from llmcalc.components.towers.patches import PatchEmbedder
+from llmcalc.components.towers.projector import Map, Projector
+from llmcalc.components.towers.vision import VisionTower
+from llmcalc.flow.program import Alternatives, Scope, Step
+from llmcalc.flow.record import Flow
+from llmcalc.flow.value import Value
+from llmcalc.model import ModelSpec
+from llmcalc.run.rows import IMAGES, PATCHES, Fixed
+from llmcalc.run.workload import Workload
+from llmcalc.sources.huggingface.registry import read_config
+from tests.components.towers.test_tower_parts import beside
+from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import WRAPPERS
+
+KINDS: list[Any] = TOWERS.classes()
+EXAMPLES = [
+    pytest.param(example, id=f"{part.__name__}-{i}") for part in KINDS for i, example in enumerate(part.examples())
+]
+WRAPPED = [
+    pytest.param(kind, shape, id=f"{kind}-{i}")
+    for kind, (_, _, shapes) in WRAPPERS.items()
+    for i, shape in enumerate(shapes)
+]
+
+
+def alone(tower: Any, **reading: Any) -> tuple[Flow, Value]:
+    """The program of one tower, and its output. reading: what is changed in the value that it reads."""
+    f, own = Flow(), tower.reads()
+    x = Value(reading.get("rows", own.rows), own.axes, fixed=True)
+    return f, f.part("vision_tower", tower, x)
+
+
+def steps_named(f: Flow, name: str) -> Iterator[Step]:
+    return (step for step in f.root.steps() if step.name == name)
+
+
+def scopes(scope: Scope) -> Iterator[Scope]:
+    yield scope
+    for item in scope.items:
+        for inner in item.branches.values() if isinstance(item, Alternatives) else [item]:
+            if isinstance(inner, Scope):
+                yield from scopes(inner)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_output_of_a_tower_is_as_wide_as_it_says(example: Any) -> None:
+    _, out = alone(example)
+    assert out.width == example.gives
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) -> None:
+    """No edge comes from the text model, from nowhere, or from a later step; and its input is read."""
+    spec = beside(vision_tower=example)
+    (towers,) = (s for s in spec.program().root.items if isinstance(s, Scope) and s.name == "towers")
+    steps = list(towers.steps())
+    made: set[int] = set()
+    for step in steps:
+        for value in step.ins:
+            assert id(value.storage) in made or value.storage.fixed, (step.verb, step.name)
+        made |= {id(value.storage) for value in step.outs}
+    own = example.reads()
+    raw = [v for step in steps for v in step.ins if v.storage.fixed and v.storage.axes == own.axes]
+    assert raw
+    assert raw[0].storage.rows == own.rows
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> None:
+    f, _ = alone(example)
+    for scope in scopes(f.root):
+        if scope.takes is not None:
+            assert scope.gives is not None
+            assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(example: Any) -> None:
+    f = Flow(memory=Value(PATCHES, ()))
+    f.memo["keys and values"] = handed = {"of the text": 1}
+    before = f.causal, f.memory, f.memo
+    f.part("vision_tower", example, example.reads())
+    assert (f.causal, f.memory, f.memo) == before == (True, before[1], {"keys and values": {"of the text": 1}})
+    assert f.memo["keys and values"] is handed
+    attending = [step for step in f.root.steps() if step.verb == "attention"]
+    assert attending or isinstance(example, Projector | PatchEmbedder)
+    for step in attending:
+        assert step.how["causal"] is False
+        assert step.op is None or not step.op.causal  # type: ignore[attr-defined]
+
+
+def test_the_class_vector_stands_among_the_patches_inside_the_layers_alone() -> None:
+    example = next(one for one in VisionTower.examples() if one.class_embedding)
+    f, out = alone(example, rows=Fixed(length=12))
+    q = next(steps_named(f, "q_proj"))
+    assert (q.ins[0].rows.new(Workload()), out.rows.new(Workload())) == (13, 12)
+
+
+def test_a_pooling_head_asks_one_query_of_each_image() -> None:
+    example = next(one for one in VisionTower.examples() if one.pooling)
+    f, out = alone(example)
+    (probe,) = steps_named(f, "probe")
+    attends = [step for step in f.root.steps() if step.verb == "attention"][-1]
+    q, k, _ = attends.ins
+    assert (q.rows, k.rows, out.rows) == (IMAGES, PATCHES, PATCHES)
+    asked = next(step for step in f.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
+    assert asked.name == "q_proj"
+
+
+# --- what a projector reads -------------------------------------------------------------------------------------------
+
+
+def read_by(f: Flow, name: str) -> list[Value]:
+    """The storages that the scope of that name reads and does not make."""
+    (scope,) = (s for s in scopes(f.root) if s.name == name)
+    steps = list(scope.steps())
+    made = {id(v.storage) for step in steps for v in step.outs}
+    return list({id(v.storage): v.storage for step in steps for v in step.ins if id(v.storage) not in made}.values())
+
+
+def recorded(towers: dict[str, Any]) -> tuple[Flow, dict[str, Value]]:
+    f = Flow()
+    return f, record(f, towers)
+
+
+@pytest.mark.parametrize(("kind", "shape"), WRAPPED)
+def test_a_projector_reads_the_very_output_of_a_tower_above_it(kind: str, shape: dict[str, Any]) -> None:
+    spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+    f, made = recorded(spec.towers)
+    above: list[str] = []
+    for name, tower in spec.towers.items():
+        if isinstance(tower, Projector) and above and not tower.raw:
+            (read,) = read_by(f, name)
+            (of,) = (one for one in above if made[one].storage is read)
+            assert of in (above[0], above[-1])
+            assert made[of].width == tower.input_size
+        above = [*above, name] if isinstance(tower, Projector) and not tower.raw else [name]
+
+
+def chain(**projectors: tuple[int, int]) -> dict[str, Any]:
+    encoder = next(one for one in VisionTower.examples() if one.hidden_size == 12)
+    maps = {name: Projector(input_size=read, maps=(Map(size=size),)) for name, (read, size) in projectors.items()}
+    return {"vision_tower": encoder, **maps}
+
+
+def test_a_projector_reads_the_projector_above_it_or_the_encoder_by_its_width() -> None:
+    f, made = recorded(chain(first_projector=(12, 20), second_projector=(20, 24), third_projector=(12, 24)))
+    assert read_by(f, "first_projector") == [made["vision_tower"].storage]
+    assert read_by(f, "second_projector") == [made["first_projector"].storage]
+    assert read_by(f, "third_projector") == [made["vision_tower"].storage]
+
+
+def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
+    raw = Projector(input_size=12, maps=(Map(size=24),), raw=True)
+    f, made = recorded({**chain(), "audio_projector": raw})
+    (read,) = read_by(f, "audio_projector")
+    assert read.fixed
+    assert read is not made["vision_tower"].storage
+    f, _ = recorded({"mm_projector": raw.model_copy(update={"raw": False})})
+    assert [value.fixed for value in read_by(f, "mm_projector")] == [True]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(tower: Any, given: int) -> int:
+    """Rows of the output where the input has so many."""
+    _, out = alone(tower, rows=Fixed(length=given))
+    rows: int = out.rows.new(Workload())
+    return rows
+
+
+@pytest.mark.parametrize("example", Conformer.examples())
+@pytest.mark.parametrize("frames", [40, 41, 43, 160])
+def test_convolutions_leave_as_many_frames_as_the_reference(example: Conformer, frames: int) -> None:
+    out = example.reference(Around(24)).eval()(torch.randn(1, frames, example.subsampling.num_mel_bins))
+    assert (rows_of(example, frames), example.gives) == out.shape[1:]
+
+
+@pytest.mark.parametrize("kernel", [(2, 3), (3, 3), (4, 2), (5, 3)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)])
+def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
+    kernel: tuple[int, int], stride: tuple[int, int]
+) -> None:
+    """The steps of the flow against the shapes that PyTorch's convolutions give."""
+    first = Conformer.examples()[0]
+    convs = tuple(c.model_copy(update={"kernel": kernel, "stride": stride}) for c in first.subsampling.convolutions)
+    below = first.subsampling.model_copy(update={"convolutions": convs})
+    net = below.reference(Around(first.hidden_size)).eval()
+    seen: dict[str, int] = {}
+    for name, module in net.named_children():
+        if name.startswith("conv"):
+            module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[2] * o.shape[3]}))
+    net(torch.randn(1, 31, below.num_mel_bins))
+    f, _ = alone(first.model_copy(update={"subsampling": below}), rows=Fixed(length=31))
+    counted = {s.name: s.outs[0].rows.new(Workload()) for s in f.root.steps() if s.name in seen}
+    assert counted == seen
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("example", [*VisionTower.examples(), *PatchEmbedder.examples()])
+def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
+    p = example.patches
+    pixels = torch.randn(1, p.num_channels, p.temporal_patch_size, 4 * p.patch_size, 3 * p.patch_size)
+    out = example.reference(Around(24)).eval()(pixels)
+    pooled = getattr(example, "pooling", None) is not None  # the reference gives what it pools, one vector an image
+    assert (1 if pooled else rows_of(example, 12), example.gives) == out.shape[1:]
+
+
+@pytest.mark.parametrize("example", Projector.examples())
+def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector) -> None:
+    """Of as many images as become one."""
+    x = torch.randn(example.frames, 4 * 6, example.input_size)
+    out = example.reference(Around(24)).eval()(x, 6)
+    assert (1, rows_of(example, 4 * 6 * example.frames), example.gives) == out.shape
+
+
+def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
+    (example,) = AudioTower.examples()
+    _, out = alone(example)
+    assert out.rows.new(Workload()) == 9
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
+    _, out = alone(example)
+    if not isinstance(example, AudioTower):
+        with pytest.raises(TypeError, match="patches: how many there are is not known"):
+            out.rows.new(Workload())
+
+
+def test_rows_that_do_not_merge_whole_are_refused() -> None:
+    projector = Projector(input_size=3, maps=(Map(size=5),), merge=2)
+    with pytest.raises(ArithmeticError, match="4 does not divide 6"):
+        rows_of(projector, 6)

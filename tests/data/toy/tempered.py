@@ -1,0 +1,119 @@
+"""A toy attention: grouped-query attention with a learned temperature for each head.
+
+Made for `tests/contracts/test_toy_part.py`, which puts it into a copy of the package: a part is one file and
+one line.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ..algebra import Number
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
+from .runtime import Run, allowed, cache_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class TemperedAttention(TokenMixer):
+    """Grouped-query attention whose scores are multiplied by a learned temperature for each head.
+
+    sliding_window: a token sees only so many tokens, itself included.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["tempered"] = "tempered"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    sliding_window: Window | None = None
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"tempered GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q, k, v = (
+            f.linear("q_proj", x, heads, dim),
+            f.linear("k_proj", x, kv_heads, dim),
+            f.linear("v_proj", x, kv_heads, dim),
+        )
+        k, v = f.cache("cache", "full_attention" if window is None else "sliding_attention", k, v, limit=window)
+        q = f.mul(q, f.vector("temperature", heads))
+        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
+        return f.linear("o_proj", y, *x.axes)
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=6, sliding_window=5),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2)).masked_fill(~mask, float("-inf"))
+            return torch.softmax(scores, -1) @ v
+
+    class TemperedReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: TemperedAttention, around: Around) -> None:
+            super().__init__()
+            self.spec, self.causal, hidden = spec, around.causal, around.hidden_size
+            a, k, d = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            self.q_proj, self.k_proj = nn.Linear(hidden, a * d, bias=False), nn.Linear(hidden, k * d, bias=False)
+            self.v_proj, self.o_proj = nn.Linear(hidden, k * d, bias=False), nn.Linear(a * d, hidden, bias=False)
+            self.temperature: Any = vector(torch.ones(a))
+            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            def heads(y: Tensor) -> Tensor:
+                return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+
+            k, v = self.cache(run, heads(self.k_proj(x)), heads(self.v_proj(x)))
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            queries, keys, end = x.shape[1], k.shape[-2], run.past + x.shape[1]
+            window = self.spec.sliding_window
+            mask = allowed(run, end, queries, keys, x.device, causal=self.causal, window=window)
+            q = heads(self.q_proj(x)) * self.temperature.weight[:, None, None]
+            y = self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
+            out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+            return out
+
+    return TemperedReference
