@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from llmcalc.components.layers import LAYERS
 
-from llmcalc.components import PARTS
 from llmcalc.components.base import Component
+from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.kda import KimiDeltaAttention
 from llmcalc.components.lightning import LightningAttention
 from llmcalc.components.mla import MLA
@@ -31,7 +31,7 @@ from tests.test_parts import around_a_model
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
-    for part in (*PARTS, *LAYERS.classes(), Stack)
+    for part in (*parts(), *LAYERS.classes(), Stack)
     for i, example in enumerate(part.examples())
 ]
 
