@@ -29,11 +29,6 @@ def is_zero(value: Number) -> bool:
     return type(value) is int and value == 0
 
 
-def is_one(value: Number) -> bool:
-    """True for the plain integer 1 alone: a factor that can be dropped from a product without looking at it."""
-    return type(value) is int and value == 1
-
-
 def add(left: Number, right: Number) -> Number:
     """`left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
     if is_zero(left):

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import sympy
 import torch
 
 from llmcalc.components.base import Around
@@ -17,16 +19,19 @@ from llmcalc.components.towers.conformer import Conformer
 from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
+from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
+from llmcalc.optional import EVERY_PART
 from llmcalc.run.rows import IMAGES, PATCHES, Fixed
 from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import read_config
 from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
+from tests.contracts.test_recording import Sizes, array, names, symbol
 
 KINDS: list[Any] = TOWERS.classes()
 EXAMPLES = [
@@ -81,6 +86,28 @@ def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) ->
     assert raw[0].storage.rows == own.rows
 
 
+def same_in_symbols_and_arrays(spec: ModelSpec) -> None:
+    plain = spec.anatomy()
+    lettered, tabled = Sizes(symbol), Sizes(array)
+    symbolic, arrays = lettered.of(spec).anatomy(), tabled.of(spec).anatomy()
+    assert names(symbolic) == names(arrays) == names(plain)
+    numbers = {symbol(i, value): value for i, value in lettered.made.items()}
+    for cost in (total_of, active_of):
+        expected = plain.total(cost, include=EVERY_PART)
+        assert sympy.sympify(symbolic.total(cost, include=EVERY_PART)).subs(numbers) == expected
+        assert list(np.broadcast_to(arrays.total(cost, include=EVERY_PART), (2,))) == [expected, expected]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_symbols_and_arrays_record_the_tower_of_ints(example: Any) -> None:
+    same_in_symbols_and_arrays(beside(vision_tower=example))
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_symbols_and_arrays_record_the_towers_of_a_wrapper(kind: str) -> None:
+    same_in_symbols_and_arrays(ModelSpec.model_validate(read_config(wrapped(kind, WRAPPERS[kind][2][0]))[0]))
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> None:
     f, _ = alone(example)
@@ -121,6 +148,17 @@ def test_a_pooling_head_asks_one_query_of_each_image() -> None:
     assert (q.rows, k.rows, out.rows) == (IMAGES, PATCHES, PATCHES)
     asked = next(step for step in f.root.steps() if probe.outs[0] in [v.storage for v in step.ins])
     assert asked.name == "q_proj"
+
+
+@pytest.mark.parametrize("example", Conformer.examples())
+def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) -> None:
+    """Beside queries, keys and values: mapped distances in one of the examples, a table of them in the other."""
+    f, _ = alone(example)
+    (attends,) = (step for step in f.root.steps() if step.verb == "attention")
+    maker = {id(v): step for step in f.root.steps() for v in step.outs}
+    beside_them = [maker[id(v.storage)].name for v in attends.ins[3:]]
+    assert beside_them == (["r_proj"] if example.attention.relative_keys else ["relative_bias"])
+    assert attends.how["context_left"] == example.attention.context_left
 
 
 # --- what a projector reads -------------------------------------------------------------------------------------------

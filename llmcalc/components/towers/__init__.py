@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import Field
 
+from ...algebra import same
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Part
@@ -84,8 +85,8 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _source(read: Value, given: list[Value]) -> Value | None:
-    """Which of several outputs is as wide as what is read: the first of them, and so the encoder's, in doubt."""
-    alike = (value for value in given if type(value.width) is type(read.width) is int and value.width == read.width)
+    """Which of several outputs is as wide as what is read; the encoder's where both are, or neither is known to be."""
+    alike = (value for value in given if same(value.width, read.width))
     return next(alike, given[0] if given else None)
 
 

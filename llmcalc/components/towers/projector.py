@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ...algebra import exact_div, is_one
+from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -118,7 +118,7 @@ class Projector(TowerPart):
 
     def _merged(self, f: Flow, x: Value) -> Value:
         """Squares of patches, and the same patches of several frames, as one vector each."""
-        if is_one(self.merge) and is_one(self.frames):
+        if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))
         if self.merged == "mean":
