@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from llmcalc.components.layers import LAYERS
 
 from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, parts
