@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
-from .costs import memory as memory_costs
 from .costs import params as param_costs
+from .costs import resident as memory_costs
 from .costs.cache import CacheSize
 from .costs.flops import FlopCount
-from .costs.memory import MemoryPhase, MemoryUse, Setup
 from .costs.params import ParameterCount
+from .costs.resident import MemoryPhase, MemoryUse, Setup
 from .model import ModelSpec
 from .optional import included
 from .run.counting import Pairs

@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 
 from .algebra import Number, is_zero
 from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
-from .components.block import Layer
 from .components.choices import Head
 from .components.head import Classifier, LMHead, NoHead
+from .components.layers.block import Layer
 from .components.norm import Norm
 from .components.runtime import Run
 from .components.stack import Stack

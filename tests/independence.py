@@ -68,7 +68,7 @@ FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
 def modules() -> dict[str, Path]:
     """The dotted name of every module that holds parts → its file."""
     root, found = Path(llmcalc.__file__).parent, {"llmcalc.model": Path(llmcalc.__file__).parent / "model.py"}
-    for package in ("components", "components/towers"):
+    for package in ("components", *(f"components/{inner}" for inner in ("mixers", "networks", "layers", "towers"))):
         folder = root / package
         name = f"llmcalc.{package.replace('/', '.')}"
         found[name] = folder / "__init__.py"

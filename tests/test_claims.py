@@ -12,15 +12,15 @@ from fractions import Fraction
 import pytest
 
 import llmcalc
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.explain import explain
-from llmcalc.costs.formulas import Setting
 from llmcalc.flow.tree import Node
+from llmcalc.formulas.explain import explain
+from llmcalc.formulas.formulas import Setting
 from llmcalc.model import ModelSpec
 from llmcalc.sources.presets import model_names
 from tests.builders import recorded, sight

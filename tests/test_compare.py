@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 import llmcalc
 from llmcalc.cli.main import app
-from llmcalc.costs.compare import SORT_KEYS, in_dense_band, quantities, sort_order
 from llmcalc.errors import InputError
+from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
 from llmcalc.views.compare import report
 from llmcalc.views.document import cell_text
 

@@ -13,13 +13,17 @@ from test_parts import decoder, encoder_decoder
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.conventions import (
+from llmcalc.costs.flops import FlopCount, flops, sight_of
+from llmcalc.costs.params import params
+from llmcalc.model import ModelSpec
+from llmcalc.run.workload import Phase
+from llmcalc.studies.rules import (
     Rule,
     Sizes,
     chinchilla_appendix_f,
@@ -29,10 +33,6 @@ from llmcalc.costs.conventions import (
     palm_appendix_b,
     sizes,
 )
-from llmcalc.costs.flops import FlopCount, flops, sight_of
-from llmcalc.costs.params import params
-from llmcalc.model import ModelSpec
-from llmcalc.run.workload import Phase
 
 
 def rules(count: FlopCount) -> dict[str, Rule]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from llmcalc.components.base import Around
-from llmcalc.components.block import Block
-from llmcalc.components.dynamic_mask import DynamicMaskAttention
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.product_key import ProductKeyMoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.dynamic_mask import DynamicMaskAttention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec

@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 import sympy
 
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.mla import MLA
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import kv
-from llmcalc.costs.explain import Explanation, explain
-from llmcalc.costs.formulas import Formulas, Setting
 from llmcalc.costs.params import params
-from llmcalc.costs.symbolic import symbolic
 from llmcalc.errors import InputError
+from llmcalc.formulas.explain import Explanation, explain
+from llmcalc.formulas.formulas import Formulas, Setting
+from llmcalc.formulas.symbolic import symbolic
 from llmcalc.model import ModelSpec
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset, model_names

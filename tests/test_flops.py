@@ -17,18 +17,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.components.attention import Attention
 from llmcalc.components.base import Nothing
-from llmcalc.components.block import Block
 from llmcalc.components.choices import LAYERS, MIXERS
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.local import LocalAttention
-from llmcalc.components.merged import MergedAttention
-from llmcalc.components.mla import MLA
-from llmcalc.components.moe import MoE
-from llmcalc.components.product_key import ProductKeyMoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.local import LocalAttention
+from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.mixers.rwkv import RwkvChannelMix
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
-from llmcalc.components.rwkv import RwkvChannelMix
 from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.errors import InputError

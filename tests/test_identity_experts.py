@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.costs.conventions import conventions
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.preset import Preset
+from llmcalc.studies.rules import conventions
 from llmcalc.verify.transformers import build
 from llmcalc.views.flops import report as flops_report
 from llmcalc.views.params import report as params_report

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block, Layer
-from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier, LMHead, NoHead
+from llmcalc.components.layers.block import Block, Layer
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec, MultiTokenPrediction
@@ -29,7 +29,7 @@ def test_reference_code_uses_the_fields_of_specs_and_no_formula() -> None:
 
 
 def test_all_that_is_built_of_parts_is_looked_at() -> None:
-    assert {f"llmcalc.components.{name}" for name in ("attention", "towers.conformer", "runtime")} <= {*modules()}
+    assert {f"llmcalc.components.{name}" for name in ("mixers.attention", "towers.conformer", "runtime")} <= {*modules()}
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
     assert {"source", "sizes", "top_size", "mtp_block", "attends_like", "turned", "gives", "has_bias"} <= members()
 

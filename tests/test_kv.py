@@ -13,11 +13,11 @@ from test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component
-from llmcalc.components.block import Block
-from llmcalc.components.merged import MergedAttention
-from llmcalc.components.mla import MLA
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import CacheSize, Held, kv
 from llmcalc.costs.what_if import what_ifs

@@ -7,10 +7,10 @@ import pytest
 import sympy
 import torch
 
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.local import LocalAttention
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.local import LocalAttention
+from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack

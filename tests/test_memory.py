@@ -13,13 +13,13 @@ from test_parts import FEED_FORWARD, decoder
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.components.attention import Attention
-from llmcalc.components.moe import MoE
-from llmcalc.costs import training_memory
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.moe import MoE
+from llmcalc.costs import optimizers as training_memory
 from llmcalc.costs.cache import kv
-from llmcalc.costs.memory import MemoryUse, Setup, fits, memory
+from llmcalc.costs.optimizers import OPTIMIZERS
 from llmcalc.costs.params import params
-from llmcalc.costs.training_memory import OPTIMIZERS
+from llmcalc.costs.resident import MemoryUse, Setup, fits, memory
 from llmcalc.errors import InputError
 from llmcalc.hardware import Hardware
 from llmcalc.model import ModelSpec, MultiTokenPrediction

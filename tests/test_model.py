@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.attention import Attention
-from llmcalc.components.block import Block
-from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier, LMHead, NoHead, Transform
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
 from llmcalc.components.stack import Stack

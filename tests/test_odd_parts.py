@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component
-from llmcalc.components.block import Block
-from llmcalc.components.cca import CompressedConvAttention
 from llmcalc.components.choices import MIXERS
-from llmcalc.components.compressed import CompressedAttention
-from llmcalc.components.differential import DifferentialAttention
 from llmcalc.components.disentangled import Disentangled, SideConvolution
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.gemma4_layer import Gemma4Layer
 from llmcalc.components.head import LMHead, Transform
-from llmcalc.components.hybrid import HybridBlock
-from llmcalc.components.hyper import hyper_example
-from llmcalc.components.kda import KimiDeltaAttention
-from llmcalc.components.mla import MLA
-from llmcalc.components.moa import MixtureOfAttention
-from llmcalc.components.moe import MoE
+from llmcalc.components.layers.block import Block
+from llmcalc.components.layers.gemma4 import Gemma4Layer
+from llmcalc.components.layers.hybrid import HybridBlock
+from llmcalc.components.layers.hyper import hyper_example
+from llmcalc.components.layers.zamba import ZambaLayer
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.cca import CompressedConvAttention
+from llmcalc.components.mixers.compressed import CompressedAttention
+from llmcalc.components.mixers.differential import DifferentialAttention
+from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.mixers.moa import MixtureOfAttention
+from llmcalc.components.mixers.rglru import RGLRU
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.components.position import LayerBias, RelativeBias
-from llmcalc.components.rglru import RGLRU
 from llmcalc.components.stack import Stack
-from llmcalc.components.zamba import ZambaLayer
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
 from tests.test_parts import around_a_model, decoder

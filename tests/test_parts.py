@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.attention import Attention
 from llmcalc.components.base import Component, Nothing
-from llmcalc.components.block import Block, Layer
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
-from llmcalc.components.feed_forward import FeedForward
 from llmcalc.components.head import Classifier
-from llmcalc.components.local import LocalAttention
-from llmcalc.components.merged import MergedAttention
+from llmcalc.components.layers.block import Block, Layer
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.local import LocalAttention
+from llmcalc.components.mixers.merged import MergedAttention
+from llmcalc.components.mixers.relative import RelativeAttention
+from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
-from llmcalc.components.relative import RelativeAttention
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
 from llmcalc.model import ModelSpec

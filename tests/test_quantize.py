@@ -14,9 +14,9 @@ import sympy
 from test_parts import decoder
 
 import llmcalc
-from llmcalc.components.attention import Attention
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.moe import MoE
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
 from llmcalc.costs.quantization.base import Site, sites

@@ -13,9 +13,9 @@ from test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
 
 import llmcalc
 from llmcalc.cli import main as cli
-from llmcalc.costs.memory import Setup, memory
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
+from llmcalc.costs.resident import Setup, memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 

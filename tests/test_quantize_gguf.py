@@ -15,8 +15,8 @@ from test_parts import decoder
 from test_quantize import DENSE, deep
 
 import llmcalc
-from llmcalc.components.attention import Attention
-from llmcalc.components.feed_forward import FeedForward
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized, scheme_named
 from llmcalc.costs.quantization.base import sites

@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 
 import llmcalc
 from llmcalc.cli.main import app
-from llmcalc.components.attention import Attention
-from llmcalc.components.gemma4_layer import Gemma4Layer
-from llmcalc.components.hybrid import HybridBlock
-from llmcalc.components.moe import MoE
-from llmcalc.components.shortcut import ShortcutLayer
+from llmcalc.components.layers.gemma4 import Gemma4Layer
+from llmcalc.components.layers.hybrid import HybridBlock
+from llmcalc.components.layers.shortcut import ShortcutLayer
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
-from llmcalc.costs.shape import HEAD_SIZES, Budget, Family, budget_for, family, proportion, search, spread, study
-from llmcalc.costs.shape_literature import critical_depth, kaplan_range, scaled_optimum, verdicts
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.studies.literature import critical_depth, kaplan_range, scaled_optimum, verdicts
+from llmcalc.studies.shape import HEAD_SIZES, Budget, Family, budget_for, family, proportion, search, spread, study
 from tests.builders import sight
 from tests.test_parts import decoder
 

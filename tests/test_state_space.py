@@ -11,9 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from llmcalc import ops
-from llmcalc.components.mamba2 import Mamba2
+from llmcalc.components.layers.zamba import ZambaLayer
+from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.stack import Stack
-from llmcalc.components.zamba import ZambaLayer
 from llmcalc.model import ModelSpec
 from llmcalc.verify.measure import count_flops
 from llmcalc.verify.reference import verify_reference

@@ -12,11 +12,11 @@ from torch import nn
 
 import llmcalc
 from llmcalc.components.base import Component
-from llmcalc.components.feed_forward import FeedForward
-from llmcalc.components.moe import MoE
-from llmcalc.costs.memory import Setup, memory
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
+from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.costs.params import params
-from llmcalc.costs.training_memory import held_tensors, optimizer_state
+from llmcalc.costs.resident import Setup, memory
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec, MultiTokenPrediction
 from llmcalc.ops import Linear, ParamTensor

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from llmcalc import ops
-from llmcalc.components import attention, feed_forward, moe, norm
+from llmcalc.components import norm
+from llmcalc.components.mixers import attention
+from llmcalc.components.networks import feed_forward, moe
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
 from llmcalc.verify.checks import Check

@@ -11,14 +11,16 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.components.position import SCORE_POSITIONS
-from llmcalc.costs import cache, compare, flops, memory, params
-from llmcalc.costs.conventions import conventions
-from llmcalc.costs.explain import explain
-from llmcalc.costs.formulas import Setting
+from llmcalc.costs import cache, flops, params
+from llmcalc.costs import resident as memory
+from llmcalc.formulas.explain import explain
+from llmcalc.formulas.formulas import Setting
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, read_config
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
+from llmcalc.studies import compare
+from llmcalc.studies.rules import conventions
 from llmcalc.views import compare as compare_view
 from llmcalc.views import explain as explain_view
 from llmcalc.views import flops as flops_view

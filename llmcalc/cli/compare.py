@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..costs.compare import SORT_KEYS, quantities, sort_order
+from ..studies.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import LAYOUTS, report
 from .options import (
     CacheDtype,

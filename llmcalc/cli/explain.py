@@ -4,8 +4,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..costs.explain import Asked, explain
-from ..costs.formulas import Setting
+from ..formulas.explain import Asked, explain
+from ..formulas.formulas import Setting
 from ..optional import included
 from ..views.explain import report
 from .options import (

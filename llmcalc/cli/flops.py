@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from ..costs.conventions import conventions
 from ..costs.flops import flops, sight_of
 from ..optional import included
 from ..run.execution import AttentionBackward, Recompute
 from ..run.workload import Phase
+from ..studies.rules import conventions
 from ..views.document import joined
 from ..views.flops import report
 from .options import (

@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from ..api import memory
-from ..costs.memory import MasterWeights, MemoryPhase, fits
+from ..costs.optimizers import Optimizer
 from ..costs.quantization import COMMON
-from ..costs.training_memory import Optimizer
+from ..costs.resident import MasterWeights, MemoryPhase, fits
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name

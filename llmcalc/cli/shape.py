@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from ..costs.shape import Family, budget_for, family, proportion, study
 from ..errors import InputError
+from ..studies.shape import Family, budget_for, family, proportion, study
 from ..units import parse_count
 from ..views.shape import report
 from .options import (

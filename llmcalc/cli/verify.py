@@ -14,17 +14,7 @@ from ..verify.reference import Device
 from ..verify.run import Witness, verify
 from ..views.junit import junit
 from ..views.verify import report
-from .options import (
-    FormatOption,
-    HeadOption,
-    OfflineOption,
-    Output,
-    Overrides,
-    TargetsOrNone,
-    about,
-    load_one,
-    show,
-)
+from .options import FormatOption, HeadOption, OfflineOption, Output, Overrides, TargetsOrNone, about, load_one, show
 from .output import writable, written
 
 

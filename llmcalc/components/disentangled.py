@@ -20,7 +20,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Table
 from .base import Around, Component, Flag, Kernel, Part, Positions
-from .feed_forward import Activation, activate
+from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import Run
 

@@ -15,7 +15,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..run.rows import LOGITS, SEQUENCES, Rows
 from .base import Around, Component, Flag, Labels, Part, Width
-from .feed_forward import Activation, activate
+from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from .attention import Attention, QKNorm
 from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
-from .block import Block, Layer, Sharing
 from .choice import only
 from .choices import AnyLayer
-from .feed_forward import FeedForward
+from .layers.block import Block, Layer, Sharing
+from .mixers.attention import Attention, QKNorm
+from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, RelativeBias, Rope
 from .runtime import Run, vector
@@ -30,16 +30,16 @@ from .runtime import Run, vector
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .altup import AltUp
     from .disentangled import RelativeEmbedding, SideConvolution
-    from .hyper import HyperStreams
-    from .per_layer import PerLayerEmbedding
+    from .layers.altup import AltUp
+    from .layers.hyper import HyperStreams
+    from .layers.per_layer import PerLayerEmbedding
     from .stem import ConvStem
 else:
     AltUp, HyperStreams, PerLayerEmbedding = (
-        only("altup:AltUp"),
-        only("hyper:HyperStreams"),
-        only("per_layer:PerLayerEmbedding"),
+        only("layers.altup:AltUp"),
+        only("layers.hyper:HyperStreams"),
+        only("layers.per_layer:PerLayerEmbedding"),
     )
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     ConvStem = only("stem:ConvStem")
@@ -292,10 +292,10 @@ class Stack(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        from .altup import AltUp, AltUpLayer
-        from .gemma4_layer import Gemma4Layer
-        from .hyper import HyperStreams, hyper_example
-        from .per_layer import PerLayerEmbedding, PerLayerGate
+        from .layers.altup import AltUp, AltUpLayer
+        from .layers.gemma4 import Gemma4Layer
+        from .layers.hyper import HyperStreams, hyper_example
+        from .layers.per_layer import PerLayerEmbedding, PerLayerGate
 
         block = Block.examples()[0]
         kinds: dict[str, AnyLayer] = {

@@ -14,15 +14,7 @@ from .base import Buffer, Elementwise, Op, ParamTensor, Weight
 from .linear import Embedding, ExpertLinear, Linear, Norm
 
 if TYPE_CHECKING:
-    from .attention import (
-        BlockCore,
-        DistanceScores,
-        EntryCache,
-        EntryScores,
-        LastWindow,
-        LocalCore,
-        MaskedCore,
-    )
+    from .attention import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
     from .linear import (
         BlockLinear,
         BlockSums,

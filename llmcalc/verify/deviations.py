@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..algebra import Number
-from ..components.attention import Attention
 from ..components.head import LMHead
+from ..components.mixers.attention import Attention
 from ..flow.tree import Cost, Use
 from ..model import ModelSpec
 from ..ops import AttentionCore, ExpertLinear, IdentityExperts, KVCache, Linear, Op, Weight

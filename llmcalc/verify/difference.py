@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 from typing import TypeAlias
 
 from ..components.base import Part
-from ..costs.symbolic import letter_of
+from ..formulas.symbolic import letter_of
 from ..model import ModelSpec
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]

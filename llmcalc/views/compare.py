@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from .. import units
 from ..components.base import Network
-from ..costs.compare import DENSE_BAND, Quantities, StackShape
 from ..sources.preset import Preset
+from ..studies.compare import DENSE_BAND, Quantities, StackShape
 from .document import Column, Report, Row, Table, noted, one_or_list
 from .formats import Format
 from .formats.pipe import width_of_terminal

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import units
-from ..costs.conventions import Rule
 from ..costs.flops import FlopCount
+from ..studies.rules import Rule
 from .document import Column, Row, Table
 
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from .. import units
-from ..costs.explain import Explanation, Section
-from ..costs.formulas import QUANTITIES, Formula, Found
-from ..costs.symbolic import KEYS
+from ..formulas.explain import Explanation, Section
+from ..formulas.formulas import QUANTITIES, Formula, Found
+from ..formulas.symbolic import KEYS
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
 from .expression import LATEX, Style, write

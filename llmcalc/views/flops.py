@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import units
-from ..costs.conventions import Rule
 from ..costs.flops import FlopCount, scores_of, step_of
 from ..flow.tree import Node, by_kind
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
+from ..studies.rules import Rule
 from . import conventions
 from .document import Column, Report, Row, Table
 from .nodes import Figures, figures_of, tree_data

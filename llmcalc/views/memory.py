@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import units
-from ..costs.memory import Fit, MemoryUse
-from ..costs.training_memory import OptimizerState
+from ..costs.optimizers import OptimizerState
+from ..costs.resident import Fit, MemoryUse
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, said
 from .notes import against, binary, plural, too_long, warned

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..costs.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
-from ..costs.shape_literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..sources.preset import Preset
+from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
+from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
 from .compare import BAND, aspect
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_a_token, flops_a_token

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..algebra import is_zero
 from ..components.base import Component, Part
-from ..components.block import Layer
+from ..components.layers.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.shape import family
+from llmcalc.studies.shape import family
 
 from .timing import calls, line
 

@@ -13,9 +13,9 @@ import pytest
 
 from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, parts
-from llmcalc.components.kda import KimiDeltaAttention
-from llmcalc.components.lightning import LightningAttention
-from llmcalc.components.mla import MLA
+from llmcalc.components.mixers.kda import KimiDeltaAttention
+from llmcalc.components.mixers.lightning import LightningAttention
+from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.program import Alternatives, Scope

@@ -13,9 +13,9 @@ from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
-from llmcalc.costs.symbolic import letter_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
+from llmcalc.formulas.symbolic import letter_of
 from llmcalc.model import ModelSpec
 from tests.test_parts import around_a_model
 

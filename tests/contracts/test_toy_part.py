@@ -18,7 +18,7 @@ import llmcalc
 
 PACKAGE = Path(llmcalc.__file__).parent
 TOY = Path(__file__).parent.parent / "data" / "toy" / "tempered.py"
-LINE = '        "tempered": "tempered:TemperedAttention",\n'
+LINE = '        "tempered": "mixers.tempered:TemperedAttention",\n'
 DESCRIPTION = """
 
 title = "Toy"
@@ -57,7 +57,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = before.replace('    {\n        "attention": "', "    {\n" + LINE + '        "attention": "', 1)
     assert text != before
     table.write_text(text)
-    shutil.copy(TOY, folder / "llmcalc" / "components" / "tempered.py")
+    shutil.copy(TOY, folder / "llmcalc" / "components" / "mixers" / "tempered.py")
     (folder / "toy.toml").write_text(DESCRIPTION)
     return folder
 

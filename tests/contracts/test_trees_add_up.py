@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from llmcalc.costs.cache import kv
-from llmcalc.costs.explain import explain
 from llmcalc.costs.flops import flops, sight_of
-from llmcalc.costs.formulas import Setting
 from llmcalc.costs.params import ParameterCount, params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
+from llmcalc.formulas.explain import explain
+from llmcalc.formulas.formulas import Setting
 from llmcalc.model import ModelSpec
 from llmcalc.sources.preset import Preset
 from llmcalc.views import flops as flops_view

@@ -14,10 +14,10 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..attention import Attention
 from ..base import Around, Width
-from ..block import Block
-from ..feed_forward import FeedForward
+from ..layers.block import Block
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Learned
 from ..runtime import Run

@@ -21,7 +21,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import ONCE, QueryKeyPairs
 from ..base import Around, Flag, Heads, Kernel, Layers, Part, Positions, Width
-from ..feed_forward import Activation, FeedForward, activate
+from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import Run, vector
 from .base import TowerPart

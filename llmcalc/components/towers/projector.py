@@ -19,7 +19,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import PATCHES, Merged, WithMore
 from ..base import Around, Flag, Part, Vocab, Width
-from ..feed_forward import Activation, activate
+from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from .base import TowerPart
 

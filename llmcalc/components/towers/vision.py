@@ -18,14 +18,14 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import IMAGES, PATCHES, WithMore
-from ..attention import Attention
 from ..base import Around, Flag, Part, Positions, Width
-from ..block import Block
-from ..feed_forward import FeedForward
+from ..layers.block import Block
+from ..mixers.attention import Attention
+from ..mixers.short_conv import ShortConv
+from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run, vector
-from ..short_conv import ShortConv
 from ..stack import Stack
 from .base import TowerPart
 

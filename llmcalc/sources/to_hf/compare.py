@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from ...components.attention import Attention
 from ...components.base import Part
+from ...components.mixers.attention import Attention
 from ...components.norm import Norm
 from ...components.position import Rope
 from ...components.stack import Stack

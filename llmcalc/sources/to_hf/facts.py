@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from ...components.attention import Attention
 from ...components.base import Part
-from ...components.block import Layer
-from ...components.feed_forward import FeedForward
-from ...components.mla import MLA
-from ...components.moe import MoE
+from ...components.layers.block import Layer
+from ...components.mixers.attention import Attention
+from ...components.mixers.mla import MLA
+from ...components.networks.feed_forward import FeedForward
+from ...components.networks.moe import MoE
 from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec

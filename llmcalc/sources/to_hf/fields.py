@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from ...components.attention import Attention
 from ...components.head import Classifier
-from ...components.moe import MoE
+from ...components.mixers.attention import Attention
+from ...components.networks.moe import MoE
 from ...components.position import Learned, RelativeBias
 from .facts import Absent, Facts, present
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ..algebra import Number
-from ..flow.axis import Axis
-from ..flow.record import Flow
-from ..flow.value import Value
-from .base import Around, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
-from .runtime import Run, allowed, cache_class, vector
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
+from ..runtime import Run, allowed, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

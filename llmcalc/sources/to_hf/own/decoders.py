@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.attention import Attention
+from ....components.mixers.attention import Attention
 from ..facts import Facts, present
 from ..fields import FIELDS, Value
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....components.attention import Attention
 from ....components.head import Classifier
-from ....components.moe import MoE
+from ....components.mixers.attention import Attention
+from ....components.networks.moe import MoE
 from ....components.position import Learned
 from ..facts import Absent, Facts, present
 from ..fields import FIELDS, Value

@@ -1,0 +1,253 @@
+"""AltUp: the residual stream is several tokens wide, of which each layer works on one and corrects the others (Baykal
+2023, arXiv:2301.13310).
+
+And the layer that Gemma 3n builds on it, with a low-rank path beside attention (LAuReL, Menghani 2024,
+arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value, Weight
+from ..base import Around, Component, LaurelRank
+from ..norm import Norm
+from ..runtime import Run, vector
+from .block import Layer, Sharing
+from .per_layer import PerLayerGate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+SOURCE = "Baykal et al. 2023, §3"
+
+
+class AltUp(Component):
+    """The streams of a stack: the embedding and maps of it at the bottom; at the top, the mean of the first stream and
+    maps of the others.
+
+    altup_num_inputs: the number of streams.
+    """
+
+    kind: ClassVar[str] = "streams"
+
+    altup_num_inputs: int = Field(ge=2, le=64, strict=True)
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
+        """x: the embedding, from which the streams are made; with top, the streams, of which one value is made."""
+        streams, hidden = Axis("streams", self.altup_num_inputs), x.axes[-1]
+        others = Axis("streams", self.altup_num_inputs - 1)
+        first, rest = f.split(x, (hidden,), (others, hidden)) if top else (x, x)
+        maps = f.side_by_side("projections", others, rest, lambda v: f.linear("", v, hidden), split=top)
+        maps = f.mul(maps, first)  # each at the length of the first stream, so that it reads both
+        x = f.cat(first, maps, axes=(streams, hidden))
+        return f.sum(x, hidden) if top else x
+
+    def reference(self, around: Around, top: bool = False) -> nn.Module:
+        return _references()["top" if top else "bottom"](self.altup_num_inputs, around.hidden_size)
+
+
+class AltUpLayer(Layer):
+    """A layer predicts all streams from all, runs its sublayers on the first, corrects all by what these did, and adds
+    its per-layer embedding to the others.
+
+    altup_num_inputs: the number of streams.
+    laurel_rank: the width of the low-rank map beside attention.
+    per_layer_input: what the layer does with its per-layer embedding.
+    """
+
+    alone: ClassVar[bool] = False
+
+    type: Literal["altup"] = "altup"
+    altup_num_inputs: int = Field(ge=2, le=64, strict=True)
+    laurel_rank: LaurelRank
+    per_layer_input: PerLayerGate
+    norm_placement: Literal["sandwich"] = "sandwich"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check_whole()
+        return self
+
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """x: all streams."""
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.feed_forward, Component)
+        streams, hidden = x.axes
+        router = Weight("router", (streams,), (hidden,))
+        predicted = self._predicted(f, x, router)
+        (active,) = f.split(predicted, (hidden,))
+        read = f.part("self_attn_pre_norm", self.norm, active)
+        y = f.part("self_attn_post_norm", self.norm, f.part("self_attn", self.attention, read))
+        y = f.add(f.add(active, y), self._low_rank(f, read))
+        read = f.part("mlp_pre_norm", self.norm, y)
+        y = f.add(y, f.part("mlp_post_norm", self.norm, f.part("mlp", self.feed_forward, read)))
+        corrected, first = self._corrected(f, predicted, active, y, router)
+        fed = f.part("per_layer_input", self.per_layer_input, first, norm=self.norm)
+        kept, others = f.split(corrected, (hidden,), (Axis("streams", self.altup_num_inputs - 1), hidden))
+        return f.cat(kept, f.add(others, fed), axes=x.axes)
+
+    def _predicted(self, f: Flow, x: Value, router: Weight) -> Value:
+        """Every stream after a mixture of all of them is added, by weights that come from the first."""
+        streams, hidden = x.axes
+        with f.scope("predict", kind="streams", source=SOURCE):
+            (first,) = f.split(x, (hidden,))
+            read = f.part("router_norm", self.norm, first)
+            weights = f.act(f.linear("router", read, streams, weight=router), "tanh")
+            weights = f.linear("coefficients", weights, streams, Axis("mixed", streams.size))
+            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return f.add(x, f.core("mix", mix, x, weights, axes=x.axes))
+
+    def _low_rank(self, f: Flow, x: Value) -> Value:
+        """LAuReL: x and a normed low-rank map of it."""
+        with f.scope("laurel", kind="attention", source="Menghani et al. 2024"):
+            y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
+            return f.add(x, f.part("norm", self.norm, y))
+
+    def _corrected(self, f: Flow, predicted: Value, active: Value, ran: Value, router: Weight) -> tuple[Value, Value]:
+        """Every stream with a share of what the layer changed, and the first as the per-layer embedding meets it.
+
+        active: the stream that the sublayers read. ran: what they made of it.
+        """
+        streams, hidden = predicted.axes
+        with f.scope("correct", kind="streams", source=SOURCE):
+            read = f.normalized(ran, self.norm)  # the norm and the map that `predict` holds
+            shares = f.act(f.linear("router", read, streams, weight=router), "tanh")
+            shares = f.linear("coefficients", shares, streams)
+            change = f.mul(shares, f.add(ran, active), axes=predicted.axes)
+            corrected = f.add(predicted, change)
+            (first,) = f.split(corrected, (hidden,))
+            return corrected, f.mul(first, f.vector("scale", hidden))
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["layer"](self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """None by itself: it works on what a stack holds around it. One of the stack's examples has it."""
+        return []
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    def size(x: Tensor) -> Tensor:
+        return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
+
+    class Ends(nn.Module):
+        def __init__(self, streams: int, hidden: int) -> None:
+            super().__init__()
+            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
+
+        def _mapped(self, first: Tensor, inputs: list[Tensor]) -> Tensor:
+            """[streams, …]: the first, and the others' maps at its length."""
+            others = [projection(x) for projection, x in zip(self.projections, inputs, strict=True)]
+            return torch.stack([first, *(y * size(first) / size(y) for y in others)])
+
+    class Bottom(Ends):
+        """[batch, tokens, hidden] → [streams, batch, tokens, hidden]."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self._mapped(x, [x] * len(self.projections))
+
+    class Top(Ends):
+        """[streams, batch, tokens, hidden] → [batch, tokens, hidden]."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self._mapped(x[0], list(x[1:])).mean(0)
+
+    class Mix(nn.Module):
+        def forward(self, x: Tensor, coefficients: Tensor) -> Tensor:
+            """x: [streams, batch, tokens, hidden], coefficients: [batch, tokens, streams, streams] → as x."""
+            mixed: Tensor = (x.permute(1, 2, 3, 0) @ coefficients).permute(3, 0, 1, 2)
+            return mixed
+
+    class Predict(nn.Module):
+        def __init__(self, streams: int, norm: Norm, around: Around) -> None:
+            super().__init__()
+            self.streams, self.router_norm = streams, norm.reference(around)
+            self.router = nn.Linear(around.hidden_size, streams, bias=False)
+            self.coefficients = nn.Linear(streams, streams * streams, bias=False)
+            self.mix = Mix()
+
+        def routed(self, x: Tensor, router: nn.Module) -> Tensor:
+            out: Tensor = torch.tanh(router(self.router_norm(x) / x.shape[-1]))
+            return out
+
+        def forward(self, x: Tensor) -> Tensor:
+            coefficients = self.coefficients(self.routed(x[0], self.router)).unflatten(-1, (self.streams, self.streams))
+            out: Tensor = x + self.mix(x, coefficients.transpose(-1, -2))
+            return out
+
+    class Correct(nn.Module):
+        def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
+            super().__init__()
+            self.router = nn.Linear(hidden, streams, bias=False)
+            self.router.weight = router.weight
+            self.coefficients = nn.Linear(streams, streams, bias=False)
+            self.scale = vector(torch.ones(hidden))
+
+        def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
+            """→ (all streams, the first as the per-layer embedding meets it)."""
+            share = self.coefficients(predict.routed(active, self.router)) + 1
+            corrected = predicted + share.permute(2, 0, 1)[..., None] * (active - predicted[0])
+            return corrected, corrected[0] * self.scale.weight
+
+    class Laurel(nn.Module):
+        def __init__(self, rank: int, norm: Norm, around: Around) -> None:
+            super().__init__()
+            self.left = nn.Linear(around.hidden_size, rank, bias=False)
+            self.right = nn.Linear(rank, around.hidden_size, bias=False)
+            self.norm = norm.reference(around)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x + self.norm(self.right(self.left(x)))
+            return out
+
+    class AltUpLayerReference(nn.Module):
+        """x: [streams, batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: AltUpLayer, around: Around) -> None:
+            super().__init__()
+            self.predict = Predict(spec.altup_num_inputs, spec.norm, around)
+            self.laurel = Laurel(spec.laurel_rank, spec.norm, around)
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                self.add_module(name, part.reference(around))
+                self.add_module(f"{name}_post_norm", spec.norm.reference(around))
+            self.correct = Correct(spec.altup_num_inputs, around.hidden_size, self.predict.router)
+            self.per_layer_input = spec.per_layer_input.reference(around, spec.norm)
+
+        def _ran(self, name: str, x: Tensor, run: Run) -> Tensor:
+            out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, run))
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            predicted = self.predict(x)
+            active = predicted[0]
+            normed = self.get_submodule("self_attn_pre_norm")(active)
+            y = (active + self._ran("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
+            y = y + self._ran("mlp", self.get_submodule("mlp_pre_norm")(y), run)
+            corrected, first = self.correct(predicted, y, self.predict)
+            fed = corrected[1:] + self.per_layer_input(first, run)
+            return torch.cat([corrected[:1], fed])
+
+    return {"bottom": Bottom, "top": Top, "layer": AltUpLayerReference}

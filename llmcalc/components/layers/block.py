@@ -1,0 +1,336 @@
+"""One layer: attention, perhaps cross-attention, and a feed-forward network, each around a residual stream.
+
+Where the norms stand:
+- `post`: after the residual addition (Vaswani 2017);
+- `pre`: before each sublayer (Baevski & Auli 2018; Xiong 2020, arXiv:2002.04745);
+- `sandwich`: before it and on its output (Ding 2021, CogView; Gemma 2);
+- `output`: on its output alone, inside the residual (OLMo 2, arXiv:2501.00656).
+A `parallel` block adds attention and feed-forward to the same input: through one shared norm (GPT-J, PaLM, Falcon-7B,
+Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.record import Flow
+from ...flow.tree import Role
+from ...flow.value import Value
+from ...run.rows import SOURCE
+from ..base import Around, Component, Flag, HeadSizes, Network, Nothing, TokenMixer, Unscalable
+from ..choices import ChannelMixer, Mixer
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
+
+SUBLAYERS = ("attention", "cross_attention", "feed_forward")
+"""The fields of a layer that are sublayers, in the order in which they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Where a layer stands among those that share parameters. first: it holds them. others: how many more there are."""
+
+    first: bool
+    others: Number
+
+
+class Layer(Component):
+    """What every kind of layer has, so that views and costs can speak of it.
+
+    attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each
+    token by itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement
+    would have and this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it
+    runs its attention and its feed_forward once each and nothing beside them, as the rules of thumb take every layer to
+    do. alone: of the class: it needs nothing of the stack but what it reads (no embedded tokens, no further streams).
+    shares_all: of the class: layers of this kind that share parameters share all of them.
+    """
+
+    plain: ClassVar[bool] = True
+    alone: ClassVar[bool] = True
+    shares_all: ClassVar[bool] = True
+
+    attention: Mixer
+    feed_forward: ChannelMixer
+    norm: Norm
+    norm_placement: Literal["pre", "post", "sandwich", "output"]
+    parallel: Literal["shared", "separate"] | None = None
+    without_norms: tuple[str, ...] = ()
+
+    def check_whole(self) -> None:
+        """Raises `ValueError` where one of its sublayers, or a norm of theirs, is not there."""
+        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
+            kind = type(self).model_fields["type"].default
+            raise ValueError(
+                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
+                "both, with all of its norms"
+            )
+
+    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
+        """The same layer with `change` made to everything in it that mixes tokens. width: of the layer."""
+        found = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
+        changed = {name: change(part, width) for name, part in found.items() if isinstance(part, TokenMixer)}
+        return self.model_copy(update=changed)
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        """The layer in another width. width: its own. heads, widened: what becomes of heads and of other widths.
+
+        Raises `Unscalable`, which says why, where its width is more than these.
+        """
+        mixer, network = self.attention, self.feed_forward
+        if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
+            raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
+        sizes = mixer.heads(width)
+        attention = mixer.with_heads(HeadSizes(1, 1, 1) if sizes is None else heads(sizes))
+        return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
+        return [("attention", self.attention, width)]
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """sharing: where several layers run with the parameters of the first of them, and this is one of those."""
+        raise TypeError(f"{type(self).__name__} has no flow")
+
+    def reference(self, around: Around) -> nn.Module:
+        """forward(x [batch, tokens, hidden], run) → the same."""
+        raise TypeError(f"{type(self).__name__} has no reference")
+
+
+class Block(Layer):
+    """The usual layer: sublayers one after the other, or side by side, each around the residual stream.
+
+    input_norm: on the residual stream itself, before anything else (RWKV's first layer). residual_scale: what a
+    sublayer gives and the stream it is added to each have a weight and a bias first (ZAYA1), or the stream alone a
+    weight (`stream`, Doge), or what the sublayer gives (`output`, LayerScale: Touvron 2021, arXiv:2103.17239;
+    InternVL). idle_cross_attention: its cross-attention is held and never run, for there is no encoder (the decoders of
+    BART and its kin by themselves).
+    """
+
+    type: Literal["block"] = "block"
+    input_norm: Norm | None = None
+    cross_attention: Attention | None = None
+    residual_scale: Flag | Literal["stream", "output"] = False
+    idle_cross_attention: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.parallel is not None and (self.norm_placement != "pre" or self.cross_attention is not None):
+            raise ValueError("parallel: a parallel block has norm_placement = 'pre' and no cross_attention")
+        if self.parallel is not None and (
+            isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing)
+        ):
+            raise ValueError("parallel: a parallel block has both attention and feed_forward")
+        if self.residual_scale and (self.norm_placement != "pre" or self.parallel is not None):
+            raise ValueError("residual_scale: stands in a layer with norm_placement = 'pre' that is not parallel")
+        if self.idle_cross_attention and self.cross_attention is None:
+            raise ValueError("idle_cross_attention: there is no cross_attention to hold")
+        if self.cross_attention is not None:
+            self._check_crossing(self.cross_attention)
+        possible = [f"{name}_{where}_norm" for name, _ in self.sublayers() for where in ("pre", "post")]
+        for name in self.without_norms:
+            if name not in possible:
+                raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(possible)}")
+        return self
+
+    def _check_crossing(self, mixer: Attention) -> None:
+        """Raises `ValueError` for what has no meaning where keys and values are of another sequence."""
+        if (
+            mixer.sliding_window is not None
+            or mixer.attention_chunk_size is not None
+            or mixer.block_indexer is not None
+            or mixer.kv_shared
+        ):
+            raise ValueError(
+                "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
+                "block_indexer or kv_shared"
+            )
+        if mixer.position is not None and not isinstance(mixer.position, Rope):
+            raise ValueError(
+                f"cross_attention.position: '{mixer.position.type}' goes by distances, of which two sequences have "
+                "none; expected none"
+            )
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        crossing = self.cross_attention
+        return [*super().mixers(width), *([] if crossing is None else [("cross_attention", crossing, width)])]
+
+    def sublayers(self) -> list[tuple[str, Component]]:
+        """What the layer runs, in order, under the names of the tree."""
+        parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
+        names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
+        return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
+
+    def source(self) -> str:
+        if self.parallel == "shared":
+            return "Wang & Komatsuzaki 2021"
+        return "Xiong et al. 2020" if self.norm_placement == "pre" else "Vaswani et al. 2017, §3.1"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
+        start = x
+        read = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        for name, part in self.sublayers():
+            if name == "cross_attn" and self.idle_cross_attention:
+                self._idle(f, name, part, x)
+                continue
+            y = start if self.parallel else x
+            if read is not None:
+                y = read
+            elif self.norm_placement in ("pre", "sandwich"):
+                y = self._normed(f, f"{name}_pre_norm", y)
+            y = f.part(name, part, y, **self._crossing(f, name))
+            x = self._joined(f, name, x, y)
+        return x
+
+    def _crossing(self, f: Flow, name: str) -> dict[str, Any]:
+        """What the sublayer of that name takes besides the tokens."""
+        return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
+
+    def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
+        return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
+
+    def _joined(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+        """The residual stream after a sublayer whose output is y."""
+        y = f.dropout(y)
+        if self.norm_placement == "post":
+            return self._normed(f, f"{name}_post_norm", f.add(x, y))
+        y = y if self.norm_placement == "pre" else self._normed(f, f"{name}_post_norm", y)
+        scale = AFFINE if self.residual_scale is True else SCALE
+        if self.residual_scale in (True, "output"):
+            y = f.part(f"{name}_out_scale", scale, y)
+        if self.residual_scale in (True, "stream"):
+            x = f.part(f"{name}_residual_scale", scale, x)
+        return f.add(x, y)
+
+    def _idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
+        """A sublayer that is held with its norms, and never run."""
+        if self.norm_placement in ("pre", "sandwich"):
+            self._normed(f, f"{name}_pre_norm", x, "idle")
+        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
+        if self.norm_placement != "pre":
+            self._normed(f, f"{name}_post_norm", x, "idle")
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        plain = FeedForward(intermediate_size=40, hidden_act="gelu", up_bias=True, down_bias=True)
+        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        base = cls(attention=attention, feed_forward=plain, norm=rms, norm_placement="pre")
+        with_layernorm = base.model_copy(update={"norm": layernorm})
+        return [
+            base,
+            with_layernorm.model_copy(update={"norm_placement": "post"}),
+            base.model_copy(update={"norm_placement": "sandwich"}),
+            base.model_copy(update={"norm_placement": "output"}),
+            base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
+            base.model_copy(update={"residual_scale": True}),
+            base.model_copy(update={"residual_scale": "stream"}),
+            base.model_copy(update={"residual_scale": "output"}),
+            base.model_copy(update={"input_norm": layernorm}),
+            base.model_copy(update={"attention": Nothing()}),
+            base.model_copy(update={"feed_forward": Nothing()}),
+            base.model_copy(
+                update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
+            ),
+            with_layernorm.model_copy(update={"parallel": "shared"}),
+            with_layernorm.model_copy(update={"parallel": "separate"}),
+            with_layernorm.model_copy(
+                update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
+            ),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Scaling(nn.Module):
+        """x: [..., width] → weight · x, and a bias on it where it has one."""
+
+        def __init__(self, width: int, bias: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+            self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = x * self.weight
+            return scaled if self.bias is None else scaled + self.bias
+
+    class BlockReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: Block, around: Around) -> None:
+            super().__init__()
+            if spec.input_norm is not None:
+                self.input_norm = spec.input_norm.reference(around)
+            self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
+            for part, where in (
+                (spec.attention, around),
+                (
+                    spec.cross_attention,
+                    Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size),
+                ),
+                (spec.feed_forward, around),
+            ):
+                if isinstance(part, Component):
+                    name = "cross_attn" if where.cross else part.node_name
+                    self.add_module(name, part.reference(where))
+                    self.order.append(name)
+            if spec.parallel == "shared":
+                self.pre_norm = spec.norm.reference(around)
+                return
+            for name in self.order if spec.residual_scale else ():
+                width, both = around.hidden_size, spec.residual_scale is True
+                if both or spec.residual_scale == "output":
+                    self.add_module(f"{name}_out_scale", Scaling(width, bias=both))
+                if both or spec.residual_scale == "stream":
+                    self.add_module(f"{name}_residual_scale", Scaling(width, bias=both))
+            for name in self.order:
+                places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
+                for norm in (f"{name}_{place}_norm" for place in places):
+                    if norm not in spec.without_norms:
+                        self.add_module(norm, spec.norm.reference(around))
+            if spec.idle_cross_attention:
+                self.order.remove("cross_attn")
+
+        def _normed(self, name: str, x: Tensor) -> Tensor:
+            """Through the norm of that name, where there is one."""
+            out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = self._normed("input_norm", x)
+            start, shared = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
+            for name in self.order:
+                source = start if self.parallel else x
+                y = self.get_submodule(name)(
+                    self._normed(f"{name}_pre_norm", source) if shared is None else shared, run
+                )
+                if self.placement == "post":
+                    x = self._normed(f"{name}_post_norm", x + y)
+                else:
+                    x = self._normed(f"{name}_residual_scale", x) + self._normed(
+                        f"{name}_out_scale", self._normed(f"{name}_post_norm", y)
+                    )
+            return x
+
+    return BlockReference

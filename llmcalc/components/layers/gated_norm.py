@@ -1,0 +1,117 @@
+"""A layer whose norms are gated: what a norm gives is multiplied by the sigmoid of a low-rank map of itself.
+
+transformers: models/axk2 (`AXK2GatedRMSNorm`, `AXK2DecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Flag, StepRank
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+GATE = "_pre_norm_gate"
+"""How the name of a norm's gate ends in the tree."""
+
+
+class GatedNormLayer(Layer):
+    """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), n the norm of x.
+
+    gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has
+    one as well.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["gated_norm"] = "gated_norm"
+    gated_norm_rank: StepRank
+    feed_forward_gate: Flag = True
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check_whole()
+        return self
+
+    def source(self) -> str:
+        return "A.X-K2 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(part, Component)
+            read = f.part(f"{where}_pre_norm", self.norm, x)
+            if where == "self_attn" or self.feed_forward_gate:
+                read = self._gated(f, where + GATE, read)
+            x = f.add(x, f.part(where, part, read))
+        return x
+
+    def _gated(self, f: Flow, name: str, x: Value) -> Value:
+        """The output of a norm, multiplied by its gate."""
+        with f.scope(name, kind="norm"):
+            inner = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
+            return f.mul(x, f.act(f.linear("up_proj", inner, *x.axes), "sigmoid"))
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        one = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
+        return [one, one.model_copy(update={"feed_forward_gate": False})]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class Gate(nn.Module):
+        """x: [batch, tokens, hidden] → the same, times what lies between 0 and 1."""
+
+        def __init__(self, hidden: int, rank: int) -> None:
+            super().__init__()
+            self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
+            return out
+
+    class GatedNormLayerReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: GatedNormLayer, around: Around) -> None:
+            super().__init__()
+            gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                if gated[name]:
+                    self.add_module(f"{name}_pre_norm_gate", Gate(around.hidden_size, spec.gated_norm_rank))
+                self.add_module(name, part.reference(around))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                y = self.get_submodule(f"{name}_pre_norm")(x)
+                gate = f"{name}_pre_norm_gate"
+                y = self.get_submodule(gate)(y) if hasattr(self, gate) else y
+                x = x + self.get_submodule(name)(y, run)
+            return x
+
+    return GatedNormLayerReference

@@ -1,0 +1,133 @@
+"""Gemma 4's layer: a sandwich, perhaps with a dense network beside the experts and a per-layer embedding at its end.
+
+transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Part
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..networks.moe import MoE
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+from .per_layer import PerLayerGate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Gemma4Layer(Layer):
+    """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the sum.
+
+    dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual
+        stream.
+    per_layer_input: what the layer does with its per-layer embedding.
+    """
+
+    type: Literal["gemma4"] = "gemma4"
+    dense: FeedForward | None = None
+    per_layer_input: PerLayerGate | None = None
+    norm_placement: Literal["sandwich"] = "sandwich"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check_whole()
+        if self.dense is not None and not isinstance(self.feed_forward, MoE):
+            raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
+        return self
+
+    def source(self) -> str:
+        return "Gemma 4 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        x = f.add(x, self._between_norms(f, "self_attn", self.attention, x))
+        if self.dense is None:
+            x = f.add(x, self._between_norms(f, "mlp", self.feed_forward, x))
+        else:
+            both = self._between_norms(f, "dense", self.dense, x)
+            both = f.add(both, self._between_norms(f, "mlp", self.feed_forward, x, seen=x))
+            x = f.add(x, f.part("sum_post_norm", self.norm, both))
+        if self.per_layer_input is not None:
+            x = f.add(x, f.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
+        return f.mul(x, f.buffer("scale", Axis("one", 1)))
+
+    def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **seen: Any) -> Value:
+        """The output of a sublayer that has a norm before it and another one on its output."""
+        assert isinstance(part, Component)
+        y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **seen)
+        return f.part(f"{name}_post_norm", self.norm, y)
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Without per-layer embeddings, which stand in the stack; one of its examples has them."""
+        rms = Norm(type="rmsnorm")
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
+        experts = MoE(num_experts=5, num_experts_per_tok=2, expert=dense, router_norm=rms, expert_scale=True)
+        return [
+            cls(attention=attention, feed_forward=dense, norm=rms),
+            cls(attention=attention, feed_forward=experts, dense=dense, norm=rms),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Scale(nn.Module):
+        value: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("value", torch.ones(1))
+
+    class Gemma4LayerReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: Gemma4Layer, around: Around) -> None:
+            super().__init__()
+            self.scale = Scale()
+            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                if isinstance(part, Component):
+                    self.add_module(name, part.reference(around))
+                    self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                    self.add_module(f"{name}_post_norm", spec.norm.reference(around))
+            if spec.dense is not None:
+                self.sum_post_norm = spec.norm.reference(around)
+            if spec.per_layer_input is not None:
+                self.per_layer_input = spec.per_layer_input.reference(around, spec.norm)
+
+        def _between_norms(self, name: str, x: Tensor, run: Run, **seen: Tensor) -> Tensor:
+            y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run, **seen)
+            out: Tensor = self.get_submodule(f"{name}_post_norm")(y)
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x + self._between_norms("self_attn", x, run)
+            if hasattr(self, "dense"):
+                both = self._between_norms("dense", x, run) + self._between_norms("mlp", x, run, seen=x)
+                x = x + self.sum_post_norm(both)
+            else:
+                x = x + self._between_norms("mlp", x, run)
+            if hasattr(self, "per_layer_input"):
+                x = x + self.per_layer_input(x, run)
+            return x * self.scale.value
+
+    return Gemma4LayerReference

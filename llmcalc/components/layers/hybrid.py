@@ -1,0 +1,101 @@
+"""A layer whose attention and state-space mixer read the same input side by side, and whose outputs are added
+(Falcon-H1, arXiv:2507.22448).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Nothing
+from ..choices import Mixer
+from ..mixers.attention import Attention
+from ..mixers.mamba import Mamba
+from ..mixers.mamba2 import Mamba2
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class HybridBlock(Layer):
+    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network around the residual stream,
+    all pre-norm.
+    """
+
+    type: Literal["hybrid"] = "hybrid"
+    state_space: Mixer
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field in ("attention", "state_space", "feed_forward"):
+            if isinstance(getattr(self, field), Nothing):
+                raise ValueError(
+                    f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'"
+                )
+        if self.without_norms:
+            raise ValueError("without_norms: a hybrid layer has both its norms; expected none of them named")
+        return self
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        return [*super().mixers(width), ("state_space", self.state_space, width)]
+
+    def source(self) -> str:
+        return "Falcon-H1 2025, §2.1"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.state_space, Component)
+        assert isinstance(self.feed_forward, Component)
+        read = f.part("mixers_pre_norm", self.norm, x)
+        x = f.add(x, f.part("self_attn", self.attention, read))
+        x = f.add(x, f.part("state_space", self.state_space, read))
+        return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network, norm = FeedForward(intermediate_size=40, hidden_act="silu", gated=True), Norm(type="rmsnorm")
+        mixers = (Mamba2.examples()[0], Mamba.examples()[0])
+        return [cls(attention=attention, feed_forward=network, norm=norm, state_space=mixer) for mixer in mixers]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class HybridReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: HybridBlock, around: Around) -> None:
+            super().__init__()
+            self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(around), spec.norm.reference(around)
+            for where, part in (
+                ("state_space", spec.state_space),
+                ("self_attn", spec.attention),
+                ("mlp", spec.feed_forward),
+            ):
+                assert isinstance(part, Component)
+                self.add_module(where, part.reference(around))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            y = self.mixers_pre_norm(x)
+            x = x + self.get_submodule("self_attn")(y, run) + self.get_submodule("state_space")(y, run)
+            out: Tensor = x + self.get_submodule("mlp")(self.mlp_pre_norm(x), run)
+            return out
+
+    return HybridReference

@@ -1,0 +1,229 @@
+"""Hyper-connections: the residual stream is several streams, which each sublayer reads, writes and mixes by weights of
+its own.
+
+Zhu 2024 (arXiv:2409.19606); constrained to doubly stochastic mixing by Xie 2025 (arXiv:2512.24880, §4), as DeepSeek-V4
+has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
+`DeepseekV4HyperHead`), models/hy_v4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ... import ops
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Part, Real, Streams
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
+"""On all streams of a token together, before the map that makes weights of them."""
+
+
+class HyperLayer(Layer):
+    """Each sublayer reads a weighted sum of several streams through a norm, and is added to all of them, mixed among
+    each other. One map of all streams of a token gives the weights.
+
+    hc_mult: the number of streams.
+    hc_sinkhorn_iters: the steps that make the weights of the mixture doubly stochastic; none where the streams are not
+        mixed.
+    hc_magnitude: the most by which a sublayer's output is multiplied.
+    hc_eps: added to the weights.
+    """
+
+    alone: ClassVar[bool] = False
+
+    type: Literal["hyper"] = "hyper"
+    hc_mult: Streams
+    hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
+    hc_magnitude: Real = Field(default=2.0, gt=0)
+    hc_eps: Real = Field(default=1e-6, ge=0)
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.check_whole()
+        return self
+
+    def source(self) -> str:
+        return "Xie et al. 2025, §4"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        """x: all streams."""
+        for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
+            assert isinstance(part, Component)
+            read, written, x = self._connected(f, f"{where}_connection", x)
+            read = f.part(f"{where}_pre_norm", self.norm, read)
+            y = f.part(where, part, read)
+            x = f.add(f.mul(written, y, axes=x.axes), x)
+        return x
+
+    def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
+        """What the sublayer reads, the weights that it is written to the streams with, and the streams mixed."""
+        streams, hidden = x.axes
+        mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
+        with f.scope(name, kind="residual"):
+            weights = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
+            read, written, *matrix = f.split(weights, (streams,), (streams,), *mixed)
+            summed = f.sum(f.mul(x, f.act(read, "sigmoid")), hidden)
+            written = f.act(written, "sigmoid")
+            if matrix:  # the steps that make it doubly stochastic are recorded as one
+                doubly = f.act(f.act(matrix[0], "softmax"), "sinkhorn")
+                x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
+            return summed, written, x
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["layer"](self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """None: its streams are made and summed by the stack, one of whose examples has them."""
+        return []
+
+
+class HyperStreams(Part):
+    """Before the first layer the embedding is copied into several streams; after the last they are summed by learned
+    weights.
+
+    hc_mult: the number of streams.
+    """
+
+    kind: ClassVar[str] = "residual"
+
+    hc_mult: Streams
+
+    def source(self) -> str:
+        return ""
+
+    def copied(self, f: Flow, x: Value) -> Value:
+        """The embedding in every stream."""
+        return f.repeat(x.seen(Axis("streams", 1), *x.axes), Axis("streams", self.hc_mult))
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """x: all streams. Their weighted sum."""
+        streams, hidden = x.axes
+        weights = f.act(_weights(f, x, Beside(((streams,),))), "sigmoid")
+        return f.sum(f.mul(x, weights), hidden)
+
+    def reference(self, around: Around) -> nn.Module:
+        """forward(streams [batch, tokens, hc_mult, hidden]) → [batch, tokens, hidden]."""
+        return _references()["head"](self.hc_mult, around.hidden_size)
+
+
+def _weights(f: Flow, x: Value, out: Beside) -> Value:
+    """What one map of all streams gives, scaled and shifted: each part of `out` has a scale of its own."""
+    raw = f.linear("map", f.normalized(x, PLAIN), out)
+    return f.core("offsets", ops.StreamOffsets(out.size, len(out.parts)), raw, axes=raw.axes)
+
+
+def hyper_example(**fields: Any) -> HyperLayer:
+    """A small layer. fields: in place of its own."""
+    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+    return HyperLayer(
+        **{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields}
+    )
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class Offsets(nn.Module):
+        """What is added to each weight, and how strongly each kind of weight depends on the token."""
+
+        def __init__(self, weights: int, kinds: int) -> None:
+            super().__init__()
+            self.base, self.scale = nn.Parameter(torch.zeros(weights)), nn.Parameter(torch.ones(kinds))
+
+    def normed(streams: Tensor) -> Tensor:
+        flat = streams.flatten(2)
+        return flat * torch.rsqrt(flat.float().square().mean(-1, keepdim=True) + 1e-6).to(flat.dtype)
+
+    class Mix(nn.Module):
+        """matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
+
+        def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
+            mixed: Tensor = matrix.transpose(-1, -2) @ streams
+            return mixed
+
+    class Connection(nn.Module):
+        """streams: [batch, tokens, n, hidden] → what the sublayer reads, how it is written, and the streams mixed."""
+
+        def __init__(self, spec: HyperLayer, hidden: int) -> None:
+            super().__init__()
+            self.spec, n = spec, spec.hc_mult
+            self.parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
+            self.map, self.offsets = (
+                nn.Linear(n * hidden, sum(self.parts), bias=False),
+                Offsets(sum(self.parts), len(self.parts)),
+            )
+            self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
+
+        def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            n, eps = self.spec.hc_mult, self.spec.hc_eps
+            scale, parts = self.offsets.scale, self.parts
+            read, write, *comb = (
+                w * scale[i] + b
+                for i, (w, b) in enumerate(
+                    zip(self.map(normed(streams)).split(parts, -1), self.offsets.base.split(parts), strict=True)
+                )
+            )
+            summed, strength = (
+                ((read.sigmoid() + eps)[..., None] * streams).sum(2),
+                self.spec.hc_magnitude * write.sigmoid(),
+            )
+            if self.mix is None or self.spec.hc_sinkhorn_iters is None:
+                return summed, strength + eps, streams
+            matrix = comb[0].unflatten(-1, (n, n)).softmax(-1) + eps
+            matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            for _ in range(self.spec.hc_sinkhorn_iters - 1):
+                matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+                matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+            return summed, strength, self.mix(matrix, streams)
+
+    class HyperLayerReference(nn.Module):
+        """x: [batch, tokens, streams, hidden] → the same."""
+
+        def __init__(self, spec: HyperLayer, around: Around) -> None:
+            super().__init__()
+            for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_connection", Connection(spec, around.hidden_size))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                self.add_module(name, part.reference(around))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                read, write, mixed = self.get_submodule(f"{name}_connection")(x)
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(read), run)
+                x = write[..., None] * y[:, :, None] + mixed
+            return x
+
+    class HeadReference(nn.Module):
+        def __init__(self, n: int, hidden: int) -> None:
+            super().__init__()
+            self.map, self.offsets = nn.Linear(n * hidden, n, bias=False), Offsets(n, 1)
+
+        def forward(self, streams: Tensor) -> Tensor:
+            weights = (self.map(normed(streams)) * self.offsets.scale + self.offsets.base).sigmoid() + 1e-6
+            total: Tensor = (weights[..., None] * streams).sum(2)
+            return total
+
+    return {"layer": HyperLayerReference, "head": HeadReference}

@@ -1,0 +1,120 @@
+"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector of each token, looked up and mapped once at
+the bottom.
+
+transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_model_projection`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Part, PerLayer, PerLayerVocab
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class PerLayerEmbedding(Component):
+    """The table of all layers' vectors, and a map of the token's embedding that is added to them.
+
+    vocab_size_per_layer_input: rows of the table; a token beyond them has the first. hidden_size_per_layer_input: what
+    one layer gets. norm: on each layer's part of the map.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    vocab_size_per_layer_input: PerLayerVocab
+    hidden_size_per_layer_input: PerLayer
+    norm: Norm
+
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
+        each = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
+        looked_up, _ = f.table("embed", Axis("vocab", self.vocab_size_per_layer_input), *each, of=x.rows)
+        mapped = f.linear("projection", x, *each)
+        return f.add(looked_up, f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source()))
+
+    def reference(self, around: Around, layers: int = 1) -> nn.Module:
+        return _references()["table"](self, around, layers)
+
+
+class PerLayerGate(Part):
+    """What a layer does with its vector: x + norm(W(act(Gx) · vector)), last in the layer.
+
+    hidden_size_per_layer_input: the width of the vector.
+    hidden_act: the activation on the gate Gx.
+    """
+
+    kind: ClassVar[str] = "feed_forward"
+
+    hidden_size_per_layer_input: PerLayer
+    hidden_act: Activation
+
+    def source(self) -> str:
+        return "Gemma 3n 2025"
+
+    def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
+        """What is added to x. norm: the layer's, on the output."""
+        width = Axis("per_layer", self.hidden_size_per_layer_input)
+        gate = f.act(f.linear("gate", x, width), self.hidden_act)
+        alone = Value(x.rows, (width,), fixed=True)  # recorded without the stack that makes the vectors
+        vectors: Value = f.memo.get("per_layer", alone)  # of all layers, of which each one sees its own
+        y = f.mul(gate, vectors.seen(width))
+        return f.part("norm", norm, f.linear("projection", y, *x.axes))
+
+    def reference(self, around: Around, norm: Norm) -> nn.Module:
+        return _references()["gate"](self, around, norm)
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    from torch import nn
+
+    class Table(nn.Module):
+        """x: the tokens' embeddings, [batch, tokens, hidden] → [batch, tokens, layers, width]."""
+
+        def __init__(self, spec: PerLayerEmbedding, around: Around, layers: int) -> None:
+            super().__init__()
+            self.rows, self.width, self.hidden = (
+                spec.vocab_size_per_layer_input,
+                spec.hidden_size_per_layer_input,
+                around.hidden_size,
+            )
+            self.embed = nn.Embedding(self.rows, layers * self.width)
+            self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
+            self.norm = spec.norm.reference(Around(self.width))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            assert run.ids is not None, "per-layer embeddings are looked up by token"
+            looked_up = self.embed(run.ids * (run.ids < self.rows)) * self.width**0.5
+            mapped = self.projection(x) * self.hidden**-0.5
+            both: Tensor = self.norm(mapped.unflatten(-1, (-1, self.width))) + looked_up.unflatten(-1, (-1, self.width))
+            return both * 2**-0.5
+
+    class Gate(nn.Module):
+        """x: [batch, tokens, hidden] → what is added to it."""
+
+        def __init__(self, spec: PerLayerGate, around: Around, norm: Norm) -> None:
+            super().__init__()
+            self.act = spec.hidden_act
+            self.gate = nn.Linear(around.hidden_size, spec.hidden_size_per_layer_input, bias=False)
+            self.projection = nn.Linear(spec.hidden_size_per_layer_input, around.hidden_size, bias=False)
+            self.norm = norm.reference(around)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            assert run.per_layer is not None, "the stack has no per-layer embeddings"
+            gated = activate(self.act, self.gate(x)) * run.per_layer[:, :, run.layer]
+            out: Tensor = self.norm(self.projection(gated))
+            return out
+
+    return {"table": Table, "gate": Gate}

@@ -1,0 +1,117 @@
+"""LongCat-Flash's layer: two transformer layers in one, and experts on a shortcut from the first of them to the end.
+
+The experts read what the first dense network reads, and what they give is added at the end of the layer, so that the
+second attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,
+arXiv:2509.01322), §2.2, after Cai et al. 2024 (arXiv:2404.05019). transformers: models/longcat_flash
+(`LongcatFlashDecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Component, Nothing
+from ..mixers.attention import Attention
+from ..mixers.mla import MLA
+from ..networks.feed_forward import FeedForward
+from ..networks.moe import MoE
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ShortcutLayer(Layer):
+    """Attention, a dense network, attention, a dense network, each behind a norm; feed_forward: the experts beside all
+    but the first attention.
+
+    attention, dense: there are two of each, alike and with weights of their own; each attention has its own cache.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["shortcut"] = "shortcut"
+    dense: FeedForward
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.attention, Nothing) or self.without_norms:
+            raise ValueError("attention, without_norms: a 'shortcut' layer has two attentions, with all of its norms")
+        if not isinstance(self.feed_forward, MoE):
+            raise ValueError("feed_forward.type: what stands on the shortcut are experts; expected 'moe'")
+        return self
+
+    def source(self) -> str:
+        return "LongCat-Flash 2025, §2.2"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.feed_forward, Component)
+        x, read = self._attended(f, x, 0)
+        aside = f.part("mlp", self.feed_forward, read)
+        x = f.add(x, f.part("dense", self.dense, read, nth=0))
+        x, read = self._attended(f, x, 1)
+        x = f.add(x, f.part("dense", self.dense, read, nth=1))
+        return f.add(x, aside)
+
+    def _attended(self, f: Flow, x: Value, nth: int) -> tuple[Value, Value]:
+        """The residual stream after one of the two attentions, and what the dense network after it reads."""
+        assert isinstance(self.attention, Component)
+        read = f.part("self_attn_pre_norm", self.norm, x, nth=nth)
+        x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
+        return x, f.part("dense_pre_norm", self.norm, x, nth=nth)
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        experts = MoE(num_experts=5, num_experts_per_tok=2, zero_expert_num=3, expert=dense, score_correction_bias=True)
+        plain = FeedForward(intermediate_size=12, hidden_act="gelu", up_bias=True, down_bias=True)
+        few = MoE(num_experts=3, num_experts_per_tok=1, expert=plain)
+        return [
+            cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),
+            cls(attention=grouped, feed_forward=few, dense=plain, norm=Norm(type="layernorm")),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class ShortcutReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: ShortcutLayer, around: Around) -> None:
+            super().__init__()
+            assert not isinstance(spec.attention, Nothing)
+            assert not isinstance(spec.feed_forward, Nothing)
+            first_and_second = range(2)
+            self.self_attn = nn.ModuleList(spec.attention.reference(around) for _ in first_and_second)
+            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(around) for _ in first_and_second)
+            self.dense = nn.ModuleList(spec.dense.reference(around) for _ in first_and_second)
+            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(around) for _ in first_and_second)
+            self.mlp = spec.feed_forward.reference(around)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), run)
+            read = self.dense_pre_norm[0](x)
+            aside = self.mlp(read, run)
+            x = x + self.dense[0](read, run)
+            x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), run)
+            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), run) + aside
+            return out
+
+    return ShortcutReference

@@ -1,0 +1,295 @@
+"""Zamba: state-space layers, before some of which one transformer block runs again and again with the same weights.
+
+Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the stream beside the embedded tokens, twice as wide together,
+and a map of the layer's own adds what it gives to what the layer's mixer reads. Zamba 2 (Glorioso 2024,
+arXiv:2411.15242): several such blocks in turn, with a low-rank adapter for each layer that runs one. A block's adapters
+stand, as in the checkpoints, with its weights: in the first layer that runs it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.tree import Role
+from ...flow.value import Value
+from ..base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part
+from ..mixers.attention import Adapter, Attention
+from ..mixers.mamba import Mamba
+from ..mixers.mamba2 import Mamba2
+from ..networks.feed_forward import FeedForward, activate
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Layer, Sharing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Others: TypeAlias = tuple[Number, Role]
+"""The adapters of other layers that a block holds beside its own: how many, and how they stand there."""
+
+
+class SharedBlock(Part):
+    """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its
+    own.
+
+    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given.
+    feed_forward: the gated network.
+    adapter_rank: the rank of the adapters beside the maps up of the feed-forward network; none, if not given.
+    attention_adapters: whether there are adapters beside the query, key and value maps too.
+    idle_adapters: the number of adapters of other layers in a block that no layer shares (Zamba 2's classes where
+        nothing is tied).
+    """
+
+    kind: ClassVar[str] = ""
+
+    attention: Attention
+    feed_forward: FeedForward
+    adapter_rank: Inner | None = None
+    attention_adapters: Flag = False
+    idle_adapters: int = Field(default=0, ge=0, le=MOST_LAYERS, strict=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (
+            not self.feed_forward.gated
+            or self.feed_forward.sub_norm is not None
+            or self.feed_forward.hidden_act == "xielu"
+        ):
+            raise ValueError(
+                "feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm"
+            )
+        if (self.attention_adapters or self.idle_adapters) and self.adapter_rank is None:
+            raise ValueError("adapter_rank: missing; attention_adapters and idle_adapters need one")
+        if self.attention.kv_shared or self.attention.block_indexer is not None:
+            raise ValueError(
+                "attention: the shared block makes keys and values of its own, and chooses none; expected no "
+                "kv_shared and no block_indexer"
+            )
+        return self
+
+    def source(self) -> str:
+        return "Glorioso et al. 2024, §2"
+
+    def flow(self, f: Flow, x: Value, norm: Norm, others: Others | None = None) -> Value:
+        """norm: the layer's. others: the adapters of other layers that the block holds."""
+
+        def adapter(read: Value, out: Shape) -> Value:
+            return self._adapted(f, read, out, others)
+
+        embedded: Value = f.memo.get("embedded", x)  # of the first layer, or of one alone, they are the same
+        both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        read = f.part("self_attn_pre_norm", norm, both)
+        beside = adapter if self.attention_adapters else None
+        y = f.part("self_attn", self.attention, read, out=x.axes, adapter=beside)
+        y = f.part("mlp_pre_norm", norm, y)
+        if self.adapter_rank is None:
+            return f.part("mlp", self.feed_forward, y)
+        with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
+            return self._network(f, y, adapter)
+
+    def _network(self, f: Flow, x: Value, adapter: Adapter) -> Value:
+        """The feed-forward network with an adapter beside both of its maps up."""
+        network, inner = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
+        gate = f.linear("gate_proj", x, inner, bias=network.gate_bias)
+        up = f.linear("up_proj", x, inner, bias=network.up_bias)
+        to_gate, to_up = f.split(adapter(x, (Beside(((inner,), (inner,))),)), (inner,), (inner,))
+        y = f.mul(f.act(f.add(gate, to_gate), network.hidden_act), f.add(up, to_up))
+        return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
+
+    def _adapted(self, f: Flow, x: Value, out: Shape, others: Others | None) -> Value:
+        """The low-rank map of the layer that runs, which those of other layers stand beside."""
+
+        def mapped() -> Value:
+            return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+
+        about: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
+        with f.scope("adapters", indices=range(1), **about):
+            y = mapped()
+        if others is not None:
+            number, role = others
+            which = range(1, number + 1) if isinstance(number, int) else None
+            with f.scope("adapters", repeat=number, indices=which, role=role, **about):
+                mapped()
+        return y
+
+
+class ZambaLayer(Layer):
+    """A mixer layer before which a shared block runs. Stack.shared_layers names the kinds of layer that share theirs.
+
+    transformer: the shared block.
+    """
+
+    alone: ClassVar[bool] = False
+    shares_all: ClassVar[bool] = False
+
+    type: Literal["zamba"] = "zamba"
+    feed_forward: Nothing = Nothing()
+    transformer: SharedBlock
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if isinstance(self.attention, Nothing):
+            raise ValueError(
+                "attention: the layer has a mixer of its own after the shared block; expected another type than 'none'"
+            )
+        return self
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
+
+    def source(self) -> str:
+        return "Glorioso et al. 2024, §2"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        others: Others | None = None
+        if sharing is not None and sharing.first:
+            others = sharing.others, "kept"
+        elif self.transformer.idle_adapters:
+            others = self.transformer.idle_adapters, "idle"
+        role: Role = "own" if sharing is None or sharing.first else "shared"
+        y = f.part("transformer", self.transformer, x, norm=self.norm, others=others, role=role)
+        y = f.linear("linear", y, *x.axes, kind="attention")
+        read = f.part("mixer_pre_norm", self.norm, f.add(x, y))
+        return f.add(x, f.part("mixer", self.attention, read))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention, network = (
+            Attention(num_attention_heads=4),
+            FeedForward(intermediate_size=20, hidden_act="gelu", gated=True),
+        )
+        rotary = attention.model_copy(update={"position": Rope()})
+        blocks: list[tuple[Any, SharedBlock]] = [
+            (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
+            (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
+            (
+                Mamba2.examples()[1],
+                SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True),
+            ),
+            (
+                Mamba2.examples()[1],
+                SharedBlock(
+                    attention=rotary, feed_forward=network, adapter_rank=3, attention_adapters=True, idle_adapters=2
+                ),
+            ),
+        ]
+        return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Adapter(nn.Module):
+        """x: [..., n_in] → [..., n_out]."""
+
+        def __init__(self, n_in: int, rank: int, n_out: int) -> None:
+            super().__init__()
+            self.down, self.up = nn.Linear(n_in, rank, bias=False), nn.Linear(rank, n_out, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.up(self.down(x))
+            return out
+
+    def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
+        """The layer's own, which runs, and those that it holds for nothing."""
+        return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
+
+    class Adapted(nn.Linear):
+        """A map and, beside it, the adapter of the layer that runs it; further ones are kept for other layers."""
+
+        def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
+            super().__init__(n_in, n_out, bias=bias)
+            self.adapters = adapters(spec, n_in, n_out)
+
+        def forward(self, x: Tensor) -> Tensor:
+            adapted: Tensor = super().forward(x) + self.adapters[0](x)
+            return adapted
+
+    class Network(nn.Module):
+        def __init__(self, spec: SharedBlock, around: Around) -> None:
+            super().__init__()
+            self.act = spec.feed_forward.hidden_act
+            for name, child in spec.feed_forward.reference(around).named_children():
+                self.add_module(name, child)
+            if spec.adapter_rank is not None:
+                self.adapters = adapters(spec, around.hidden_size, 2 * spec.feed_forward.intermediate_size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            gate, up = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
+            if hasattr(self, "adapters"):
+                to_gate, to_up = self.adapters[0](x).chunk(2, -1)
+                gate, up = gate + to_gate, up + to_up
+            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up)
+            return out
+
+    class BlockReference(nn.Module):
+        """The stream beside the embedded tokens, [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
+
+        def __init__(self, spec: ZambaLayer, around: Around) -> None:
+            super().__init__()
+            block, hidden = spec.transformer, around.hidden_size
+            wide = Around(2 * hidden, output_size=hidden)
+            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(wide), spec.norm.reference(around)
+            self.self_attn, self.mlp = block.attention.reference(wide), Network(block, around)
+            for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+                old: Any = getattr(self.self_attn, name)
+                setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block, old.bias is not None))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            y = self.self_attn(self.self_attn_pre_norm(x), run)
+            out: Tensor = self.mlp(self.mlp_pre_norm(y))
+            return out
+
+    class ZambaReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: ZambaLayer, around: Around) -> None:
+            super().__init__()
+            self.transformer = BlockReference(spec, around)
+            self.linear = nn.Linear(around.hidden_size, around.hidden_size, bias=False)
+            assert isinstance(spec.attention, Component)
+            self.mixer_pre_norm, self.mixer = spec.norm.reference(around), spec.attention.reference(around)
+
+        def share(self, first: ZambaReference) -> None:
+            """Takes the first such layer's block for its own, and leaves its adapters with it."""
+            if first is self:
+                return
+            for path, module in list(self.transformer.named_modules()):
+                if not path.endswith("adapters"):
+                    continue
+                mine: Any = module.get_submodule("0")
+                keeper: Any = first.transformer.get_submodule(path)
+                kept = Adapter(mine.down.in_features, mine.down.out_features, mine.up.out_features)
+                kept.down.weight, kept.up.weight = mine.down.weight, mine.up.weight
+                keeper.append(kept)
+            for path, parameter in list(first.transformer.named_parameters()):
+                holder, _, name = path.rpartition(".")
+                if "adapters." not in path:
+                    setattr(self.transformer.get_submodule(holder), name, parameter)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            assert run.embedded is not None
+            added = self.linear(self.transformer(torch.cat([x, run.embedded], -1), run))
+            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + added), run)
+            return out
+
+    return ZambaReference

@@ -1,0 +1,1 @@
+"""Parts that move information between tokens, one file each."""

@@ -1,0 +1,586 @@
+"""Softmax attention over heads.
+
+Multi-head (Vaswani 2017, §3.2), multi-query (Shazeer 2019, arXiv:1911.02150) and grouped-query (Ainslie 2023,
+arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks
+(gpt-oss), logit soft-capping (Gemma 2). The same part attends to the encoder's output where it stands as
+cross-attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number, exact_div, same
+from ...flow.axis import Axis, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    Part,
+    Real,
+    Standing,
+    TokenMixer,
+    Unscalable,
+    ValueDim,
+    Window,
+    check_groups,
+)
+from ..choice import only
+from ..norm import Norm, norm_reference
+from ..position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
+from ..runtime import Run, allowed, cache_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .block_indexer import BlockIndexer
+else:
+    BlockIndexer = only("mixers.block_indexer:BlockIndexer")
+
+
+class QKNorm(Part):
+    """A norm on queries and keys.
+
+    scope: `head`, one set of head_dim weights for all heads (Qwen3); `per_head`, one set for each head (Command R+);
+    `projection`, over all heads at once (OLMo 2). order: before or after RoPE.
+    """
+
+    norm: Norm
+    scope: Literal["head", "per_head", "projection"] = "head"
+    order: Literal["before_rope", "after_rope"] = "before_rope"
+
+
+Adapter: TypeAlias = Callable[[Value, Shape], Value]
+"""A part beside a map: what it adds to the map's output, of the value that the map reads and the output's axes."""
+
+SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
+"""Positions that are for attention in both directions alone, or for causal attention alone."""
+
+
+class Attention(TokenMixer):
+    """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
+
+    num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim:
+    of a value, where it is not that of a query and a key (MiMo-V2).
+    sliding_window: a token sees so many tokens, itself included (in an encoder in the middle of them).
+    attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their
+    norm and positions, so there is no value projection; both are still cached (Gemma 4).
+    output_gate: what the heads give is multiplied by the sigmoid of a map of the layer's input (Qiu 2025,
+    arXiv:2505.06708), one value for each element of it or one for each head; Qwen3-Next holds that map in q_proj.
+    gate_bias: of that map.
+    sub_norm: on what the heads give together, before the output map (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
+    v_norm: on each value. kv_shared: keys and values are those of the nearest layer below that attends alike and makes
+    its own (Gemma 3n, Gemma 4).
+    block_indexer: chooses which blocks of earlier tokens are attended to (MiniMax-M3).
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+
+    type: Literal["attention"] = "attention"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads | None = None
+    head_dim: HeadDim | None = None
+    v_head_dim: ValueDim | None = None
+    q_bias: Flag = False
+    k_bias: Flag = False
+    v_bias: Flag = False
+    o_bias: Flag = False
+    qk_norm: QKNorm | None = None
+    sliding_window: Window | None = None
+    attention_chunk_size: Window | None = None
+    sinks: Flag = False
+    attention_k_eq_v: Flag = False
+    output_gate: Literal["element", "head"] | None = None
+    gate_bias: Flag = False
+    sub_norm: Norm | None = None
+    v_norm: Norm | None = None
+    kv_shared: Flag = False
+    attn_logit_softcapping: Real | None = Field(default=None, gt=0)
+    position: ScorePosition | None = None
+    block_indexer: BlockIndexer | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        if k is not None:
+            check_groups(a, k)
+        if self.sliding_window is not None and self.attention_chunk_size is not None:
+            raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
+        if self.v_head_dim is not None and (self.attention_k_eq_v or isinstance(self.position, TransformerXL)):
+            raise ValueError(
+                "v_head_dim: values that are the keys, and transformer_xl, have the size of a key; expected none"
+            )
+        if self.block_indexer is not None and (
+            self.sliding_window is not None or self.attention_chunk_size is not None or self.kv_shared
+        ):
+            raise ValueError(
+                "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
+            )
+        if self.block_indexer is not None and (
+            self.num_attention_heads % self.block_indexer.index_n_heads or self.block_indexer.index_head_dim % 2
+        ):
+            raise ValueError(
+                "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
+            )
+        if self.gate_bias and self.output_gate is None:
+            raise ValueError("gate_bias: there is no output_gate to have one")
+        if isinstance(self.position, TransformerXL) and (
+            self.sliding_window is not None or self.attention_chunk_size is not None
+        ):
+            raise ValueError(
+                "position.type: 'transformer_xl' is for full attention; expected no sliding_window and no "
+                "attention_chunk_size"
+            )
+        return self
+
+    def check_width(self, where: str, width: int) -> None:
+        """Raises `ValueError` where no whole heads can be made of what it reads, or RoPE cannot turn them.
+        where: what to call it.
+        """
+        a = self.num_attention_heads
+        if self.head_dim is None and width % a:
+            raise ValueError(
+                f"{where}.num_attention_heads: {a} does not divide hidden_size {width}; expected a divisor, or a "
+                "head_dim of its own"
+            )
+        if isinstance(self.position, Rope):
+            self.position.check(width // a if self.head_dim is None else self.head_dim, f"{where}.position")
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(*self.sizes(width))
+
+    def trait(self) -> str:
+        if self.sliding_window is not None:
+            return "sliding"
+        return "full" if self.attention_chunk_size is None else "chunked"
+
+    def reach(self) -> tuple[int, ...]:
+        blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
+        return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self if self.sizes(width)[1] == number else self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if self.block_indexer is not None:
+            raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
+        other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
+        if other_size and self.v_head_dim is not None:
+            raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
+        if isinstance(self.position, Rope):
+            self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        self.check_width(place.where, place.width)
+        kind = "" if self.position is None else self.position.type
+        expected = SIDES_OF_POSITIONS.get(kind, place.side)
+        if place.side != expected:
+            directions = "in both directions" if expected == "encoder" else "that is causal"
+            side = "an encoder" if expected == "encoder" else "a decoder"
+            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
+        for field in ("attention_chunk_size", "block_indexer"):
+            if place.side == "encoder" and getattr(self, field) is not None:
+                raise ValueError(f"{place.where}.{field}: stands in causal attention; expected a decoder")
+
+    def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
+        """(query heads, key/value heads, head size)."""
+        a = self.num_attention_heads
+        k = a if self.num_key_value_heads is None else self.num_key_value_heads
+        d = exact_div(hidden_size, a) if self.head_dim is None else self.head_dim
+        return a, k, d
+
+    def attends_like(self) -> tuple[int | None, ...]:
+        """What layers must have in common to share keys and values."""
+        heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+        return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
+
+    def _attends_as(self, other: Attention) -> bool:
+        """Whether the other makes keys and values that this one can share."""
+        return all(map(same, self.attends_like(), other.attends_like()))
+
+    def flow(
+        self,
+        f: Flow,
+        x: Value,
+        memory: Value | None = None,
+        out: Shape | None = None,
+        adapter: Adapter | None = None,
+    ) -> Value:
+        """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default.
+
+        adapter: the part beside each of the query, key and value maps, whose output is added to theirs.
+        """
+        a, k, d = self.sizes(x.width)
+        heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        seen = x if memory is None else memory
+        keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
+        q, biased = self._scored_by_position(f, x, q, keys, heads, dim)
+        keys, values = f.repeat(keys, heads), f.repeat(values, heads)
+        if self.block_indexer is None:
+            limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
+        else:
+            limits = self.block_indexer.flow(f, x)
+        cap = self.attn_logit_softcapping
+        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, biased=biased, **limits)
+        if self.sinks:
+            f.vector("sinks", heads)
+        if self.output_gate is not None:
+            gates = (heads, size) if self.output_gate == "element" else (heads,)
+            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.gate_bias), "sigmoid"))
+        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
+        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+
+    def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
+        """Queries or keys with their norm and their positions, in the order the spec gives."""
+        qk = self.qk_norm
+
+        def normed(v: Value) -> Value:
+            assert qk is not None
+            over = v.axes if qk.scope == "projection" else (dim,)
+            by = v.axes[0] if qk.scope == "per_head" else None
+            return f.norm(name, v, qk.norm, over, by if isinstance(by, Axis) else None)
+
+        x = normed(x) if qk is not None and qk.order == "before_rope" else x
+        x = f.rope(x, self.position) if isinstance(self.position, Rope) else x
+        return normed(x) if qk is not None and qk.order == "after_rope" else x
+
+    def _keys_and_values(
+        self,
+        f: Flow,
+        x: Value,
+        heads: Axis,
+        dim: Axis,
+        size: Axis,
+        crossing: bool,
+        adapter: Adapter | None,
+    ) -> tuple[Value, Value]:
+        """Those that this layer makes, or those of the last layer that attends alike."""
+        made: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
+        if self.kv_shared:
+            nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
+            alike = (one for one in reversed(made) if self._attends_as(one[0]))
+            _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
+            return keys, values
+        raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+        keys = self._placed(f, raw, "k_norm", dim)
+        values = raw
+        if not self.attention_k_eq_v:
+            values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+        values = values if self.v_norm is None else f.norm("v_norm", values, self.v_norm, (size,))
+        if f.causal or crossing:
+            limit, held = self._held(crossing)
+            keys, values = f.cache("cache", held, keys, values, limit=limit)
+        if not crossing:
+            made.append((self, keys, values))
+        return keys, values
+
+    def _scored_by_position(
+        self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis, dim: Axis
+    ) -> tuple[Value, bool]:
+        """The queries, and whether something is added to their scores; with what adds it."""
+        position = self.position
+        if isinstance(position, LayerBias):
+            position.flow(f, heads)
+        elif isinstance(position, TransformerXL):
+            with f.scope("relative", source="Dai et al. 2019, §3.3"):
+                q = position.flow(f, x, q, heads, dim)
+        elif position is not None and position.type == "disentangled":
+            with f.scope("disentangled", source="He et al. 2020, §3.1"):
+                position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
+        return q, position is not None and position.type != "rope"
+
+    def _held(self, crossing: bool) -> tuple[Number, str]:
+        """How many tokens the cache holds, and what kind of cache that is."""
+        if crossing:
+            return None, "cross_attention"
+        if self.sliding_window is not None:
+            return self.sliding_window, "sliding_attention"
+        if self.attention_chunk_size is not None:
+            return self.attention_chunk_size, "chunked_attention"
+        return None, "full_attention"
+
+    def source(self) -> str:
+        if self.num_key_value_heads is None:
+            return "Vaswani et al. 2017, §3.2.2"
+        one = (
+            isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
+        )  # an array or a symbol is no one number
+        return "Shazeer 2019, §3" if one else "Ainslie et al. 2023, §2"
+
+    def describe(self, hidden_size: int) -> str:
+        a, k, d = self.sizes(hidden_size)
+        name = "MHA" if k == a else "MQA" if k == 1 else "GQA"
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
+        return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        from .block_indexer import BlockIndexer
+
+        indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
+        rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
+        return [
+            cls(num_attention_heads=4),
+            cls(
+                num_attention_heads=4, num_key_value_heads=2, head_dim=16, position=rope
+            ),  # head_dim is not hidden / heads
+            cls(num_attention_heads=4, num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
+            cls(num_attention_heads=4, k_bias=True, v_bias=True, position=half_rope),
+            cls(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms), position=rope),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope"),
+                position=rope,
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=6,
+                qk_norm=QKNorm(norm=rms, scope="projection"),
+                position=rope,
+            ),
+            cls(num_attention_heads=4, num_key_value_heads=2, sliding_window=5, sinks=True, position=rope),
+            cls(num_attention_heads=4, attention_chunk_size=6, attn_logit_softcapping=30.0),
+            cls(num_attention_heads=4, position=TransformerXL()),
+            cls(num_attention_heads=4, num_key_value_heads=2, position=rope, block_indexer=indexer),
+            cls(
+                num_attention_heads=4,
+                head_dim=8,
+                position=LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16),
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                output_gate="element",
+                gate_bias=True,
+                position=rope,
+            ),
+            cls(num_attention_heads=4, num_key_value_heads=2, output_gate="head", position=rope),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                v_head_dim=5,
+                sliding_window=5,
+                output_gate="element",
+                position=rope,
+            ),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                attention_k_eq_v=True,
+                qk_norm=QKNorm(norm=rms),
+                v_norm=rms,
+                position=rope,
+            ),
+        ]
+
+
+def _projected(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+    """Queries, keys or values; with what an adapter adds to them, where there is one."""
+    if adapter is None:
+        return f.linear(name, x, *out, bias=bias)
+    with f.scope(name):
+        return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
+
+        def forward(
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            mask: Tensor | None,
+            bias: Tensor | None,
+            cap: float | None,
+            sinks: Tensor | None,
+        ) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
+            if bias is not None:
+                scores = scores + bias.to(scores.dtype)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, float("-inf"))
+            if sinks is not None:  # one more key that every query sees and that has no value
+                sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+                return torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype) @ v
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    class AttentionReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: Attention, around: Around) -> None:
+            super().__init__()
+            self.spec, self.causal, self.cross = spec, around.causal, around.cross
+            self.heads = spec.num_attention_heads
+            self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
+            self.head_dim = spec.head_dim or around.hidden_size // spec.num_attention_heads
+            self.value_dim = spec.v_head_dim or self.head_dim
+            width = around.hidden_size
+            seen = around.source_size or width if around.cross else width
+            self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
+            if not spec.kv_shared:
+                self.k_proj = nn.Linear(seen, self.kv_heads * self.head_dim, bias=spec.k_bias)
+            if not spec.attention_k_eq_v and not spec.kv_shared:
+                self.v_proj = nn.Linear(seen, self.kv_heads * self.value_dim, bias=spec.v_bias)
+            self.o_proj = nn.Linear(self.heads * self.value_dim, around.output_size or width, bias=spec.o_bias)
+            if spec.output_gate is not None:
+                gates = self.heads * self.value_dim if spec.output_gate == "element" else self.heads
+                self.gate_proj = nn.Linear(width, gates, bias=spec.gate_bias)
+            if spec.sub_norm is not None:
+                self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
+            self.core = Core()
+            if spec.block_indexer is not None:
+                self.indexer: Any = spec.block_indexer.reference(around, getattr(spec.position, "rope_theta", 10000.0))
+            if isinstance(spec.position, LayerBias):
+                self.relative_bias = spec.position.reference(around, self.heads)
+            if spec.position is not None and spec.position.type == "disentangled":
+                self.disentangled = spec.position.reference(around, self.heads, self.head_dim)
+            if isinstance(spec.position, TransformerXL):
+                self.relative = spec.position.reference(around, self.heads, self.head_dim)
+            self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
+            if (self.causal or self.cross) and not spec.kv_shared:
+                self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
+            if spec.qk_norm is not None:
+                self.q_norm = norm_reference(spec.qk_norm.norm, *self._norm_shape(self.heads))
+                if not spec.kv_shared:
+                    self.k_norm = norm_reference(spec.qk_norm.norm, *self._norm_shape(self.kv_heads))
+            if spec.v_norm is not None and not spec.kv_shared:
+                self.v_norm = norm_reference(spec.v_norm, self.value_dim)
+
+        def _norm_shape(self, heads: int) -> tuple[int, ...]:
+            assert self.spec.qk_norm is not None
+            return {
+                "head": (self.head_dim,),
+                "per_head": (heads, 1, self.head_dim),
+                "projection": (heads * self.head_dim,),
+            }[self.spec.qk_norm.scope]
+
+        def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+            """x: [batch, heads, tokens, head_dim]."""
+            assert self.spec.qk_norm is not None
+            if self.spec.qk_norm.scope != "projection":
+                normed: Tensor = norm(x)
+                return normed
+            flat = x.transpose(1, 2).flatten(2)
+            whole: Tensor = norm(flat).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            return whole
+
+        def _placed(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
+            """Queries or keys with their norm and their positions, in the order the spec gives."""
+            order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
+            if order == "before_rope":
+                x = self._normed(x, getattr(self, norm))
+            if isinstance(self.spec.position, Rope):
+                x = self.spec.position.rotated(x, run, start)
+            return self._normed(x, getattr(self, norm)) if order == "after_rope" else x
+
+        def _heads_of(self, projected: Tensor, width: int) -> Tensor:
+            heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
+            return heads
+
+        def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            if self.cross:
+                held = None if run.store is None else run.store.get(self.cache)
+                if held is not None:
+                    return held[0], held[1]
+                assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
+                x = run.memory
+            raw = self._heads_of(self.k_proj(x), self.head_dim)
+            k = self._placed(raw, "k_norm", run, 0 if self.cross else run.past)
+            v = raw if self.spec.attention_k_eq_v else self._heads_of(self.v_proj(x), self.value_dim)
+            v = self.v_norm(v) if hasattr(self, "v_norm") else v
+            return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
+
+        def _own_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """Keys and values that this layer makes, or those of the last one that attends alike."""
+            if self.cross:
+                return self._keys_and_values(x, run)
+            spec = self.spec
+            alike = (
+                "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
+            )  # fmt: skip
+            if not self.spec.kv_shared:
+                run.memo[alike] = self._keys_and_values(x, run)
+            made: tuple[Tensor, Tensor] = run.memo[alike]
+            return made
+
+        def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
+            """Which keys each query may see, and what is added to their scores."""
+            queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
+            mask = allowed(
+                run,
+                end,
+                queries,
+                keys,
+                x.device,
+                causal=self.causal,
+                window=spec.sliding_window,
+                chunk=spec.attention_chunk_size,
+            )
+            if hasattr(self, "relative_bias"):
+                return mask, self.relative_bias(run.span(run.past, end, x.device), run.span(end - keys, end, x.device))
+            make: Any = partial(alibi_bias, self.heads) if isinstance(spec.position, Alibi) else run.bias
+            if make is None:
+                return mask, None
+            spans = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)
+            return mask, run.once(("bias", self.heads, end, queries, keys), lambda: make(*spans))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q = self._placed(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            k, v = self._own_or_shared(x, run)
+            mask, bias = (None, None) if self.cross else self._seen(x, k, run)
+            if hasattr(self, "relative"):
+                q, bias = self.relative(q, run, run.past + x.shape[1])
+            if hasattr(self, "disentangled"):
+                q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
+            group = self.heads // self.kv_heads
+            if group > 1:
+                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            if hasattr(self, "indexer"):
+                k, v, mask = self.indexer.narrow(x, k, v, run)
+            sinks = self.sinks.weight if self.sinks is not None else None
+            out = self.core(q, k, v, mask, bias, self.spec.attn_logit_softcapping, sinks)
+            out = out.transpose(1, 2)
+            if hasattr(self, "gate_proj"):
+                out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
+            whole = out.flatten(2)
+            result: Tensor = self.o_proj(self.sub_norm(whole) if hasattr(self, "sub_norm") else whole)
+            return result
+
+    return AttentionReference

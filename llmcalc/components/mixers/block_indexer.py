@@ -1,0 +1,116 @@
+"""Which blocks of earlier tokens a token attends to: MiniMax-M3's indexer.
+
+Each token scores every earlier one with a few small heads of its own; a block counts as much as the best token in it,
+and the best index_topk_blocks are attended to, the token's own and those right before it always among them.
+transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, HeadDim, Heads, Part, TopK, Window
+from ..norm import Norm, norm_reference
+from ..position import rotate
+from ..runtime import Run, cache_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class BlockIndexer(Part):
+    """index_n_heads small queries against one key a token; each head chooses for as many heads of the attention."""
+
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_block_size: Window
+    index_topk_blocks: TopK
+    index_local_blocks: TopK = 1
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens that each token attends to at most."""
+        return self.index_block_size * self.index_topk_blocks
+
+    def flow(self, f: Flow, x: Value) -> dict[str, Any]:
+        """Chooses blocks for the attention that it stands in; gives back what the core of that is made with."""
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        with f.scope("indexer", role="no_grad"):
+            q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
+            keys = f.norm("k_norm", f.linear("k_proj", x, dim), self.norm)
+            (keys,) = f.cache("cache", "indexer", keys)
+            keys = keys.seen(Axis("one", 1), dim)
+            f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("none", 0)))
+        return {"core": ops.BlockCore, "block": self.index_block_size, "blocks": self.index_topk_blocks}
+
+    def reference(self, around: Around, theta: float) -> nn.Module:
+        return _reference()(self, around.hidden_size, theta)
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            scores: Tensor = q @ k[:, None].transpose(-1, -2)
+            return scores
+
+    class BlockIndexerReference(nn.Module):
+        """x: [batch, tokens, hidden] → which earlier tokens each may see, [batch, index heads, tokens, keys]."""
+
+        def __init__(self, spec: BlockIndexer, hidden: int, theta: float) -> None:
+            super().__init__()
+            self.spec, self.theta = spec, theta
+            self.q_proj = nn.Linear(hidden, spec.index_n_heads * spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.q_norm, self.k_norm = (
+                norm_reference(spec.norm, spec.index_head_dim),
+                norm_reference(spec.norm, spec.index_head_dim),
+            )
+            self.cache, self.core = cache_class()(), Core()
+
+        def _turn(self, x: Tensor, run: Run) -> Tensor:
+            return rotate(x, run, run.past, self.spec.index_head_dim // 2 * 2, self.theta)
+
+        @torch.no_grad()
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, end = self.spec, run.past + x.shape[1]
+            q = self._turn(self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), run)
+            (k,) = self.cache(run, self._turn(self.k_norm(self.k_proj(x)), run))
+            at, keys = run.span(run.past, end, x.device), run.span(0, end, x.device)
+            scores = self.core(q, k).float().masked_fill(keys[None] > at[:, None], float("-inf"))
+            blocks = -(-end // spec.index_block_size)
+            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end), value=float("-inf"))
+            best = scores.unflatten(-1, (blocks, -1)).amax(-1)
+            away = (at // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
+            best = best.masked_fill((away >= 0) & (away < spec.index_local_blocks), float("inf")).masked_fill(
+                away < 0, float("-inf")
+            )
+            rank = best.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+            seen: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
+                keys[None] <= at[:, None]
+            )
+            return seen
+
+        def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
+            """k, v: [batch, heads, keys, d] → those that are read, and the mask over them [batch, heads,
+            tokens, keys].
+            """
+            seen = self(x, run).repeat_interleave(k.shape[1] // self.spec.index_n_heads, 1)
+            if not run.past or x.shape[1] > 1:
+                return k, v, seen
+            end, size = k.shape[-2], self.spec.index_block_size
+            read = min(end, (self.spec.index_topk_blocks - 1) * size + (end - 1) % size + 1)
+            where = seen[:, :, 0].to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[..., :read, None]
+            k, v = (t.gather(2, where.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
+            return k, v, torch.ones_like(seen[..., :read])
+
+    return BlockIndexerReference

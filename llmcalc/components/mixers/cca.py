@@ -1,0 +1,265 @@
+"""Compressed convolutional attention: softmax attention among heads narrower than the model, mixed along the tokens
+first.
+
+Figliolia et al. 2025 (arXiv:2510.04476), as ZAYA1 has it: queries and keys pass two causal convolutions, one of each
+channel and one within each head, and the mean of a head's query and key is added back; both are then of one length,
+keys with a scale a head. Half of each value comes from the token before. transformers: models/zaya.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import exact_div, floor_div, same
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import WithStart
+from ..base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    KVHeads,
+    TokenMixer,
+    Unscalable,
+    Window,
+    check_groups,
+)
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=0.0)
+"""Queries and keys are divided by their length and multiplied by √d."""
+
+
+class CompressedConvAttention(TokenMixer):
+    """Softmax attention whose queries and keys pass two causal convolutions first.
+
+    cca_time0: how many tokens the convolution of each channel sees.
+    cca_time1: how many tokens the convolution within each head sees.
+    attention_bias: the projections in and out have a bias.
+    sliding_window: how many tokens a token sees, itself included.
+    The heads of the values are cut from two halves side by side, so their joint width is even.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["cca"] = "cca"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    cca_time0: Kernel = 2
+    cca_time1: Kernel = 2
+    attention_bias: Flag = False
+    sliding_window: Window | None = None
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        check_groups(a, k)
+        if k * self.head_dim % 2:
+            raise ValueError(
+                f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product"
+            )
+        if self.cca_time0 == self.cca_time1 == 1:
+            raise ValueError(
+                "cca_time0 and cca_time1: convolutions over one token mix none; expected one of them above 1"
+            )
+        self.position.check(self.head_dim)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself where the values of so many heads have no two halves."""
+        return self if number * self.head_dim % 2 else self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        width = sizes.kv_heads * sizes.head_dim
+        if not same(2 * floor_div(width, 2), width):
+            raise Unscalable("the values of all heads are made of two halves; expected an even head_dim")
+        self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Figliolia et al. 2025, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.linear("q_proj", x, heads, dim, bias=biased)
+        k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
+        q, k = self._mixed(f, q, k)
+        q = self._placed(f, q)
+        k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
+        k, v = f.cache(
+            "cache",
+            "full_attention" if window is None else "sliding_attention",
+            k,
+            self._values(f, x, kv_heads, dim),
+            limit=window,
+        )
+        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+        """Queries and keys after both convolutions, each with the mean of its head's query and key added."""
+        (heads, dim), (kv_heads, _) = q.axes, k.axes
+        mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
+        both = f.cat(q, k, axes=(mixed, dim))
+        f.state("conv_state", mixed, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
+        both = f.conv("conv_channels", both, mixed, dim, kernel=t0, groups=both.width, bias=True, overlap=t1 - 1)
+        both = f.conv("conv_heads", both, mixed, dim, kernel=t1, groups=mixed.size, bias=True)
+        after_q, after_k = f.split(both, q.axes, k.axes)
+        assert isinstance(heads, Axis)
+        mean = f.add(q, f.repeat(k, heads))
+        mean_of_keys = f.step("mean", "", (mean,), Value(k.rows, k.axes))  # over the queries that share a key
+        return f.add(after_q, mean), f.add(after_k, mean_of_keys)
+
+    def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+        """Values whose one half is made of the token itself and whose other half is made of the token before it."""
+        half = Axis("half", exact_div(kv_heads.size * dim.size, 2))
+        before = f.linear("v_proj_before", x, half, bias=self.attention_bias, rows=WithStart(of=x.rows))
+        f.state("value_state", half)
+        own = f.linear("v_proj", x, half, bias=self.attention_bias)
+        return f.cat(own, before.seen(half, rows=x.rows), axes=(kv_heads, dim))
+
+    def _placed(self, f: Flow, x: Value) -> Value:
+        return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
+
+    def describe(self, hidden_size: int) -> str:
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=6),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=8,
+                cca_time0=3,
+                attention_bias=True,
+                position=Rope(partial_rotary_factor=0.5),
+            ),
+            cls(
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                head_dim=5,
+                cca_time0=1,
+                cca_time1=4,
+                sliding_window=5,
+                position=Rope(rotary_dim=4),
+            ),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class CCAReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: CompressedConvAttention, around: Around) -> None:
+            super().__init__()
+            self.spec, self.causal = spec, around.causal
+            h, a, k, d = around.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            both, bias = (a + k) * d, spec.attention_bias
+            self.q_proj, self.k_proj = nn.Linear(h, a * d, bias=bias), nn.Linear(h, k * d, bias=bias)
+            self.conv_channels = nn.Conv1d(both, both, spec.cca_time0, groups=both)
+            self.conv_heads = nn.Conv1d(both, both, spec.cca_time1, groups=a + k)
+            self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
+            self.conv_state: Any = state_class()()
+            self.value_state: Any = state_class()()
+            self.key_scale, self.core, self.cache = (
+                vector(torch.ones(k)),
+                softmax_core_class()(),
+                cache_class()(spec.sliding_window),
+            )
+            self.o_proj = nn.Linear(a * d, h, bias=bias)
+
+        def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """q: [batch, tokens, heads, d], k:
+            [batch, tokens, kv_heads, d] → the same, each having seen the tokens before it.
+            """
+            kv_heads, reach = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
+            joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
+            held = self.conv_state.held(run)
+            seen = nn.functional.pad(joined, (reach, 0)) if held is None else torch.cat([held[0], joined], -1)
+            self.conv_state.keep(run, seen[..., seen.shape[-1] - reach :])
+            mixed = self.conv_heads(self.conv_channels(seen)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
+            mean_q = (q + k.repeat_interleave(q.shape[2] // kv_heads, 2)) / 2
+            mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
+            return mixed[:, :, : q.shape[2]] + mean_q, mixed[:, :, q.shape[2] :] + mean_k
+
+        def _values(self, x: Tensor, run: Run) -> Tensor:
+            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d], one half of the width from the token before."""
+            held, next_ones = self.value_state.held(run), self.v_proj_before(x)
+            before = self.v_proj_before(torch.zeros_like(x[:, :1]).detach())[:, 0] if held is None else held[0]
+            self.value_state.keep(run, next_ones[:, -1])
+            late = torch.cat([before[:, None], next_ones[:, :-1]], 1)
+            values: Tensor = torch.cat([self.v_proj(x), late], -1).unflatten(-1, (-1, self.spec.head_dim))
+            return values
+
+        def _placed(self, x: Tensor, run: Run) -> Tensor:
+            """[batch, tokens, heads, d] → [batch, heads, tokens, d], each vector of length √d and turned."""
+            x = nn.functional.normalize(x.float(), dim=-1).to(x.dtype) * x.shape[-1] ** 0.5
+            return self.spec.position.rotated(x.transpose(1, 2), run, run.past)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            d, tokens = self.spec.head_dim, x.shape[1]
+            q, k = self._mixed(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k, v = (
+                self._placed(q, run),
+                self._placed(k, run) * self.key_scale.weight[:, None, None],
+                self._values(x, run).transpose(1, 2),
+            )
+            k, v = self.cache(run, k, v)
+            mask = allowed(
+                run,
+                run.past + tokens,
+                tokens,
+                k.shape[-2],
+                x.device,
+                causal=self.causal,
+                window=self.spec.sliding_window,
+            )
+            group = q.shape[1] // k.shape[1]
+            out: Tensor = self.o_proj(
+                self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
+                .transpose(1, 2)
+                .flatten(2)
+            )
+            return out
+
+    return CCAReference

@@ -1,0 +1,400 @@
+"""DeepSeek-V4's attention: a window of single tokens, and before it entries that each stand for several tokens.
+
+DeepSeek-V4 (2026), §2.3: one head of keys that are also the values, a low-rank query, sinks, and an output projected in
+groups. An entry is a weighted mean of compress_rate tokens, channel by channel; those of overlapping windows (CSA) read
+the window before theirs too, and an indexer of the same making chooses which of them a token attends to; heavily
+compressed ones (HCA) are all attended to. transformers: models/deepseek_v4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...algebra import exact_div
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value, Weight
+from ...ops.attention import COMPRESSED
+from ...run.rows import Blocks, Routed
+from ..base import (
+    Around,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Part,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    TopK,
+    Unscalable,
+    Width,
+    Window,
+)
+from ..norm import Norm, norm_reference
+from ..position import Rope, rotate, turn
+from ..runtime import Run, allowed, cache_class, state_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class EntryIndexer(Part):
+    """Chooses the entries that a token attends to, by small queries against entries of its own.
+
+    index_n_heads: how many small queries a token has.
+    index_head_dim: the size of each of them, and of an entry that they meet.
+    index_topk: how many entries are chosen for each token.
+    """
+
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+
+
+class CompressedAttention(TokenMixer):
+    """Attention to a window of tokens, and to entries that each stand for several tokens.
+
+    qk_rope_head_dim: how many dimensions of a head RoPE turns.
+    q_lora_rank: the width of the compressed query.
+    o_groups: how many groups the heads are projected in.
+    o_lora_rank: the width of each group's projection; all of them together are projected to the hidden size.
+    sliding_window: how many single tokens a token sees, itself included.
+    compress_rate: how many tokens an entry stands for; there are no entries, if it is not given.
+    overlap: an entry is made of the window before its own too.
+    indexer: chooses the entries that a token attends to; all of them, if there is none.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["compressed"] = "compressed"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    qk_rope_head_dim: RopeDim
+    q_lora_rank: QueryRank
+    o_groups: Heads
+    o_lora_rank: Width
+    sliding_window: Window
+    compress_rate: Window | None = None
+    overlap: Flag = False
+    indexer: EntryIndexer | None = None
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        heads, groups, width, rope = self.num_attention_heads, self.o_groups, self.head_dim, self.qk_rope_head_dim
+        if heads * width % groups:
+            raise ValueError(f"o_groups: {groups} does not divide {heads} heads of {width}")
+        narrowest = width if self.indexer is None else min(width, self.indexer.index_head_dim)
+        if rope % 2 or rope > narrowest:
+            which = "head_dim" if narrowest == width else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {which} {narrowest}")
+        if self.compress_rate is None and (self.overlap or self.indexer is not None):
+            raise ValueError("compress_rate: there are no entries to overlap or to choose without one")
+        self.position.check_whole("qk_rope_head_dim")
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        """One head of keys, which are the values too."""
+        return HeadSizes(self.num_attention_heads, 1, self.head_dim)
+
+    def trait(self) -> str:
+        return "sliding"
+
+    def reach(self) -> tuple[int, ...]:
+        rate = self.compress_rate
+        chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate
+        return tuple(n for n in (self.sliding_window, rate, chosen) if n is not None)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        raise Unscalable(
+            "attention.type 'compressed' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
+            "whose width is that of its heads alone"
+        )
+
+    def source(self) -> str:
+        return "DeepSeek-V4 2026, §2.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """One softmax runs over the scores of tokens, entries and sinks; each core has the products with its keys."""
+        heads, dim, one = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), Axis("one", 1)
+        turned = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+        without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
+        small = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
+        q = f.normalized(f.linear("q_b_proj", small, heads, dim), without_weights, (dim,))
+        q, k = f.rope(q, turned), f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), turned)
+        held = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        (k,) = f.cache("cache", held, k, limit=self.sliding_window)
+        k = k.seen(one, dim)
+        y = f.attention("core", q, k, k, window=self.sliding_window)
+        if self.compress_rate is not None:
+            entries = self._compressed(f, "compressor", x, dim, turned).seen(one, dim)
+            chosen = None
+            if self.indexer is not None:
+                chosen = self.indexer.index_topk
+                self._choice(f, self.indexer, x, small, turned)
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": chosen}
+            y = f.add(y, f.attention("entry_core", q, entries, entries, core=ops.EntryScores, **limits))
+        f.vector("sinks", heads)
+        return self._out(f, f.rope(y, turned), x.axes)
+
+    def _out(self, f: Flow, y: Value, out: Shape) -> Value:
+        """What the heads give, projected in groups and then together. Every token passes through all groups."""
+        groups, lora = Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank)
+        each = Axis("group_width", exact_div(y.width, groups.size))
+        apart = y.seen(each, rows=Routed(of=y.rows, top_k=groups.size))
+        mapped = f.experts("o_a_proj", apart, groups, groups.size, lora)
+        return f.linear("o_b_proj", mapped.seen(groups, lora, rows=y.rows), *out)
+
+    def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, turned: Rope) -> None:
+        """The scores by which entries are chosen. small: the compressed query."""
+        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        with f.scope("indexer", role="no_grad"):
+            entries = self._compressed(f, "compressor", x, dim, turned).seen(Axis("one", 1), dim)
+            q = f.rope(f.linear("q_proj", small, heads, dim), turned)
+            nothing = entries.seen(Axis("one", 1), Axis("none", 0))
+            scores = f.attention("core", q, entries, nothing, core=ops.EntryScores, rate=self.compress_rate)
+            f.mul(scores, f.linear("weights_proj", x, heads))
+
+    def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, turned: Rope) -> Value:
+        """All entries so far, of that width."""
+        assert self.compress_rate is not None
+        rate = Axis("rate", self.compress_rate)
+        series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
+        with f.scope(name):
+            kv, gate = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            rest = kv, gate
+            gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
+            if self.overlap:  # the first half of each series one window late, beside the second half
+                f.record("state", "last_window", (kv, gate), op=ops.LastWindow(dim.size, rate.size, rows=x.rows))
+                kv, gate = (f.cat(*f.split(v, (dim,), (dim,)), axes=series) for v in (kv, gate))
+            weights = f.act(gate, "softmax")
+            entries = f.step("weighted_mean", "", (kv, weights), Value(Blocks(of=x.rows, block=rate.size), (dim,)))
+            entries = f.rope(f.norm("norm", entries, self.norm), turned)
+            seen = entries.seen(dim)
+            op = ops.EntryCache(dim.size, rate.size, 2 * kv.width, rows=x.rows)
+            f.record("cache", "cache", (entries, *rest), (seen,), op=op)
+        return seen
+
+    def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
+        """A map whose results entries are made of."""
+        assert self.compress_rate is not None
+        op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
+        weight = Weight(name, out, x.axes)
+        return f.step("linear", name, (x,), Value(x.rows, out), op=op, weight=weight, bias=False)
+
+    def describe(self, hidden_size: int) -> str:
+        entries = "" if self.compress_rate is None else f", entries of {self.compress_rate} tokens"
+        chosen = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
+        return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{chosen}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        base = cls(
+            num_attention_heads=4,
+            head_dim=8,
+            qk_rope_head_dim=4,
+            q_lora_rank=10,
+            o_groups=2,
+            o_lora_rank=6,
+            sliding_window=5,
+        )
+        indexer = EntryIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
+        return [
+            base,
+            base.model_copy(update={"compress_rate": 4, "o_groups": 4}),
+            base.model_copy(update={"compress_rate": 2, "overlap": True, "indexer": indexer}),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Compressor(nn.Module):
+        """x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
+
+        def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
+            super().__init__()
+            assert spec.compress_rate is not None
+            self.rate, self.width, self.rope, self.theta = (
+                spec.compress_rate,
+                width,
+                spec.qk_rope_head_dim,
+                spec.position.rope_theta,
+            )
+            series = 2 * width if spec.overlap else width
+            self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
+            self.position_bias, self.norm = vector(torch.zeros(self.rate, series)), norm_reference(spec.norm, width)
+            self.cache: Any = state_class()()
+            self.last_window: Any = state_class()() if spec.overlap else None
+
+        def _with_last_window(self, kv: Tensor, gate: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]:
+            the first series one window late, then the second.
+            """
+            assert self.last_window is not None
+            (before, now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
+            held = self.last_window.held(run)
+            first = (
+                (torch.zeros_like(before[:, :1]), torch.full_like(before[:, :1], float("-inf")))
+                if held is None
+                else tuple(t[:, None] for t in held)
+            )
+            self.last_window.keep(run, before[:, -1], gate_before[:, -1])
+            late = torch.cat([first[0], before[:, :-1]], 1), torch.cat([first[1], gate_before[:, :-1]], 1)
+            return torch.cat([late[0], now], 2), torch.cat([late[1], gate_now], 2)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            kv, gate, held = self.kv_proj(x), self.gate_proj(x), self.cache.held(run)
+            entries = kv.new_zeros(kv.shape[0], 0, self.width)
+            if held is not None:
+                entries, kv, gate = held[0], torch.cat([held[1], kv], 1), torch.cat([held[2], gate], 1)
+            windows = kv.shape[1] // self.rate
+            whole = windows * self.rate
+            rest = kv[:, whole:], gate[:, whole:]
+            if windows:
+                kv, gate = (t[:, :whole].unflatten(1, (windows, self.rate)) for t in (kv, gate))
+                gate = gate + self.position_bias.weight
+                if self.last_window is not None:
+                    kv, gate = self._with_last_window(kv, gate, run)
+                new = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
+                at = (torch.arange(windows, device=x.device) + entries.shape[1]) * self.rate
+                entries = torch.cat([entries, turn(new, at, self.rope, self.theta)], 1)
+            self.cache.keep(run, entries, *rest)
+            all_of_them: Tensor = entries
+            return all_of_them
+
+    class Chooser(nn.Module):
+        """→ which entries each token attends to, [batch, tokens, index_topk at most]."""
+
+        def __init__(self, spec: CompressedAttention, hidden: int) -> None:
+            super().__init__()
+            assert spec.indexer is not None
+            self.spec, self.heads, self.topk = spec, spec.indexer.index_n_heads, spec.indexer.index_topk
+            self.compressor = Compressor(spec, hidden, spec.indexer.index_head_dim)
+            self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
+            self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), Core()
+
+        @torch.no_grad()
+        def forward(self, x: Tensor, small: Tensor, seen: Tensor, run: Run) -> Tensor:
+            entries = self.compressor(x, run)
+            q = self.q_proj(small).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            scores = (
+                (torch.relu(self.core(q, entries)) * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
+            )
+            best = scores.masked_fill(~seen, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            chosen: Tensor = best[..., : self.topk]
+            return chosen
+
+    class Core(nn.Module):
+        """Scores of each head's queries against the one head of keys;
+        or, of their shares, the sum of its values (the keys again).
+        """
+
+        def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
+            scores: Tensor = (
+                q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5 if shares is None else shares @ k[:, None]
+            )
+            return scores
+
+    class CompressedAttentionReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: CompressedAttention, around: Around) -> None:
+            super().__init__()
+            self.spec, hidden, width = spec, around.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.q_a_proj, self.q_a_norm = (
+                nn.Linear(hidden, spec.q_lora_rank, bias=False),
+                norm_reference(spec.norm, spec.q_lora_rank),
+            )
+            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
+            self.kv_proj, self.kv_norm = (
+                nn.Linear(hidden, spec.head_dim, bias=False),
+                norm_reference(spec.norm, spec.head_dim),
+            )
+            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
+            self.sinks, self.o_a_proj = (
+                vector(torch.zeros(spec.num_attention_heads)),
+                GroupMap(spec.o_groups, width // spec.o_groups, spec.o_lora_rank),
+            )
+            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
+            if spec.compress_rate is not None:
+                self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), Core()
+            if spec.indexer is not None:
+                self.indexer = Chooser(spec, hidden)
+
+        def _turn(self, x: Tensor, run: Run) -> Tensor:
+            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+
+        def _turn_back(self, x: Tensor, run: Run) -> Tensor:
+            """A turn the other way: of the two halves, each is the other's."""
+            half = self.spec.qk_rope_head_dim // 2
+            left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+            back = self._turn(torch.cat([right, left, rest], -1), run)
+            return torch.cat([back[..., half : 2 * half], back[..., :half], rest], -1)
+
+        def _entries(self, x: Tensor, small: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+            """(entries, which of them each token attends to [.., tokens, entries])."""
+            spec, end = self.spec, run.past + x.shape[1]
+            assert spec.compress_rate is not None
+            entries = self.compressor(x, run)
+            whole = (run.span(run.past, end, x.device) + 1) // spec.compress_rate
+            seen = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
+            if spec.indexer is None:
+                return entries, seen
+            chosen = self.indexer(x, small, seen, run)
+            if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
+                return entries.gather(1, chosen[:, 0, :, None].expand(-1, -1, entries.shape[-1])), seen[
+                    :, : chosen.shape[-1]
+                ]
+            picked = torch.zeros_like(seen).expand(x.shape[0], -1, -1).scatter(-1, chosen, True)
+            return entries, (seen & picked)[:, None]
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            small = self.q_a_norm(self.q_a_proj(x))
+            q = self.q_b_proj(small).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            q = self._turn(q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + spec.norm.eps).to(q.dtype), run)
+            (k,) = self.cache(run, self._turn(self.kv_norm(self.kv_proj(x)), run))
+            end, keys = run.past + x.shape[1], k.shape[1]
+            mask = allowed(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
+            scores = self.core(q, k).masked_fill(~mask, float("-inf"))
+            entries = None
+            if spec.compress_rate is not None:
+                entries, seen = self._entries(x, small, run)
+                scores = torch.cat([scores, self.entry_core(q, entries).masked_fill(~seen, float("-inf"))], -1)
+            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            shares = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            out = self.core(q, k, shares[..., :keys])
+            if entries is not None:
+                out = out + self.entry_core(q, entries, shares[..., keys:])
+            out = self._turn_back(out, run).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+            result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
+            return result
+
+    class GroupMap(nn.Module):
+        """x: [batch, tokens, groups, n_in] → [.., n_out], each group by its own map."""
+
+        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            nn.init.normal_(self.weight, std=n_in**-0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(0, 1).transpose(0, 1)
+            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+            return out
+
+    return CompressedAttentionReference

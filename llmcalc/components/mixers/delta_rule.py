@@ -1,0 +1,101 @@
+"""The delta rule as PyTorch runs it: what Gated DeltaNet and Kimi Delta Attention share of their references.
+
+S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] a head (Schlag 2021, arXiv:2102.11174;
+gated: Yang 2024, arXiv:2412.06464). Many tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), as
+`chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and the PyTorch forms of them in transformers do; one
+token runs the recurrence itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@cache
+def delta_rule_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    def unit(x: Tensor) -> Tensor:
+        """Vectors of length 1 along the last axis."""
+        return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+    def strictly_lower_inverse(system: Tensor) -> Tensor:
+        """(1 + L)⁻¹ of the part L below the diagonal, row by row."""
+        size = system.shape[-1]
+        one = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
+        rows = [one[..., 0, :]]
+        for i in range(1, size):
+            above = torch.stack(rows, -2)
+            rows.append(one[..., i, :] - (system[..., i, :i, None] * above).sum(-2))
+        return torch.stack(rows, -2)
+
+    class DeltaRule(nn.Module):
+        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], g: log decay, [batch, heads,
+        tokens, 1] or one for each key channel, β: [batch, heads, tokens] → o like v. All in fp32.
+
+        state: its slot under the same parent, which holds S, [batch, heads, key_dim, value_dim].
+        """
+
+        def __init__(self, chunk: int, by_channel: bool) -> None:
+            super().__init__()
+            self.chunk, self.by_channel = chunk, by_channel
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
+            q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
+            q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
+            held = state.held(run)
+            before = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held[0]
+            one_further = held is not None and q.shape[2] == 1
+            out, after = (self._step if one_further else self._chunks)(q, k, v, g, beta, before)
+            state.keep(run, after)
+            return out
+
+        def _step(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            state = state * g[:, :, 0, :, None].exp()
+            predicted = (state * k[:, :, 0, :, None]).sum(-2)
+            correction = (v[:, :, 0] - predicted) * beta
+            state = state + k[:, :, 0, :, None] * correction[..., None, :]
+            return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
+
+        def _chunks(
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            tokens, size = q.shape[2], self.chunk
+            pad = -tokens % size
+            q, k, v, g, beta = (
+                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, size)) for x in (q, k, v, g, beta[..., None])
+            )
+            g = g.cumsum(-2)
+            mask = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+            decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()
+            if self.by_channel:
+                decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~mask[..., None], float("-inf")).exp()
+                system = ((k * beta)[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
+                scores = (q[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
+                inverse = strictly_lower_inverse(system)
+                values, keys = inverse @ (v * beta), inverse @ decayed_k
+            else:
+                decay = (g - g.transpose(-1, -2)).masked_fill(~mask, float("-inf")).exp()
+                system, scores = (k * beta) @ k.transpose(-1, -2) * decay, q @ k.transpose(-1, -2) * decay
+                values = torch.linalg.solve_triangular(system, v * beta, upper=False, unitriangular=True)
+                keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
+            last = g[..., -1:, :]
+            remembered, kept = k * (last - g).exp(), last.exp().transpose(-1, -2)
+            out = []
+            for i in range(q.shape[2]):
+                new = values[:, :, i] - keys[:, :, i] @ state
+                out.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ new)
+                state = state * kept[:, :, i] + remembered[:, :, i].transpose(-1, -2) @ new
+            return torch.stack(out, 2).flatten(2, 3)[:, :, :tokens], state
+
+    return DeltaRule

@@ -1,0 +1,158 @@
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): two softmaxes over halves of the heads, one subtracted
+from the other.
+
+(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V with values twice as wide as keys, then a norm of each head that has no weights.
+It runs as two usual attentions over the two halves of V, as fused kernels need it and transformers does it
+(models/diffllama): the scores twice.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...algebra import exact_div, floor_div, same
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import ONCE
+from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Unscalable
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DifferentialAttention(TokenMixer):
+    """Attention whose heads are two softmaxes, of which one is subtracted from the other.
+
+    num_key_value_heads: an even number, because values are halved by heads.
+    attention_bias: all projections have a bias.
+    norm_eps: of the norm of each head's output, which has no weights.
+    lambda_init: λ before the learned part is added to it.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["differential"] = "differential"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    attention_bias: Flag = False
+    norm_eps: Real = Field(default=1e-5, ge=0)
+    lambda_init: Real = Field(default=0.8, gt=0, lt=1)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        if a % k or k % 2:
+            raise ValueError(f"num_key_value_heads: {k}; expected an even divisor of num_attention_heads {a}")
+        self.position.check(self.head_dim)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself for an odd number, of which no half can be taken."""
+        return self if number % 2 else self.model_copy(update={"num_key_value_heads": number})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(2 * floor_div(sizes.kv_heads, 2), sizes.kv_heads):
+            raise Unscalable("values are halved by heads; expected an even number of key/value heads")
+        self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Ye et al. 2024, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased = Axis("head_dim", self.head_dim), self.attention_bias
+        q = f.rope(f.linear("q_proj", x, heads, dim, bias=biased), self.position)
+        k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=biased), self.position)
+        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=biased))
+        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
+        first, second = (f.repeat(half, heads) for half in f.split(v, half_of_values, half_of_values))
+        k = f.repeat(k, heads)
+        cores = f.attention("core_1", q, k, first), f.attention("core_2", q, k, second)
+        wide = Beside(((dim,), (dim,)))
+        both = f.cat(*cores, axes=(heads, wide))
+        half = Axis("half_heads", exact_div(heads.size, 2)), wide
+        plus, minus = f.split(both, half, half)
+        share = f.add(self._share(f, "1", dim), self._share(f, "2", dim))
+        y = f.add(plus, f.mul(minus, share))  # one term subtracted from the other, in both sums
+        y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (wide,))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _share(self, f: Flow, which: str, dim: Axis) -> Value:
+        """One of the two exponentials of products that λ is made of."""
+        product = f.mul(f.vector(f"lambda_q{which}", dim), f.vector(f"lambda_k{which}", dim))
+        return f.act(f.step("sum", "", (product,), Value(ONCE, ())), "exp")
+
+    def describe(self, hidden_size: int) -> str:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        heads = str(a) if a == k else f"{a}/{k}"
+        return f"differential {heads} × {self.head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, attention_bias=True),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class DifferentialReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            for letter in ("q1", "k1", "q2", "k2"):
+                self.add_module(f"lambda_{letter}", vector(torch.randn(d) * 0.1))
+            self.core_1, self.core_2, self.cache = softmax_core_class()(), softmax_core_class()(), cache_class()()
+            self.norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm_eps), 2 * d)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+
+        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return heads
+
+        def _share(self, which: int) -> Tensor:
+            q, k = (getattr(self, f"lambda_{letter}{which}").weight.float() for letter in "qk")
+            share: Tensor = (q * k).sum().exp()
+            return share
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
+            k, v = self.cache(run, k, self._heads_of("v_proj", x))
+            mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
+            first, second = (half.repeat(1, 2, 1, 1).repeat_interleave(group, 1) for half in v.chunk(2, 1))
+            k = k.repeat_interleave(group, 1)
+            both = torch.cat([self.core_1(q, k, first, mask), self.core_2(q, k, second, mask)], -1)
+            plus, minus = both.chunk(2, 1)
+            share = (self._share(1) - self._share(2) + self.spec.lambda_init).to(x.dtype)
+            out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return DifferentialReference

@@ -1,0 +1,180 @@
+"""Attention under a mask that is learned from the values: Doge (Shi et al. 2024, arXiv:2412.11834, dynamic mask
+attention).
+
+A small map of every value that is held, softplus and one weight a head give each key a strength, which is added to its
+scores; of the keys that a token may see it attends to the keep_window_size strongest. The strengths are no part of the
+cache: every pass maps all values again, those of earlier tokens too. The mask is dense: scores of all keys are computed
+and those of the others covered, while decoding too. transformers: models/doge.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import WithPast
+from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window, check_groups
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, allowed, cache_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DynamicMaskAttention(TokenMixer):
+    """Attention under a mask that is learned from the values.
+
+    keep_window_size: how many keys a token attends to at most.
+    sliding_window: how many tokens a token sees, itself included; the keys are chosen among those.
+    attention_bias: all projections have a bias.
+    norm: the norm of each head's query and key, before RoPE.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["dynamic_mask"] = "dynamic_mask"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    keep_window_size: Window
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def reach(self) -> tuple[int, ...]:
+        return tuple(n for n in (self.keep_window_size, self.sliding_window) if n is not None)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Shi et al. 2024 (Doge)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = f.norm("q_norm", f.linear("q_proj", x, heads, dim, bias=biased), self.norm, (dim,))
+        q = f.rope(q, self.position)
+        k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
+        k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
+        held = "full_attention" if window is None else "sliding_attention"
+        k, v = f.cache("cache", held, k, v, limit=window)
+        steps = f.linear("dt_proj", v, kv_heads, bias=biased, rows=WithPast(of=x.rows, window=window))
+        strength = f.act(f.mul(f.act(steps, "softplus"), f.vector("A", kv_heads)), "exp")
+        k, v, strength = (f.repeat(value, heads) for value in (k, v, strength))
+        kept: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=strength, **kept)
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def describe(self, hidden_size: int) -> str:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return (
+            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, "
+            f"{self.keep_window_size} keys kept{window}"
+        )
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, keep_window_size=64),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, keep_window_size=3, attention_bias=True),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, keep_window_size=4, sliding_window=6),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """mask: what is added to the scores, [batch, heads, queries, keys]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    class DynamicMaskReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d, biased = (
+                spec,
+                spec.num_attention_heads,
+                spec.num_key_value_heads,
+                spec.head_dim,
+                spec.attention_bias,
+            )
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=biased))
+            self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            self.cache, self.core = cache_class()(spec.sliding_window), Core()
+            self.A, self.dt_proj = vector(torch.randn(kv_heads) * 0.5), nn.Linear(kv_heads * d, kv_heads, bias=biased)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=biased)
+
+        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return heads
+
+        def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
+            """v: [batch, heads, keys, d], seen:
+            [queries, keys] → the strength of each key that is kept, −∞ for the others.
+            """
+            steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
+            strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
+            mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
+            if mask.shape[-1] <= self.spec.keep_window_size:
+                return mask
+            ranked = mask.round(
+                decimals=4
+            )  # the same token has the same value but for rounding: of equals, the first are kept
+            best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
+            return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
+            q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
+            k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
+            k, v = self.cache(run, k, self._heads_of("v_proj", x))
+            seen = allowed(
+                run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
+            )
+            out = self.core(q, *(t.repeat_interleave(group, 1) for t in (k, v, self._mask(v, seen))))
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return DynamicMaskReference

@@ -1,0 +1,186 @@
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention whose state forgets and corrects
+itself.
+
+Queries, keys and values pass a short convolution; each value head keeps a matrix of key by value dimensions, which the
+delta rule updates (`delta_rule.py`); the output is normed and gated. transformers: models/qwen3_next, models/qwen3_5,
+models/olmo_hybrid (the same maps, fused in other ways).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DeltaRule, Elementwise
+from ..base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, size_named
+from ..norm import Norm, norm_reference
+from ..runtime import Run, causal_conv_class, state_class, vector
+from .delta_rule import delta_rule_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    LinearKeyHeads: TypeAlias = int
+    LinearValueHeads: TypeAlias = int
+    LinearKeyDim: TypeAlias = int
+    LinearValueDim: TypeAlias = int
+else:
+    LinearKeyHeads = size_named("a_k")
+    LinearValueHeads = size_named("a_v")
+    LinearKeyDim = size_named("d_k")
+    LinearValueDim = size_named("d_v")
+
+CHUNK = 64
+"""Tokens of a chunk in every known implementation."""
+
+
+class GatedDeltaNet(TokenMixer):
+    """Gated DeltaNet, under Qwen3-Next's field names.
+
+    linear_num_key_heads: the heads of queries and keys, each of which serves equally many value heads.
+    linear_num_value_heads: the heads of values, each of which has a state and an output; `heads` answers these as the
+        heads and those of the keys as `kv_heads`.
+    linear_key_head_dim: the size of a query and of a key.
+    linear_value_head_dim: the size of a value.
+    linear_conv_kernel_dim: how many tokens the convolution sees.
+    linear_allow_neg_eigval: whether β is in [0, 2] instead of [0, 1].
+    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output.
+    """
+
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["gated_delta_net"] = "gated_delta_net"
+    linear_num_key_heads: LinearKeyHeads
+    linear_num_value_heads: LinearValueHeads
+    linear_key_head_dim: LinearKeyDim
+    linear_value_head_dim: LinearValueDim
+    linear_conv_kernel_dim: Kernel = 4
+    linear_allow_neg_eigval: Flag = False
+    chunk_size: ChunkSize = CHUNK
+    norm_eps: Real = Field(default=1e-6, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        if values % keys:
+            raise ValueError(
+                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {values}; expected a divisor "
+                f"of {values}"
+            )
+        return self
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
+
+    def source(self) -> str:
+        return "Yang et al. 2024 (arXiv:2412.06464), §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
+        key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
+        keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
+        values: Shape = (heads, value_dim)
+        q, k, v = f.linear("q_proj", x, *keys), f.linear("k_proj", x, *keys), f.linear("v_proj", x, *values)
+        mixed = Beside((keys, keys, values))
+        u = f.cat(q, k, v, axes=(mixed,))
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        q, k = f.repeat(q, heads), f.repeat(k, heads)
+        speed = f.act(f.vector("A_log", heads), "exp")  # how fast a head forgets
+        decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much it corrects
+        read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        rule = DeltaRule(heads.size, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        y = f.alternatives(
+            chunked=lambda: f.core("core", rule, *read, axes=values, about=about),
+            step=lambda: f.core("core", Elementwise(), *read, axes=values, about=about),
+        )
+        f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
+        gate = f.act(f.linear("g_proj", x, *values), "silu")
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        return f.linear("o_proj", f.mul(y, gate), *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
+        return f"gated DeltaNet {heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5),
+            cls(
+                linear_num_key_heads=3,
+                linear_num_value_heads=3,
+                linear_key_head_dim=4,
+                linear_value_head_dim=8,
+                chunk_size=4,
+                linear_allow_neg_eigval=True,
+            ),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class GatedDeltaNetReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        conv_state: Any
+        recurrent_state: Any
+
+        def __init__(self, spec: GatedDeltaNet, hidden: int) -> None:
+            super().__init__()
+            heads, self.head_dims = spec.linear_num_value_heads, (spec.linear_key_head_dim, spec.linear_value_head_dim)
+            self.key_width, self.value_width = (
+                spec.linear_num_key_heads * spec.linear_key_head_dim,
+                heads * spec.linear_value_head_dim,
+            )
+            self.group, self.strength = heads // spec.linear_num_key_heads, 2.0 if spec.linear_allow_neg_eigval else 1.0
+            self.q_proj = nn.Linear(hidden, self.key_width, bias=False)
+            self.k_proj = nn.Linear(hidden, self.key_width, bias=False)
+            self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
+            self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
+            self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
+            self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
+            self.dt_bias = vector(torch.ones(heads))
+            self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
+            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
+            self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            dk, dv = self.head_dims
+            qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
+            mixed = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2)
+            q, k, v = mixed.split([self.key_width, self.key_width, self.value_width], -1)
+            q, k = (y.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for y in (q, k))
+            decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
+            beta = self.strength * self.b_proj(x).sigmoid()
+            v, decay, beta = (
+                v.unflatten(-1, (-1, dv)).transpose(1, 2),
+                decay.transpose(1, 2)[..., None],
+                beta.transpose(1, 2),
+            )
+            out = self.core(q, k, v, decay, beta, run, self.recurrent_state)
+            gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
+            normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
+            result: Tensor = self.o_proj(normed.flatten(2))
+            return result
+
+    return GatedDeltaNetReference

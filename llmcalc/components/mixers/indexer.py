@@ -1,0 +1,102 @@
+"""Which earlier tokens a token attends to: DeepSeek sparse attention's indexer.
+
+DeepSeek-V3.2 (arXiv:2512.02556), §2.1: each token scores those before it with a few small heads of its own, and the
+best index_topk are attended to. Its keys are cached beside the latent. Nothing of it has a gradient from the model's
+loss (the choice has none; the paper trains it by a loss of its own). GLM-5.2 lets most layers share the choice of one
+below.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Flag, HeadDim, Heads, Part, TopK
+from ..norm import Norm, norm_reference
+from ..position import rotate
+from ..runtime import Run, cache_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Indexer(Part):
+    """index_n_heads small queries from the compressed query, against one key a token.
+
+    shared: there is none in this layer, which takes the choice of the last layer below that has one.
+    """
+
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+    shared: Flag = False
+
+    kind: ClassVar[str] = ""
+
+    def source(self) -> str:
+        return "DeepSeek-V3.2 2025, §2.1"
+
+    def flow(self, f: Flow, x: Value, compressed: Value | None = None) -> Value:
+        """The scores of all earlier tokens. compressed: the query's latent, which the indexer's queries are made of."""
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        assert compressed is not None
+        q = f.linear("q_proj", compressed, heads, dim)
+        keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
+        weights = f.linear("weights_proj", x, heads)
+        (keys,) = f.cache("cache", "indexer", keys)
+        keys = keys.seen(Axis("one", 1), dim)
+        scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then their weighted sum
+        return f.mul(scores, weights)
+
+    def reference(self, around: Around, query: int, rope: int, theta: float) -> nn.Module:
+        """query: width of the compressed query. rope: how much of a query and a key is turned."""
+        return _reference()(self, around.hidden_size, query, rope, theta)
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q: [batch, queries, heads, d], k: [batch, keys, d], weights:
+        [batch, queries, heads] → [batch, queries, keys].
+        """
+
+        def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+            scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
+            total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
+            return total
+
+    class IndexerReference(nn.Module):
+        """x: [batch, tokens, hidden], small: [batch, tokens, query] → positions [batch, tokens, index_topk at most]."""
+
+        def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
+            super().__init__()
+            self.spec, self.rope, self.theta = spec, rope, theta
+            self.q_proj = nn.Linear(query, spec.index_n_heads * spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
+            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.cache, self.core = cache_class()(), Core()
+
+        def _turned(self, x: Tensor, run: Run) -> Tensor:
+            """x: [batch, …, tokens, d]; its first dimensions turned."""
+            return torch.cat(
+                [rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1
+            )
+
+        @torch.no_grad()
+        def forward(self, x: Tensor, small: Tensor, mask: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            q = self.q_proj(small).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
+            (k,) = self.cache(run, self._turned(self.k_norm(self.k_proj(x)), run))
+            scores = self.core(self._turned(q, run).transpose(1, 2), k, self.weights_proj(x)).float()
+            best = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
+            chosen: Tensor = best[..., : spec.index_topk]
+            return chosen
+
+    return IndexerReference

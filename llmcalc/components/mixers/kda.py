@@ -1,0 +1,202 @@
+"""Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule in which each key channel forgets at its
+own rate.
+
+Otherwise as Gated DeltaNet, with as many key heads as value heads, low-rank maps for the forgetting and for the
+output's gate, which is a sigmoid. Ling 3 has whole maps in their place. transformers: models/kimi_linear,
+models/bailing_hybrid.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ...algebra import Number, same
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DeltaRule, Elementwise
+from ..base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
+from ..norm import Norm, norm_reference
+from ..runtime import Run, causal_conv_class, state_class, vector
+from .delta_rule import delta_rule_class
+from .gated_delta_net import CHUNK
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    LinearHeads: TypeAlias = int
+    LinearHeadDim: TypeAlias = int
+else:
+    LinearHeads = size_named("a_l")
+    LinearHeadDim = size_named("d_l")
+
+
+class KimiDeltaAttention(TokenMixer):
+    """Kimi Delta Attention, under Kimi Linear's field names.
+
+    linear_num_heads: the heads, each with a state of linear_head_dim by linear_head_dim.
+    linear_head_dim: the size of a query, a key and a value.
+    linear_conv_kernel_dim: how many tokens the convolution sees.
+    low_rank_gates: whether the maps of both gates go through linear_head_dim.
+    kda_lower_bound: the log of the strongest forgetting; None where it has no bound.
+    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output.
+    """
+
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["kimi_delta_attention"] = "kimi_delta_attention"
+    linear_num_heads: LinearHeads
+    linear_head_dim: LinearHeadDim
+    linear_conv_kernel_dim: Kernel = 4
+    low_rank_gates: Flag = True
+    kda_lower_bound: Real | None = Field(default=None, lt=0)
+    chunk_size: ChunkSize = CHUNK
+    norm_eps: Real = Field(default=1e-5, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chunk_size == 1:
+            raise ValueError("chunk_size: chunks of 1 have no system to solve, as is counted; expected at least 2")
+        return self
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'kimi_delta_attention' has as many key/value heads as heads; expected a "
+                "--kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Kimi Team 2025 (arXiv:2510.26692), §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
+        all_heads: Shape = (heads, dim)
+        kernel, mixed = self.linear_conv_kernel_dim, Beside((all_heads, all_heads, all_heads))
+        u = f.cat(*(f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj")), axes=(mixed,))
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much a head corrects
+        read, about = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
+        rule = DeltaRule(heads.size, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        y = f.alternatives(
+            chunked=lambda: f.core("core", rule, *read, axes=all_heads, about=about),
+            step=lambda: f.core("core", Elementwise(), *read, axes=all_heads, about=about),
+        )
+        f.state("recurrent_state", heads, dim, dim, bits=32)
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
+
+    def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
+        """The log of how much each channel of the state keeps."""
+        heads, *_ = all_heads
+        speed = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
+        by = f.act(f.vector("A_log", heads), "exp")
+        if self.kda_lower_bound is None:
+            return f.mul(f.act(speed, "softplus"), by)
+        return f.act(f.mul(speed, by), "sigmoid")
+
+    def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
+        """The map of a gate, in one or in two with few channels between them."""
+        if not self.low_rank_gates:
+            return f.linear(f"{letter}_proj", x, *all_heads)
+        low = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return f.linear(f"{letter}_b_proj", low, *all_heads)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(linear_num_heads=3, linear_head_dim=6),
+            cls(linear_num_heads=2, linear_head_dim=8, linear_conv_kernel_dim=3, chunk_size=4),
+            cls(linear_num_heads=2, linear_head_dim=5, low_rank_gates=False, kda_lower_bound=-5.0),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class KimiDeltaAttentionReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        conv_state: Any
+        recurrent_state: Any
+
+        def __init__(self, spec: KimiDeltaAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, head = spec.linear_num_heads, spec.linear_head_dim
+            width = self.heads * head
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=False) for _ in range(3))
+            self.conv1d = causal_conv_class()(3 * width, spec.linear_conv_kernel_dim, False)
+            self.low_rank, self.lower_bound = spec.low_rank_gates, spec.kda_lower_bound
+            for gate in ("f", "g"):
+                if spec.low_rank_gates:
+                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden, head, bias=False))
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head, width, bias=False))
+                else:
+                    self.add_module(f"{gate}_proj", nn.Linear(hidden, width, bias=False))
+            self.dt_bias = vector(torch.linspace(-6.0, -2.0, width))
+            self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
+            self.b_proj = nn.Linear(hidden, self.heads, bias=False)
+            self.core = delta_rule_class()(spec.chunk_size, by_channel=True)
+            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
+            self.o_proj = nn.Linear(width, hidden, bias=False)
+
+        def _heads_of(self, x: Tensor) -> Tensor:
+            """[batch, tokens, heads · d] → [batch, heads, tokens, d]."""
+            heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return heads
+
+        def _gate(self, letter: str, x: Tensor) -> Tensor:
+            for name in (f"{letter}_a_proj", f"{letter}_b_proj") if self.low_rank else (f"{letter}_proj",):
+                x = self.get_submodule(name)(x)
+            return x
+
+        def _log_decay(self, x: Tensor) -> Tensor:
+            """[batch, heads, tokens, d], below 0."""
+            speed, by = (
+                self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
+                self.A_log.weight.float().exp()[:, None, None],
+            )
+            decay: Tensor = (
+                -by * F.softplus(speed) if self.lower_bound is None else self.lower_bound * (by * speed).sigmoid()
+            )
+            return decay
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
+            q, k, v = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2).chunk(3, -1)
+            beta = self.b_proj(x).sigmoid().transpose(1, 2)
+            out = self.core(
+                self._heads_of(q),
+                self._heads_of(k),
+                self._heads_of(v),
+                self._log_decay(x),
+                beta,
+                run,
+                self.recurrent_state,
+            )
+            normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate("g", x).sigmoid()
+            result: Tensor = self.o_proj(normed)
+            return result
+
+    return KimiDeltaAttentionReference

@@ -1,0 +1,150 @@
+"""Lightning attention (Qin et al. 2024, arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, §2.2): linear attention with a
+fixed decay.
+
+S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay λ = exp(−slope) is
+ALiBi's slope of the head. transformers: models/minimax.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...algebra import Number, same
+from ...flow.axis import Axis, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import DecayScan, LightningCore
+from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm, norm_reference
+from ..runtime import Run, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class LightningAttention(TokenMixer):
+    """Linear attention with a fixed decay for each head.
+
+    num_attention_heads: the heads of queries, keys and values.
+    head_dim: the size of a query, a key and a value.
+    block_size: how many tokens are computed at once.
+    hidden_act: the activation on queries, keys and values.
+    """
+
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["lightning"] = "lightning"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    block_size: ChunkSize = 256
+    hidden_act: Activation = "silu"
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.kv_heads, sizes.heads):
+            raise Unscalable(
+                "attention.type 'lightning' has as many key/value heads as heads; expected a --kv-ratio of 1, or none"
+            )
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Qin et al. 2024, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
+        q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
+        read = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
+        sizes = heads.size, dim.size, x.rows
+        y = f.alternatives(
+            chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *read, axes=all_heads),
+            by_token=lambda: f.core("core", DecayScan(*sizes), *read, axes=all_heads),
+        )
+        f.state("recurrent_state", heads, dim, dim)
+        y = f.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
+        return f.linear("o_proj", f.mul(f.act(f.linear("g_proj", x, *all_heads), "sigmoid"), y), *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=3, head_dim=6),
+            cls(num_attention_heads=4, head_dim=5, block_size=4, hidden_act="relu"),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q, k, v: [batch, heads, tokens, d] → (the same, S [batch, heads, d, d]).
+        held: the S of the tokens before, or None.
+        """
+
+        def __init__(self, heads: int, block: int) -> None:
+            super().__init__()
+            self.block, self.base = block, 2.0 ** (-8.0 / heads)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor]:
+            heads, tokens, size = q.shape[1], q.shape[2], self.block if held is None else 1
+            slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
+            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if held is None else held
+            out = []
+            for start in range(0, tokens, size):
+                qs, ks, vs = (x[:, :, start : start + size] for x in (q, k, v))
+                if held is not None:
+                    state = (-slope).exp().to(q.dtype) * state + ks.transpose(-1, -2) @ vs
+                    out.append(qs @ state)
+                    continue
+                at = torch.arange(qs.shape[2], device=q.device)[:, None]
+                fading = (-slope * (at - at.T)).masked_fill(at < at.T, float("-inf")).exp().to(q.dtype)
+                within = (qs @ ks.transpose(-1, -2) * fading) @ vs
+                out.append(within + (qs * (-slope * (at + 1)).exp().to(q.dtype)) @ state)
+                kept = ks * (-slope * (len(at) - 1 - at)).exp().to(q.dtype)
+                state = state * (-slope * len(at)).exp().to(q.dtype) + kept.transpose(-1, -2) @ vs
+            return torch.cat(out, 2), state
+
+    class LightningReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        recurrent_state: Any
+
+        def __init__(self, spec: LightningAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, width, self.act = (
+                spec.num_attention_heads,
+                spec.num_attention_heads * spec.head_dim,
+                spec.hidden_act,
+            )
+            self.q_proj, self.k_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.v_proj, self.g_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.core, self.recurrent_state = Core(self.heads, spec.block_size), state_class()()
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
+            self.o_proj = nn.Linear(width, hidden, bias=False)
+
+        def _heads_of(self, x: Tensor) -> Tensor:
+            heads: Tensor = activate(self.act, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return heads
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            held = self.recurrent_state.held(run)
+            q, k, v = (self._heads_of(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+            out, state = self.core(q, k, v, None if held is None else held[0])
+            self.recurrent_state.keep(run, state)
+            normed = self.norm(out.transpose(1, 2).flatten(2))
+            result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)
+            return result
+
+    return LightningReference

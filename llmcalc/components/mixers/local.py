@@ -1,0 +1,201 @@
+"""Attention to near tokens in both directions, computed in blocks, and perhaps to sums over blocks of the whole
+sequence.
+
+LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1): a token sees those at most local_radius away, `local`. A block of
+local_radius + 1 tokens meets itself and its two neighbours, and the last block is filled up. `transient-global` adds,
+in every layer anew, the normed sum of each global_block_size tokens, which the same maps make a key and a value of and
+which every token sees. transformers: models/longt5.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...algebra import same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import Blocks, WithSums
+from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable, Window
+from ..norm import Norm
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class LocalAttention(TokenMixer):
+    """Multi-head attention of an encoder to near tokens, and perhaps to sums over blocks of the whole sequence.
+
+    local_radius: how many tokens a token sees each way.
+    global_block_size: how many tokens one sum is of; none, if not given. Tokens after the last whole block are added to
+        the last sum.
+    global_norm: the norm of the sums.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["local"] = "local"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    local_radius: Window
+    global_block_size: ChunkSize | None = None
+    global_norm: Norm | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.global_norm is not None and self.global_block_size is None:
+            raise ValueError("global_norm: there are no sums to norm without a global_block_size")
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has a key of its own; expected as many of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Guo et al. 2021, §3.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        read = x
+        if self.global_block_size is not None:
+            block = self.global_block_size
+            summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
+            summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
+            read = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+        q = f.linear("q_proj", x, heads, dim)
+        k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
+        near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
+        limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
+        y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, **limits)
+        return f.linear("o_proj", y, *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
+        return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, head_dim=6, local_radius=3),
+            cls(
+                num_attention_heads=4, head_dim=5, local_radius=3, global_block_size=3, global_norm=Norm(type="rmsnorm")
+            ),
+            cls(
+                num_attention_heads=4, head_dim=5, local_radius=20, global_block_size=20
+            ),  # one block, and no whole one to sum
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → as q.
+        Scores are not scaled, as T5's.
+        """
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+            scores = q @ k.transpose(-1, -2)
+            scores = (scores if bias is None else scores + bias.to(scores.dtype)).masked_fill(~mask, float("-inf"))
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    class Sums(nn.Module):
+        """x: [batch, tokens, hidden], of_token: which sum each token is in → [batch, sums, hidden]."""
+
+        def forward(self, x: Tensor, of_token: Tensor, sums: Tensor) -> Tensor:
+            out: Tensor = (sums[:, None] == of_token[None]).to(x.dtype) @ x
+            return out
+
+    class LocalReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: LocalAttention, around: Around) -> None:
+            super().__init__()
+            self.spec, width = spec, spec.num_attention_heads * spec.head_dim
+            for name in ("q_proj", "k_proj", "v_proj"):
+                self.add_module(name, nn.Linear(around.hidden_size, width, bias=False))
+            if spec.global_block_size is not None:
+                self.sums = Sums()
+            if spec.global_norm is not None:
+                self.global_norm = spec.global_norm.reference(around)
+            self.core, self.o_proj = Core(), nn.Linear(width, around.hidden_size, bias=False)
+
+        def _blocks(self, x: Tensor) -> Tensor:
+            """[batch, tokens, …] → [batch, blocks, block, …], the last one filled up with zeros."""
+            size = self.spec.local_radius + 1
+            missing = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
+            whole: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
+            return whole
+
+        def _with_neighbours(self, x: Tensor) -> Tensor:
+            """[batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+            end = torch.zeros_like(x[:, :1])
+            return torch.cat([torch.cat([end, x[:, :-1]], 1), x, torch.cat([x[:, 1:], end], 1)], 2)
+
+        def _heads_of(self, x: Tensor) -> Tensor:
+            """[…, tokens, heads · d] → […, heads, tokens, d]."""
+            heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
+            return heads
+
+        def _seen(
+            self, run: Run, tokens: int, of_token: Tensor | None, sums: Tensor | None, device: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            """Which keys each query of a block may see [blocks, 1, block, keys], and what is added to their scores."""
+            radius = self.spec.local_radius
+            at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 is what blocks are filled up with
+            keys = self._with_neighbours(at)
+            spots = torch.arange(-radius - 1, 2 * radius + 2, device=device)
+            near = ((spots[None] - spots[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[:, None]
+            mask = near[:, None]
+            bias = None if run.bias is None else run.bias(spots[radius + 1 : 2 * radius + 2], spots)[None]
+            if of_token is not None and sums is not None:
+                mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
+                if bias is not None:
+                    far = self._blocks(run.bias.blocks(of_token, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
+                    bias = torch.cat([bias.expand(far.shape[0], -1, -1, -1), far], -1)
+            return mask, bias
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            (_, tokens, _), size, device = x.shape, self.spec.global_block_size, x.device
+            of_token, sums, read = None, None, x
+            if size is not None:
+                sums = run.span(0, tokens // size, device)
+                of_token = (run.span(0, tokens, device) // size).clamp(max=tokens // size - 1)
+                summed = self.sums(x, of_token, sums)
+                read = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
+            q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
+            pair = []
+            for name in ("k_proj", "v_proj"):
+                mapped = self.get_submodule(name)(read)
+                near = self._heads_of(self._with_neighbours(self._blocks(mapped[:, :tokens])))
+                far = self._heads_of(mapped[:, tokens:])[:, None].expand(-1, near.shape[1], -1, -1, -1)
+                pair.append(torch.cat([near, far], -2))
+            mask, bias = run.once(
+                ("blocks", tokens, self.spec.local_radius, size),
+                lambda: self._seen(run, tokens, of_token, sums, device),
+            )
+            out = self.core(q, *pair, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            result: Tensor = self.o_proj(out.flatten(2))
+            return result
+
+    return LocalReference

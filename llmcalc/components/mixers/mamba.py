@@ -1,0 +1,232 @@
+"""Mamba: a gated linear recurrence whose steps depend on the input (Gu & Dao 2023, arXiv:2312.00752).
+
+Norms on Δ, B and C from Jamba (Lieber 2024, arXiv:2403.19887) and Falcon Mamba, several heads from Zamba (Glorioso
+2024, arXiv:2405.16712). The recurrence itself is elementwise; its state, like that of the convolution before it, is of
+one size however many tokens there were.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import exact_div
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops.recurrent import SelectiveScan
+from ...run.rows import Routed
+from ..base import Around, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm, norm_reference
+from ..runtime import Run, causal_conv_class, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+STATE_BITS = 32
+"""The recurrent state is kept in fp32."""
+
+
+class Mamba(TokenMixer):
+    """A selective state-space mixer.
+
+    intermediate_size: the channels of the recurrence (expand × hidden_size).
+    state_size: the elements of state that each channel has.
+    time_step_rank: the width that Δ is projected through.
+    conv_kernel: how many tokens the convolution sees.
+    num_heads: the heads that have projections to Δ, B and C of their own (Zamba). They are parts of one recurrence
+        without queries and keys, so that `heads` answers none.
+    use_bias: whether the projections in and out have a bias.
+    use_conv_bias: whether the convolution has a bias.
+    hidden_act: the activation after the convolution and on the gate.
+    norm: the norm on Δ, B and C.
+    """
+
+    node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
+
+    type: Literal["mamba"] = "mamba"
+    intermediate_size: Inner
+    state_size: StateSize
+    time_step_rank: StepRank
+    conv_kernel: Kernel = 4
+    num_heads: Heads | None = None
+    use_bias: Flag = False
+    use_conv_bias: Flag = True
+    hidden_act: Activation = "silu"
+    norm: Norm | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_heads is not None and self.intermediate_size % self.num_heads:
+            raise ValueError(f"num_heads: {self.num_heads} does not divide intermediate_size {self.intermediate_size}")
+        if self.num_heads is not None and self.norm is not None:
+            raise ValueError("norm: on Δ, B and C of one head alone; expected no num_heads, or no norm")
+        return self
+
+    def source(self) -> str:
+        return "Gu & Dao 2023, §3.4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        inner, state, kernel = Axis("inner", self.intermediate_size), Axis("state", self.state_size), self.conv_kernel
+        both = f.linear("in_proj", x, Beside(((inner,), (inner,))), bias=self.use_bias)
+        u, gate = f.split(both, (inner,), (inner,))
+        biased = self.use_conv_bias
+        u = f.conv("conv1d", u, inner, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
+        u = f.act(u, self.hidden_act)
+        step, b, c = self._projected(f, u, inner, state)
+        op = SelectiveScan(self.intermediate_size, self.state_size, u.rows)
+        y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
+        f.state("ssm_state", inner, state, bits=STATE_BITS)
+        return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
+
+    def _projected(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
+        """Δ of each channel, and B and C of each head. Every token passes through the maps of all heads."""
+        a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
+        low = (rank,), (state,), (state,)
+        if a is None:
+            step, b, c = f.split(f.linear("x_proj", u, Beside(low)), *low)
+            if self.norm is not None:
+                step, b, c = (
+                    f.norm("dt_norm", step, self.norm),
+                    f.norm("b_norm", b, self.norm),
+                    f.norm("c_norm", c, self.norm),
+                )
+            return f.linear("dt_proj", step, inner, bias=True), b, c
+        heads, each = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
+        of_heads = u.seen(each, rows=Routed(of=u.rows, top_k=a))
+        step, b, c = f.split(f.experts("x_proj", of_heads, heads, a, Beside(low)), *low)
+        step = f.experts("dt_proj", step, heads, a, each, bias=True)
+        return step.seen(inner, rows=u.rows), b.seen(heads, state, rows=u.rows), c.seen(heads, state, rows=u.rows)
+
+    def describe(self, hidden_size: int) -> str:
+        heads = "" if self.num_heads is None else f", {self.num_heads} heads"
+        return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        plain: dict[str, Any] = {"intermediate_size": 40, "state_size": 6, "time_step_rank": 3}
+        return [
+            cls(**plain),
+            cls(**plain, use_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**plain, norm=Norm(type="rmsnorm")),
+            cls(**plain, norm=Norm(type="rmsnorm", weight=False)),
+            cls(**plain, num_heads=2),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class HeadMap(nn.Module):
+        """x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]: every head through a map of its own."""
+
+        def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(heads, n_out, n_in))
+            nn.init.normal_(self.weight, std=n_in**-0.5)
+            self.bias = nn.Parameter(torch.zeros(heads, n_out)) if bias else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
+            y = y if self.bias is None else y + self.bias[:, None]
+            together: Tensor = y.transpose(1, 2).flatten(2)
+            return together
+
+    class Scan(nn.Module):
+        """x, Δ: [batch, tokens, inner], B, C:
+        [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last state.
+        """
+
+        def __init__(self, inner: int, state: int) -> None:
+            super().__init__()
+            self.A_log = nn.Parameter(
+                torch.log(torch.arange(1, state + 1, dtype=torch.float32))
+                .repeat(inner, 1)
+                .to(torch.get_default_dtype())
+            )
+            self.D = nn.Parameter(torch.ones(inner))
+
+        def forward(
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            decay = torch.exp(step.float()[..., None] * -torch.exp(self.A_log.float()))
+            state = (step * x).float()[..., None] * b.float()
+            if before is not None:
+                first = state[:, :1] + decay[:, :1] * before[:, None]
+                state = torch.cat([first, state[:, 1:]], 1)
+            reach = 1  # each round, a state takes in what lies twice as far back
+            while reach < x.shape[1]:
+                state = torch.cat([state[:, :reach], state[:, reach:] + decay[:, reach:] * state[:, :-reach]], 1)
+                decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], 1)
+                reach *= 2
+            y = _read(state.to(x.dtype), c)
+            return y + self.D * x, state[:, -1]
+
+    def _read(state: Tensor, c: Tensor) -> Tensor:
+        """state: [batch, tokens, inner, state], c: [batch, tokens, heads, state] → [batch, tokens, inner]."""
+        heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
+        return heads.flatten(2)
+
+    class MambaReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: Mamba, around: Around) -> None:
+            super().__init__()
+            self.spec = spec
+            hidden, inner, rank, heads = (
+                around.hidden_size,
+                spec.intermediate_size,
+                spec.time_step_rank,
+                spec.num_heads or 1,
+            )
+            self.in_proj = nn.Linear(hidden, 2 * inner, bias=spec.use_bias)
+            conv: Any = causal_conv_class()
+            self.conv1d = conv(inner, spec.conv_kernel, spec.use_conv_bias)
+            self.conv_state: Any = state_class()()
+            self.ssm_state: Any = state_class()()
+            wide = rank + 2 * spec.state_size
+            if spec.num_heads is None:
+                self.x_proj: Any = nn.Linear(inner, wide, bias=False)
+                self.dt_proj: Any = nn.Linear(rank, inner)
+            else:
+                self.x_proj, self.dt_proj = (
+                    HeadMap(heads, inner // heads, wide, False),
+                    HeadMap(heads, rank, inner // heads, True),
+                )
+            if spec.norm is not None:
+                self.dt_norm = norm_reference(spec.norm, rank)
+                self.b_norm, self.c_norm = (
+                    norm_reference(spec.norm, spec.state_size),
+                    norm_reference(spec.norm, spec.state_size),
+                )
+            self.scan = Scan(inner, spec.state_size)
+            self.out_proj = nn.Linear(inner, hidden, bias=spec.use_bias)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, heads = self.spec, self.spec.num_heads or 1
+            inner, gate = self.in_proj(x).chunk(2, -1)
+            inner = activate(spec.hidden_act, self.conv1d(inner.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            widths = [spec.time_step_rank, spec.state_size, spec.state_size]
+            step, b, c = self.x_proj(inner).unflatten(-1, (heads, -1)).split(widths, -1)
+            if spec.norm is not None:
+                step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
+            step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
+            held = self.ssm_state.held(run)
+            y, last = self.scan(
+                inner, step, b.repeat_interleave(inner.shape[-1] // heads, 2), c, None if held is None else held[0]
+            )
+            self.ssm_state.keep(run, last)
+            result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
+            return result
+
+    return MambaReference

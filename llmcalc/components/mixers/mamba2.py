@@ -1,0 +1,235 @@
+"""Mamba-2: a recurrence with one decay a head,
+computed in chunks as attention without a softmax (Dao & Gu 2024, arXiv:2405.21060).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops.recurrent import ChunkedScan, HeadScan
+from ..base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Kernel, StateGroups, StateSize, TokenMixer
+from ..networks.feed_forward import Activation, activate
+from ..norm import Norm, norm_reference
+from ..runtime import Run, causal_conv_class, state_class
+from .mamba import STATE_BITS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Mamba2(TokenMixer):
+    """A state-space mixer of several heads; each head has a state of [head_dim, state_size].
+
+    num_heads: the heads, which the paper compares to those of attention's values (§7.2).
+    head_dim: the channels of one head.
+    state_size: the elements of state that each channel has.
+    n_groups: the groups of heads that share B and C, which the paper compares to keys and queries (§7.2).
+    conv_kernel: how many tokens the convolution sees.
+    chunk_size: how many tokens a full pass takes at once.
+    use_bias, out_bias: whether the projection in, and the one out, has a bias.
+    use_conv_bias: whether the convolution has a bias.
+    hidden_act: the activation after the convolution and on the gate.
+    norm: the norm on the gated output, each group by itself; None where there is no norm.
+    norm_before_gate: whether the gate comes after the norm.
+    """
+
+    node_name: ClassVar[str] = "mamba"
+    kind: ClassVar[str] = "state_space"
+
+    type: Literal["mamba2"] = "mamba2"
+    num_heads: Heads
+    head_dim: HeadDim
+    state_size: StateSize
+    n_groups: StateGroups = 1
+    conv_kernel: Kernel = 4
+    chunk_size: ChunkSize = 256
+    use_bias: Flag = False
+    out_bias: Flag = False
+    use_conv_bias: Flag = True
+    hidden_act: Activation = "silu"
+    norm: Norm | None = Norm(type="rmsnorm")
+    norm_before_gate: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_heads % self.n_groups:
+            raise ValueError(
+                f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of "
+                f"{self.num_heads}"
+            )
+        return self
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
+
+    def source(self) -> str:
+        return "Dao & Gu 2024, §7"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim, groups = (
+            Axis("heads", self.num_heads),
+            Axis("head_dim", self.head_dim),
+            Axis("groups", self.n_groups),
+        )
+        state, kernel = Axis("state", self.state_size), self.conv_kernel
+        inner: Shape = (heads, dim)
+        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ do not pass the convolution
+        gate, u, step = f.split(
+            f.linear("in_proj", x, Beside((inner, (mixed,), (heads,))), bias=self.use_bias), inner, (mixed,), (heads,)
+        )
+        biased = self.use_conv_bias
+        u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, bias=biased, padding=kernel - 1)
+        f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
+        u, b, c = f.split(f.act(u, self.hidden_act), *mixed.parts)
+        read = u, step, f.repeat(b, heads), f.repeat(c, heads)
+        sizes = self.num_heads, self.head_dim, self.state_size, x.rows
+        y = f.alternatives(
+            chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *read, axes=inner),
+            step=lambda: f.core("scan", HeadScan(*sizes), *read, axes=inner),
+        )
+        f.state("ssm_state", *inner, state, bits=STATE_BITS)
+        return f.linear(
+            "out_proj", self._gated(f, y, f.act(gate, self.hidden_act), groups), *x.axes, bias=self.out_bias
+        )
+
+    def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
+        """The output of the scan after the gate and the norm, in the order that the spec gives."""
+        if self.norm is None:
+            return f.mul(y, gate)
+        if self.norm_before_gate:
+            return f.mul(f.norm("norm", y, self.norm, groups=groups), gate)
+        return f.norm("norm", f.mul(y, gate), self.norm, groups=groups)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        plain: dict[str, Any] = {
+            "num_heads": 4,
+            "head_dim": 6,
+            "state_size": 5,
+            "chunk_size": 4,
+        }  # 11 and 13 tokens fill no chunk
+        return [
+            cls(**plain),
+            cls(**plain, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
+            cls(**{**plain, "chunk_size": 32}, norm=None),
+            cls(**plain, n_groups=4, norm=Norm(type="rmsnorm"), norm_before_gate=True, hidden_act="gelu"),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    def decays(log: Tensor) -> Tensor:
+        """log: [..., n] of each step → [..., n, n]: how much of what came in at step j is left after step i ≥ j."""
+        upto = log.cumsum(-1)
+        between = upto[..., :, None] - upto[..., None, :]
+        past = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).tril()
+        return torch.exp(between.masked_fill(~past, float("-inf")))
+
+    class ChunkedScan(nn.Module):
+        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C:
+        [batch, tokens, heads, n] → x's shape and the last state.
+        """
+
+        def __init__(self, heads: int, chunk: int) -> None:
+            super().__init__()
+            self.chunk = chunk
+            self.A_log = nn.Parameter(
+                torch.log(torch.arange(1, heads + 1, dtype=torch.float32)).to(torch.get_default_dtype())
+            )
+            self.D, self.dt_bias = nn.Parameter(torch.ones(heads)), nn.Parameter(torch.zeros(heads))
+
+        def forward(
+            self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, before: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            step = nn.functional.softplus(step + self.dt_bias).float()
+            log, entering = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
+            if before is not None and x.shape[1] == 1:
+                y, last = self._one(entering, log, b.float(), c.float(), before)
+            else:
+                y, last = self._chunks(entering, log, b.float(), c.float(), before)
+            return y.to(x.dtype) + self.D[:, None] * x, last
+
+        def _one(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+            """One token further: before is [batch, heads, d, n]."""
+            state = before * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
+            return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
+
+        def _chunks(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+            tokens, missing = x.shape[1], -x.shape[1] % self.chunk
+
+            def cut(t: Tensor) -> Tensor:
+                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...];
+                what is filled up adds nothing and decays nothing.
+                """
+                filled = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
+                chunks: Tensor = filled.unflatten(1, (-1, self.chunk)).movedim(3, 1)
+                return chunks
+
+            x, log, b, c = cut(x), cut(log), cut(b), cut(c)
+            upto = log.cumsum(-1)
+            within = (c @ b.transpose(-1, -2) * decays(log)) @ x
+            added = (x * torch.exp(upto[..., -1:] - upto)[..., None]).transpose(-1, -2) @ b  # by each chunk, at its end
+            start = torch.zeros_like(added[:, :, :1]) if before is None else before[:, :, None]
+            whole = decays(nn.functional.pad(upto[..., -1], (1, 0)))  # over whole chunks, from the start on
+            states = (whole @ torch.cat([start, added], 2).flatten(3)).unflatten(3, added.shape[3:])
+            passed = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(upto)[..., None]
+            y = (within + passed).movedim(1, 3).flatten(1, 2)[:, :tokens]
+            return y, states[:, :, -1]
+
+    class Mamba2Reference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: Mamba2, around: Around) -> None:
+            super().__init__()
+            self.spec = spec
+            inner, shared = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
+            self.in_proj = nn.Linear(around.hidden_size, 2 * inner + shared + spec.num_heads, bias=spec.use_bias)
+            conv: Any = causal_conv_class()
+            self.conv1d = conv(inner + shared, spec.conv_kernel, spec.use_conv_bias)
+            self.conv_state: Any = state_class()()
+            self.ssm_state: Any = state_class()()
+            self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
+            if spec.norm is not None:
+                self.norm = norm_reference(spec.norm, inner, groups=spec.n_groups)
+            self.out_proj = nn.Linear(inner, around.hidden_size, bias=spec.out_bias)
+
+        def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+            opened = activate(self.spec.hidden_act, gate)
+            if not hasattr(self, "norm"):
+                return y * opened
+            if not self.spec.norm_before_gate:
+                y = y * opened
+            y = self.norm(y)
+            return y * opened if self.spec.norm_before_gate else y
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec = self.spec
+            inner, shared = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
+            gate, mixed, step = self.in_proj(x).split([inner, inner + 2 * shared, spec.num_heads], -1)
+            mixed = activate(spec.hidden_act, self.conv1d(mixed.transpose(1, 2), run, self.conv_state)).transpose(1, 2)
+            x, b, c = mixed.split([inner, shared, shared], -1)
+            of_head = spec.num_heads // spec.n_groups
+            b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(of_head, 2) for t in (b, c))
+            held = self.ssm_state.held(run)
+            y, last = self.scan(x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if held is None else held[0])
+            self.ssm_state.keep(run, last)
+            result: Tensor = self.out_proj(self._gated(y.flatten(2), gate))
+            return result
+
+    return Mamba2Reference

@@ -1,0 +1,186 @@
+"""Self-attention and cross-attention in one: the same maps make keys and values of a decoder's own tokens and of the
+encoder's output.
+
+T5Gemma 2 (Zhang et al. 2025): one softmax over both, whose own tokens alone have positions and a window. transformers:
+models/t5gemma2.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import SOURCE
+from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Window, check_groups
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, allowed, cache_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class MergedAttention(TokenMixer):
+    """A decoder's attention over its own tokens and the output of an encoder of its width at once.
+
+    sliding_window: how many of its own tokens a token sees, itself included. It always sees all of the encoder's.
+    attention_bias: all projections have a bias.
+    norm: the norm of each head's query and key, before RoPE.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+
+    type: Literal["merged"] = "merged"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    attn_logit_softcapping: Real | None = Field(default=None, gt=0)
+    norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+    def source(self) -> str:
+        return "Zhang et al. 2025 (T5Gemma 2)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """One softmax runs over the scores of both cores; each core has the products with its own keys and values."""
+        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
+        q = f.rope(q, self.position)
+        keys = self._normed(f, "k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased, beside=memory), dim)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, beside=memory)
+        near, near_values = (v.seen(kv_heads, dim, rows=x.rows) for v in (keys, values))
+        far, far_values = (v.seen(kv_heads, dim, rows=memory.rows) for v in (keys, values))
+        held = "full_attention" if window is None else "sliding_attention"
+        near, near_values = f.cache("cache", held, f.rope(near, self.position), near_values, limit=window)
+        far, far_values = f.cache("cross_cache", "cross_attention", far, far_values)
+        near, near_values, far, far_values = (f.repeat(v, heads) for v in (near, near_values, far, far_values))
+        cap = self.attn_logit_softcapping
+        y = f.attention("core", q, near, near_values, cap=cap, window=window)
+        y = f.add(y, f.attention("cross_core", q, far, far_values, cap=cap))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
+
+    def describe(self, hidden_size: int) -> str:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return (
+            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, with the encoder's "
+            f"keys{window}"
+        )
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, norm=None),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                attention_bias=True,
+                attn_logit_softcapping=30.0,
+            ),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Products(nn.Module):
+        """Scores of queries and keys, and later what the weights make of values: [batch, heads, queries, ·]."""
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x @ y
+
+    class MergedReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: MergedAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            if spec.norm is not None:
+                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            self.core, self.cross_core = Products(), Products()
+            self.cache, self.cross_cache = cache_class()(spec.sliding_window), cache_class()()
+            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+
+        def _heads_of(self, which: str, x: Tensor) -> Tensor:
+            heads: Tensor = (
+                self.get_submodule(f"{which}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            )
+            return getattr(self, f"{which}_norm")(heads) if hasattr(self, f"{which}_norm") else heads
+
+        def _of_the_source(self, run: Run) -> tuple[Tensor, ...]:
+            held = None if run.store is None else run.store.get(self.cross_cache)
+            if held is not None:
+                return held
+            assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
+            made: tuple[Tensor, ...] = self.cross_cache(
+                run, self._heads_of("k", run.memory), self._heads_of("v", run.memory)
+            )
+            return made
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
+            q, k = (spec.position.rotated(self._heads_of(which, x), run, run.past) for which in ("q", "k"))
+            group = spec.num_attention_heads // spec.num_key_value_heads
+            own = self.cache(run, k, self._heads_of("v", x))
+            k, v, far_k, far_v = (t.repeat_interleave(group, 1) for t in (*own, *self._of_the_source(run)))
+            near, far = self.core(q, k.transpose(-1, -2)), self.cross_core(q, far_k.transpose(-1, -2))
+            scores = torch.cat([near, far], -1) * spec.head_dim**-0.5
+            if spec.attn_logit_softcapping is not None:
+                scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
+            seen = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            seen = torch.cat([seen, seen.new_ones(tokens, far_k.shape[-2])], -1)
+            weights = torch.softmax(scores.masked_fill(~seen, float("-inf")).float(), -1).to(v.dtype)
+            out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], far_v)
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return MergedReference

@@ -1,0 +1,322 @@
+"""Multi-head latent attention: keys and values are expanded from one small latent vector a token, and only that is
+cached.
+
+DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). In a full pass keys and
+values are expanded and attention runs per head; while decoding, the expansion is absorbed into query and output
+(§2.1.2), so that each head attends to the latent itself. With an indexer (DeepSeek-V3.2) a token attends to few of
+those before it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value, Weight
+from ..base import Around, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
+from ..norm import Norm, norm_reference
+from ..position import Rope, rotate
+from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from .indexer import Indexer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class MLA(TokenMixer):
+    """Multi-head latent attention, under DeepSeek's field names.
+
+    q_lora_rank: width of the compressed query; none projects queries directly. kv_lora_rank: width of the latent.
+    indexer: chooses the tokens that are attended to. Each head's query and key are qk_nope_head_dim from the latent and
+    qk_rope_head_dim with positions, the latter's key shared by all heads. attention_bias: on the projections that read
+    or write the residual stream (not on a direct q_proj).
+    mla_use_nope: no positions at all; the shared key has the same size, and is not turned (Kimi Linear).
+    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3), one value a
+    head, or one for each `element` of it (Hy 4). query_gate: that gate, for each element, and the queries are one map
+    of the compressed query, after its norm and before it side by side (A.X-K2). sinks: one more key for each head, with
+    a learned score and no value (Hy 4).
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["mla"] = "mla"
+    num_attention_heads: Heads
+    q_lora_rank: QueryRank | None = None
+    kv_lora_rank: KVRank
+    qk_nope_head_dim: NopeDim
+    qk_rope_head_dim: RopeDim
+    v_head_dim: ValueDim
+    attention_bias: Flag = False
+    mla_use_nope: Flag = False
+    output_gate: Flag | Literal["element"] = False
+    query_gate: Flag = False
+    sinks: Flag = False
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+    indexer: Indexer | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.indexer is not None and (
+            self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
+        ):
+            raise ValueError(
+                "indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a "
+                "q_lora_rank and a wider index_head_dim"
+            )
+        if self.query_gate and (self.q_lora_rank is None or self.output_gate):
+            raise ValueError(
+                "query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it"
+            )
+        if self.qk_rope_head_dim % 2 and not self.mla_use_nope:
+            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; RoPE turns pairs")
+        self.position.check_whole("qk_rope_head_dim")
+        return self
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.indexer is None else (self.indexer.index_topk,)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """As a latent that is as wide as the keys and values of so many heads together."""
+        nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
+
+    def source(self) -> str:
+        return "DeepSeek-V2 2024, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
+        nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
+        query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+        q_nope, q_rope = f.split(query, (heads, nope), (heads, rope))
+        q_rope = self._turned(f, q_rope)
+        both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
+        c, k_rope = f.split(both, (latent,), (rope,))
+        c, k_rope = f.norm("kv_a_norm", c, self.norm), self._turned(f, k_rope)
+        c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
+        if self.indexer is not None and not self.indexer.shared:
+            f.part("indexer", self.indexer, x, compressed=compressed, role="no_grad")
+        limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+        head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
+
+        def expanded() -> Value:
+            """Keys and values of each head are made of the latent."""
+            made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))))
+            k_nope, values = f.split(made, (heads, nope), (heads, size))
+            q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head))
+            return f.attention("core", q, k, values, causal=f.causal, **limits)
+
+        def absorbed() -> Value:
+            """The maps that would make them are applied to query and output; attention sees the latents themselves."""
+            weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
+            q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
+            k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
+            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, **limits)
+            return f.absorb("", y, weight, size)
+
+        y = f.alternatives(expanded=expanded, absorbed=absorbed)
+        if self.sinks:
+            f.vector("sinks", heads)
+        if self.output_gate:
+            gates = (heads, size) if self.output_gate == "element" else (heads,)
+            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates), "sigmoid"))
+        return f.linear("o_proj", y, *x.axes, bias=biased)
+
+    def _turned(self, f: Flow, x: Value) -> Value:
+        return x if self.mla_use_nope else f.rope(x, self.position)
+
+    def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
+        """The query of each head, and the compressed query that it is made of, where there is one."""
+        if self.q_lora_rank is None:
+            return f.linear("q_proj", x, heads, head), None
+        raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
+        c = f.norm("q_a_norm", raw, self.norm)
+        if not self.query_gate:
+            return f.linear("q_b_proj", c, heads, head), c
+        both = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
+        gated = f.linear("q_gate_proj", both, heads, Beside((*head.parts, (size,))))
+        return gated, c
+
+    def describe(self, hidden_size: int) -> str:
+        head = self.qk_nope_head_dim + self.qk_rope_head_dim
+        chosen = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
+        return f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{chosen}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                attention_bias=True,
+            ),
+            cls(
+                num_attention_heads=4,
+                kv_lora_rank=12,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=4,
+                v_head_dim=6,
+                mla_use_nope=True,
+                output_gate=True,
+            ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5),
+            ),
+            cls(
+                num_attention_heads=4,
+                kv_lora_rank=12,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=4,
+                v_head_dim=6,
+                sinks=True,
+                output_gate="element",
+            ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                query_gate=True,
+            ),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Expansion(nn.Linear):
+        """Latent → every head's key part and value; or, absorbed, the same weight on the other side of the product."""
+
+        def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
+            super().__init__(latent, heads * (nope + value), bias=False)
+            self.heads, self.nope, self.value = heads, nope, value
+
+        def forward(self, x: Tensor, absorb: str = "") -> Tensor:
+            per_head = self.weight.view(self.heads, self.nope + self.value, -1)
+            if absorb == "query":  # [batch, heads, tokens, nope] → [.., latent]
+                return x @ per_head[:, : self.nope]
+            if absorb == "value":  # [batch, heads, tokens, latent] → [.., value]
+                return x @ per_head[:, self.nope :].transpose(-1, -2)
+            return super().forward(x)
+
+    class MLAReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: MLA, around: Around) -> None:
+            super().__init__()
+            self.spec, hidden, heads = spec, around.hidden_size, spec.num_attention_heads
+            query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+            if spec.q_lora_rank is None:
+                self.q_proj = nn.Linear(hidden, query, bias=False)
+            else:
+                self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
+                self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
+                if spec.query_gate:
+                    self.q_gate_proj = nn.Linear(2 * spec.q_lora_rank, query + heads * spec.v_head_dim, bias=False)
+                else:
+                    self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
+            self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+            self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
+            self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
+            if spec.output_gate:
+                self.gate_proj = nn.Linear(
+                    hidden, heads * spec.v_head_dim if spec.output_gate == "element" else heads, bias=False
+                )
+            self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
+            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
+            self.core, self.cache = softmax_core_class()(), cache_class()()
+            if spec.indexer is not None and not spec.indexer.shared:
+                assert spec.q_lora_rank is not None
+                self.indexer = spec.indexer.reference(
+                    around, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta
+                )
+
+        def _turn(self, x: Tensor, run: Run) -> Tensor:
+            return (
+                x
+                if self.spec.mla_use_nope
+                else rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
+            )
+
+        def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+            """[batch, tokens, heads, …]: queries and the gate, where there is one; and what an indexer reads."""
+            spec, apart = self.spec, (self.spec.num_attention_heads, -1)
+            raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
+            small = x if spec.q_lora_rank is None else self.q_a_norm(raw)
+            if spec.query_gate:
+                both = self.q_gate_proj(torch.cat([small, raw], -1)).unflatten(-1, apart)
+                q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
+                return q, gate, small
+            q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
+            return q.unflatten(-1, apart), self.gate_proj(x).unflatten(-1, apart) if spec.output_gate else None, small
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, heads = self.spec, self.spec.num_attention_heads
+            nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
+            q, gate, small = self._queries(x)
+            q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
+            q_rope = self._turn(q_rope, run)
+            latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
+            latent, k_rope = self.cache(run, self.kv_a_norm(latent), self._turn(k_rope, run))
+            end = run.past + x.shape[1]
+            mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
+            scale = (nope + rope) ** -0.5
+            if hasattr(self, "indexer"):
+                run.selected = self.indexer(x, small, mask, run)
+            if spec.indexer is not None:
+                assert run.selected is not None, (
+                    "a layer that shares the choice of another stands above one that chooses"
+                )
+                if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
+                    latent, k_rope = (
+                        t.gather(1, run.selected[:, 0, :, None].expand(-1, -1, t.shape[-1])) for t in (latent, k_rope)
+                    )
+                    mask = mask[:, -latent.shape[1] :]
+                else:
+                    mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, run.selected, True)
+                    mask = mask[:, None]
+            sinks = None if self.sinks is None else self.sinks.weight
+            if run.past:
+                q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
+                k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
+                k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
+                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorb="value")
+            else:
+                expanded = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
+                k_nope, v = expanded.split([nope, spec.v_head_dim], -1)
+                k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
+                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
+            out = out.transpose(1, 2)
+            out = out if gate is None else out * gate.sigmoid()
+            result: Tensor = self.o_proj(out.flatten(2))
+            return result
+
+    return MLAReference

@@ -1,0 +1,192 @@
+"""mLSTM, the matrix memory of xLSTM (Beck et al. 2024, arXiv:2405.04517, §2.3), as in xLSTM-7B (arXiv:2503.13427, §3).
+
+C ← f·C + i·k ⊗ v, n ← f·n + i·k, h = Cᵀq / max(|n·q|, 1), with exponential gates whose largest exponent m is kept
+apart; a norm of each head and a gate of the output. transformers: models/xlstm.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside, Shape
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops import MatrixMemory
+from ..base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, size_named
+from ..norm import Norm, norm_reference
+from ..runtime import Run, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    MemoryValueDim: TypeAlias = int
+else:
+    MemoryValueDim = size_named("v")
+
+
+class MLSTM(TokenMixer):
+    """The matrix memory of xLSTM, under xLSTM-7B's field names.
+
+    num_heads: the heads, each with a memory of [qk_head_dim, v_head_dim].
+    qk_head_dim: the size of a query and of a key.
+    v_head_dim: the size of a value.
+    use_bias: whether the norm and the projections have a bias; those of the two gates always have one.
+    chunk_size: how many tokens are computed at once.
+    gate_soft_cap: the bound of the gates' exponents.
+    norm_eps: the ε of the norm on the output.
+    """
+
+    node_name: ClassVar[str] = "mlstm"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["mlstm"] = "mlstm"
+    num_heads: Heads
+    qk_head_dim: HeadDim
+    v_head_dim: MemoryValueDim
+    use_bias: Flag = False
+    chunk_size: ChunkSize = 64
+    gate_soft_cap: Real = Field(default=15.0, gt=0)
+    norm_eps: Real = Field(default=1e-6, ge=0)
+
+    def heads(self, width: Number) -> HeadSizes:
+        return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
+
+    def source(self) -> str:
+        return "Beck et al. 2024, §2.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, biased = Axis("heads", self.num_heads), self.use_bias
+        key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
+        values: Shape = (heads, value_dim)
+        q, k = f.linear("q", x, heads, key_dim, bias=biased), f.linear("k", x, heads, key_dim, bias=biased)
+        v = f.linear("v", x, *values, bias=biased)
+        entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
+        memory = MatrixMemory(heads.size, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        y = f.core("core", memory, q, k, v, entry, forget, axes=values)
+        kept = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
+        f.state("recurrent_state", heads, kept)
+        norm = Norm(type="layernorm", bias=biased, eps=self.norm_eps)
+        y = f.norm("norm", y, norm, groups=heads)
+        gate = f.act(f.linear("ogate", x, *values, bias=biased), "sigmoid")
+        return f.linear("out_proj", f.mul(gate, y), *x.axes, bias=biased)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_heads=3, qk_head_dim=4, v_head_dim=6),
+            cls(num_heads=2, qk_head_dim=6, v_head_dim=5, use_bias=True, chunk_size=4),
+            cls(num_heads=2, qk_head_dim=4, v_head_dim=4, chunk_size=11),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Core(nn.Module):
+        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f:
+        [batch, heads, tokens] → (h like v, (C, n, m)).
+        """
+
+        def __init__(self, chunk: int) -> None:
+            super().__init__()
+            self.chunk = chunk
+
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
+            out, start, tokens = [], 0, q.shape[2]
+            while start < tokens:
+                step, size = (self._chunk, self.chunk) if tokens - start >= self.chunk else (self._token, 1)
+                part = slice(start, start + size)
+                h, state = step(q[:, :, part], k[:, :, part], v[:, :, part], i[:, :, part], log_f[:, :, part], state)
+                out.append(h)
+                start += size
+            return torch.cat(out, 2), state
+
+        def _chunk(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            memory, norm, largest = state
+            fade = log_f.cumsum(-1)
+            mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+            within = (fade[..., :, None] - fade[..., None, :] + i[..., None, :]).masked_fill(~mask, float("-inf"))
+            before = fade + largest
+            peak = torch.maximum(before, within.max(-1).values)
+            scores = q @ k.transpose(-1, -2) * (within - peak[..., None]).exp()
+            reading = q * (before - peak).exp()[..., None]
+            top = reading @ memory + scores @ v
+            bottom = (reading @ norm[..., None])[..., 0] + scores.sum(-1)
+            h = top / (torch.maximum(bottom.abs(), (-peak).exp()) + 1e-6)[..., None]
+            entering, all_fade = fade[..., -1:] - fade + i, fade[..., -1:]
+            new = torch.maximum(all_fade + largest, entering.max(-1, keepdim=True).values)
+            writing, kept = k * (entering - new).exp()[..., None], (all_fade + largest - new).exp()
+            return h, (kept[..., None] * memory + writing.transpose(-1, -2) @ v, kept * norm + writing.sum(-2), new)
+
+        def _token(
+            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
+            memory, norm, largest = state
+            new = torch.maximum(log_f + largest, i)
+            kept, write = (log_f + largest - new).exp(), (i - new).exp()
+            memory = kept[..., None] * memory + write[..., None] * (k.transpose(-1, -2) @ v)
+            norm = kept * norm + write * k[:, :, 0]
+            bottom = (q @ norm[..., None])[..., 0]
+            h = q @ memory / (torch.maximum(bottom.abs(), (-new).exp()) + 1e-6)[..., None]
+            return h, (memory, norm, new)
+
+    class MLSTMReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        recurrent_state: Any
+
+        def __init__(self, spec: MLSTM, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, biased = spec, spec.num_heads, spec.use_bias
+            keys, values = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for name, width in (("q", keys), ("k", keys), ("v", values), ("ogate", values)):
+                self.add_module(name, nn.Linear(hidden, width, bias=biased))
+            self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
+            self.core, self.recurrent_state = Core(spec.chunk_size), state_class()()
+            self.norm = norm_reference(Norm(type="layernorm", bias=biased, eps=spec.norm_eps), values, groups=heads)
+            self.out_proj = nn.Linear(values, hidden, bias=biased)
+
+        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+            heads: Tensor = self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
+            return heads
+
+        def _gate(self, name: str, x: Tensor) -> Tensor:
+            cap = self.spec.gate_soft_cap
+            return cap * torch.tanh(self._heads_of(name, x)[..., 0] / cap)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q, k, v = (self._heads_of(name, x) for name in "qkv")
+            held = self.recurrent_state.held(run)
+            if held is None:
+                held = (
+                    q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
+                    q.new_zeros(*q.shape[:2], q.shape[-1]),
+                    q.new_zeros(*q.shape[:2], 1),
+                )
+            h, state = self.core(
+                q, k, v, self._gate("igate", x), self._gate("fgate", x), tuple(t.float() for t in held)
+            )
+            self.recurrent_state.keep(run, *(t.to(x.dtype) for t in state))
+            normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))
+            out: Tensor = self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
+            return out
+
+    return MLSTMReference

@@ -1,0 +1,145 @@
+"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as JetMoE has it (Shen et al. 2024,
+arXiv:2404.07413, §2.2).
+
+A router chooses for each token among experts that map to queries and from their attention's output; keys and values are
+shared.
+transformers: models/jetmoe.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...algebra import same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import Routed
+from ..base import Around, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
+from ..networks.moe import expert_map_class
+from ..position import Rope
+from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class MixtureOfAttention(TokenMixer):
+    """Attention whose queries and output are projected by a few of many experts, with keys and values for all of them.
+
+    num_experts: how many experts there are.
+    num_experts_per_tok: how many of them a token goes to.
+    num_key_value_heads: the heads of the keys and values, and the query heads of each expert. A token has
+        num_experts_per_tok times as many query heads.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+
+    type: Literal["mixture_of_attention"] = "mixture_of_attention"
+    num_experts: Experts
+    num_experts_per_tok: TopK
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
+            )
+        self.position.check(self.head_dim)
+        return self
+
+    def heads(self, width: Any) -> HeadSizes:
+        k = self.num_key_value_heads
+        return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        """Itself: an expert has as many query heads as there are key/value heads, so its queries would change too."""
+        return self
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        top = self.num_experts_per_tok
+        if not same(sizes.heads, top * sizes.kv_heads):
+            raise Unscalable(f"a token has {top} query heads for each key/value head, one of each of its experts")
+        self.position.check_heads(sizes)
+        return self.model_copy(update={"num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Zhang et al. 2022, §3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        top, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
+        kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        heads = Axis("heads", top * self.num_key_value_heads)
+        scores = f.linear("router", x, experts, kind="router")
+        q = f.experts("q_proj", f.dispatch(x, scores, experts, top), experts, top, kv_heads, dim)
+        k = f.rope(f.linear("k_proj", x, kv_heads, dim), self.position)
+        k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim))
+        q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
+        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads))
+        y = f.experts("o_proj", y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top)), experts, top, *x.axes)
+        y = f.combine(y, scores, experts, top)
+        return f.add(y, f.vector("o_bias", *x.axes))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=6),
+            cls(num_experts=3, num_experts_per_tok=1, num_key_value_heads=4, head_dim=8),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class MixtureOfAttentionReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, width = spec, spec.num_key_value_heads * spec.head_dim
+            self.router = nn.Linear(hidden, spec.num_experts, bias=False)
+            self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
+            self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
+            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.o_proj, self.o_bias = (
+                expert_map_class()(spec.num_experts, width, hidden, False),
+                vector(torch.zeros(hidden)),
+            )
+
+        def _heads_of(self, x: Tensor) -> Tensor:
+            """[batch, tokens, n · d] → [batch, n, tokens, d]."""
+            heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return heads
+
+        def _turned(self, x: Tensor, run: Run) -> Tensor:
+            return self.spec.position.rotated(x, run, run.past)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            (batch, tokens, _), top = x.shape, self.spec.num_experts_per_tok
+            scores, chosen = self.router(x.flatten(0, 1)).float().topk(top, -1)
+            experts = chosen.flatten()
+            q = self._heads_of(self.q_proj(x.flatten(0, 1).repeat_interleave(top, 0), experts).view(batch, tokens, -1))
+            k, v = self.cache(run, self._turned(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
+            mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            out = self.core(self._turned(q, run), k.repeat(1, top, 1, 1), v.repeat(1, top, 1, 1), mask)
+            mapped = self.o_proj(out.transpose(1, 2).reshape(batch * tokens * top, -1), experts).unflatten(0, (-1, top))
+            weights = scores.softmax(-1).to(x.dtype)[..., None]
+            result: Tensor = (mapped * weights).sum(1).view(batch, tokens, -1) + self.o_bias.weight
+            return result
+
+    return MixtureOfAttentionReference

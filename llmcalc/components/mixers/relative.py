@@ -1,0 +1,133 @@
+"""Transformer-XL's attention in both directions, with segments: XLNet (Yang et al. 2019, arXiv:1906.08237, §2.4 and
+§2.5).
+
+Scores are (q + u)·k + (q + v)·r with r a map of the distance's sinusoid, of every distance from −tokens + 1 to tokens,
+for each sequence by itself. A third term, (q + s)·segment, says whether two tokens are of one segment: it is held here,
+and no part of a pass whose tokens are all of one. transformers: models/xlnet.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ... import ops
+from ...algebra import same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...run.rows import Multiple
+from ..base import Around, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..runtime import Run, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class RelativeAttention(TokenMixer):
+    """Multi-head attention of an encoder with relative positions; no projection has a bias."""
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["relative"] = "relative"
+    num_attention_heads: Heads
+    head_dim: HeadDim
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has a key of its own; expected as many of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
+
+    def source(self) -> str:
+        return "Yang et al. 2019 (XLNet), §2.5"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        distances: Value = f.memo.setdefault(
+            "distances both ways", Value(Multiple(of=x.rows, by=2), x.axes, fixed=True)
+        )
+        r = f.linear("r_proj", distances, heads, dim)
+        with_position = f.add(q, f.vector("position_bias", heads, dim, many=heads.size))
+        scores = ops.DistanceScores(heads.size, dim.size, x.rows)
+        by_distance = f.core("distances", scores, with_position, r, axes=(heads,))
+        with_content = f.add(q, f.vector("content_bias", heads, dim, many=heads.size))
+        y = f.attention("core", with_content, k, v, causal=False, bias=by_distance)
+        f.vector("segment_bias", heads, dim, many=heads.size, role="idle")
+        f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
+        return f.linear("o_proj", y, *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_attention_heads=4, head_dim=6), cls(num_attention_heads=3, head_dim=10)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """q, k, v: [batch, heads, tokens, d], bias:
+        added to the scores before they are scaled → [batch, heads, tokens, d].
+        """
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+            scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+
+    class Distances(nn.Module):
+        """q: [batch, heads, tokens, d], r: [batch, heads, distances, d] → [batch, heads, tokens, distances]."""
+
+        def forward(self, q: Tensor, r: Tensor) -> Tensor:
+            return q @ r.transpose(-1, -2)
+
+    class RelativeReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: RelativeAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads, d, width = spec.num_attention_heads, spec.head_dim, spec.num_attention_heads * spec.head_dim
+            for name in ("q_proj", "k_proj", "v_proj", "r_proj"):
+                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            self.content_bias, self.position_bias, self.segment_bias = (
+                vector(torch.randn(self.heads, d) * 0.02) for _ in range(3)
+            )
+            self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
+            self.core, self.distances = Core(), Distances()
+            self.o_proj = nn.Linear(width, hidden, bias=False)
+
+        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return heads
+
+        def _encoded(self, run: Run, x: Tensor) -> Tensor:
+            """The sinusoids of the distances tokens, tokens − 1, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
+            tokens, hidden = x.shape[1], x.shape[-1]
+            away = tokens - run.span(0, 2 * tokens, x.device)
+            rates = 10000.0 ** -(torch.arange(0, hidden, 2, device=x.device, dtype=torch.float32) / hidden)
+            angles = away[:, None].float() * rates
+            return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q, k, v = (self._heads_of(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            r = self._heads_of("r_proj", run.once(("away", x.shape), lambda: self._encoded(run, x)))
+            by_distance = self.distances(q + self.position_bias.weight[:, None], r)
+            at = run.span(0, x.shape[1], x.device)
+            index = (x.shape[1] - (at[:, None] - at[None, :])).expand(*q.shape[:-1], -1)
+            out = self.core(q + self.content_bias.weight[:, None], k, v, by_distance.gather(-1, index))
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return RelativeReference

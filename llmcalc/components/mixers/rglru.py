@@ -1,0 +1,156 @@
+"""Griffin's recurrent block around a real-gated linear recurrent unit (De et al. 2024, arXiv:2402.19427, §2.4).
+
+One branch of the input passes a short convolution and the RG-LRU, h ← a·h + √(1 − a²)·(i·x) with a =
+exp(−8·r·softplus(Λ)), whose two gates r and i are maps within each of `num_attention_heads` blocks; the other branch
+gates it. transformers: models/recurrent_gemma.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Heads, Kernel, TokenMixer, size_named
+from ..networks.feed_forward import Activation, activate
+from ..runtime import Run, causal_conv_class, state_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    RecurrentWidth: TypeAlias = int
+else:
+    RecurrentWidth = size_named("r")
+
+
+class RGLRU(TokenMixer):
+    """Griffin's recurrent block, under RecurrentGemma's field names.
+
+    lru_width: the channels of the recurrence.
+    num_attention_heads: the blocks of the gates' maps, which must divide lru_width. They are no heads with queries and
+        keys, so that `heads` answers none.
+    conv1d_width: how many tokens the convolution sees.
+    hidden_act: the activation of the branch that gates the output.
+    """
+
+    node_name: ClassVar[str] = "recurrent"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["rglru"] = "rglru"
+    lru_width: RecurrentWidth
+    num_attention_heads: Heads
+    conv1d_width: Kernel = 4
+    hidden_act: Activation = "gelu_tanh"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lru_width % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads: {self.num_attention_heads} does not divide lru_width {self.lru_width}; "
+                "expected a divisor of it"
+            )
+        return self
+
+    def source(self) -> str:
+        return "De et al. 2024, §2.4"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
+        gate = f.act(f.linear("linear_y", x, width, bias=True), self.hidden_act)
+        u = f.linear("linear_x", x, width, bias=True)
+        u = f.conv("conv_1d", u, width, kernel=kernel, groups=u.width, bias=True, padding=kernel - 1)
+        f.state("conv_state", width, Axis("kept", kernel - 1), kind="conv_state")
+        speed = f.act(f.blocks("recurrent_gate", u, blocks, width, bias=True), "sigmoid")
+        log_decay = f.mul(speed, f.act(f.vector("recurrent_param", width), "softplus"))
+        kept = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
+        entering = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
+        states = f.scan(f.act(log_decay, "exp"), f.mul(entering, kept), axes=(width,))
+        f.state("recurrent_state", width, bits=32)
+        return f.linear("linear_out", f.mul(states, gate), *x.axes, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RG-LRU {self.lru_width}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(lru_width=20, num_attention_heads=4),
+            cls(lru_width=24, num_attention_heads=3, conv1d_width=2, hidden_act="silu"),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class BlockMap(nn.Module):
+        """x: [batch, tokens, width] → the same, each block of it through a matrix of its own."""
+
+        def __init__(self, blocks: int, width: int) -> None:
+            super().__init__()
+            part = width // blocks
+            self.weight = nn.Parameter(torch.randn(blocks, part, part) * part**-0.5)
+            self.bias = nn.Parameter(torch.zeros(blocks, part))
+
+        def forward(self, x: Tensor) -> Tensor:
+            parts = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
+            out = torch.baddbmm(self.bias[:, None], parts, self.weight.transpose(1, 2))
+            mapped: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
+            return mapped
+
+    def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        """Every h ← a·h + b along the tokens,
+        in as many steps as their number has binary digits (Hillis & Steele 1986).
+        """
+        b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
+        step = 1
+        while step < a.shape[1]:
+            b = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
+        return b
+
+    class RGLRUReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        conv_state: Any
+        recurrent_state: Any
+
+        def __init__(self, spec: RGLRU, hidden: int) -> None:
+            super().__init__()
+            width, self.act = spec.lru_width, spec.hidden_act
+            self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
+            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept=spec.conv1d_width - 1)
+            self.input_gate, self.recurrent_gate = (
+                BlockMap(spec.num_attention_heads, width),
+                BlockMap(spec.num_attention_heads, width),
+            )
+            self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
+            self.conv_state, self.recurrent_state = state_class()(), state_class()()
+            self.linear_out = nn.Linear(width, hidden)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            gate = activate(self.act, self.linear_y(x))
+            u = self.conv_1d(self.linear_x(x).transpose(1, 2), run, self.conv_state).transpose(1, 2)
+            log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
+            first = (
+                run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0
+            )  # at the first token nothing has been forgotten
+            kept = torch.where(first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
+            entering = (u * self.input_gate(u).sigmoid()).float() * kept
+            held = self.recurrent_state.held(run)
+            states = scanned(log_a.exp(), entering, torch.zeros_like(entering[:, 0]) if held is None else held[0])
+            self.recurrent_state.keep(run, states[:, -1])
+            out: Tensor = self.linear_out(states.to(x.dtype) * gate)
+            return out
+
+    return RGLRUReference

@@ -1,0 +1,199 @@
+"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing in place of attention, channel mixing in place of a
+feed-forward network.
+
+Both look at the token before through an interpolation with learned weights (the token shift). Time mixing is an average
+of the values, weighted by exp(key) and by a learned decay of each channel (§3.1.2): numerator, denominator and largest
+exponent are all that it keeps. transformers: models/rwkv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+
+from ...algebra import Number
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Network, TokenMixer, Width, size_named
+from ..runtime import Run, state_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    AttentionWidth: TypeAlias = int
+else:
+    AttentionWidth = size_named("r")
+
+SOURCE = "Peng et al. 2023, §3"
+
+
+def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
+    """Each channel of the token and of the one before, by a learned share of either (the token shift)."""
+    share = f.vector(f"time_mix_{name}", *x.axes)
+    return f.add(f.mul(x, share), f.mul(previous, share))
+
+
+class RwkvTimeMix(TokenMixer):
+    """RWKV-4's time mixing, in place of attention. Each channel decays by itself: there are no heads.
+
+    attention_hidden_size: the channels of the average.
+    """
+
+    node_name: ClassVar[str] = "time_mix"
+    kind: ClassVar[str] = "linear_attention"
+
+    type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
+    attention_hidden_size: AttentionWidth
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        channels = Axis("channels", self.attention_hidden_size)
+        previous = f.shift(x)
+        f.state("shift_state", *x.axes, kind="shift_state")
+        key, value, receptance = (
+            f.linear(name, _mixed(f, x, previous, name), channels) for name in ("key", "value", "receptance")
+        )
+        opened = f.act(receptance, "sigmoid")
+        first, decay = f.vector("time_first", channels), f.act(f.vector("time_decay", channels), "exp")
+        average = f.scan(key, value, first, decay, axes=(channels,))
+        f.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
+        return f.linear("output", f.mul(opened, average), *x.axes)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RWKV-4 {self.attention_hidden_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["time"](self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(attention_hidden_size=24), cls(attention_hidden_size=16)]
+
+
+class RwkvChannelMix(Network):
+    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), in place of a feed-forward network.
+
+    intermediate_size: the width between key and value.
+    """
+
+    node_name: ClassVar[str] = "channel_mix"
+    kind: ClassVar[str] = "feed_forward"
+
+    type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
+    intermediate_size: Width
+
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        previous = f.shift(x)
+        f.state("shift_state", *x.axes, kind="shift_state")
+        inner = f.act(f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size)), "relu2")
+        opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
+        return f.mul(opened, f.linear("value", inner, *x.axes))
+
+    def describe(self, hidden_size: int) -> str:
+        return f"RWKV-4 {self.intermediate_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["channel"](self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(intermediate_size=40)]
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
+        """Each token's predecessor; zeros before the first."""
+        held = state.held(run)
+        before = torch.zeros_like(x[:, :1]) if held is None else held[0]
+        state.keep(run, x[:, -1:])
+        return torch.cat([before, x[:, :-1]], 1)
+
+    def mixed(x: Tensor, previous: Tensor, share: Tensor) -> Tensor:
+        return x * share + previous * (1 - share)
+
+    class TimeMixReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        shift_state: Any
+        recurrent_state: Any
+
+        def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
+            super().__init__()
+            width = spec.attention_hidden_size
+            self.time_decay, self.time_first = (
+                vector(torch.linspace(-5.0, 3.0, width)),
+                vector(torch.linspace(-1.0, 0.5, width)),
+            )
+            for name in ("key", "value", "receptance"):
+                self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(name, nn.Linear(hidden, width, bias=False))
+            self.shift_state, self.recurrent_state = state_class()(), state_class()()
+            self.output = nn.Linear(width, hidden, bias=False)
+
+        def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
+            """Σ exp(k)·v / Σ exp(k), decayed by the token;
+            all exponents less the largest one, so that none overflows.
+            """
+            first, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
+            held = self.recurrent_state.held(run)
+            zero = torch.zeros_like(k[:, 0])
+            top, bottom, largest = (zero, zero, zero - 1e30) if held is None else held
+            out = []
+            for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
+                peak = torch.maximum(largest, key + first)
+                past, now = (largest - peak).exp(), (key + first - peak).exp()
+                out.append((past * top + now * value) / (past * bottom + now))
+                peak = torch.maximum(largest + decay, key)
+                past, now = (largest + decay - peak).exp(), (key - peak).exp()
+                top, bottom, largest = past * top + now * value, past * bottom + now, peak
+            self.recurrent_state.keep(run, top, bottom, largest)
+            return torch.stack(out, 1)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            previous = shifted(x, run, self.shift_state)
+            k, v, r = (
+                self.get_submodule(name)(mixed(x, previous, getattr(self, f"time_mix_{name}").weight))
+                for name in ("key", "value", "receptance")
+            )
+            out: Tensor = self.output(r.sigmoid() * self._average(k.float(), v.float(), run).to(x.dtype))
+            return out
+
+    class ChannelMixReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
+            super().__init__()
+            self.time_mix_key, self.time_mix_receptance = (
+                vector(torch.linspace(0.1, 0.9, hidden)),
+                vector(torch.linspace(0.2, 0.8, hidden)),
+            )
+            self.shift_state = state_class()()
+            self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
+            self.receptance = nn.Linear(hidden, hidden, bias=False)
+            self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            previous = shifted(x, run, self.shift_state)
+            inner = self.key(mixed(x, previous, self.time_mix_key.weight)).relu().square()
+            open_by = self.receptance(mixed(x, previous, self.time_mix_receptance.weight)).sigmoid()
+            out: Tensor = open_by * self.value(inner)
+            return out
+
+    return {"time": TimeMixReference, "channel": ChannelMixReference}

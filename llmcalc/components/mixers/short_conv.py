@@ -1,0 +1,112 @@
+"""LFM2's gated short convolution in place of attention (Liquid AI 2025, arXiv:2511.23404, §2): y = out(C ⊙ conv(B ⊙
+x)).
+
+B, C and x are maps of the input; the convolution sees the last `conv_L_cache` tokens of each channel; in a tower of
+images, the patches of a square around each. transformers: models/lfm2, models/lfm2_moe, models/lfm3, models/lfm3_vl.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Flag, Kernel, Standing, TokenMixer
+from ..runtime import Run, causal_conv_class, state_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ShortConv(TokenMixer):
+    """A gated short convolution, under LFM2's field names.
+
+    conv_L_cache: how many tokens the convolution sees; as many are cached.
+    conv_bias: whether the convolution and both projections have a bias.
+    grid: whether it sees a square of conv_L_cache × conv_L_cache patches of an image, and caches none (only in a vision
+        encoder).
+    """
+
+    node_name: ClassVar[str] = "conv"
+    kind: ClassVar[str] = "convolution"
+
+    type: Literal["short_conv"] = "short_conv"
+    conv_L_cache: Kernel = 3
+    conv_bias: Flag = False
+    grid: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.grid and self.conv_L_cache % 2 == 0:
+            raise ValueError(
+                f"conv_L_cache: {self.conv_L_cache} patches of a side have none in their middle; expected an odd "
+                "number where grid is true"
+            )
+        return self
+
+    def check_place(self, place: Standing) -> None:
+        if not self.grid:
+            super().check_place(place)
+        elif not place.grid:
+            raise ValueError(f"{place.where}.grid: tokens stand in no grid; expected false, but in a tower of images")
+
+    def source(self) -> str:
+        return "Liquid AI 2025, §2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        kernel, biased, three = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
+        b, c, u = f.split(f.linear("in_proj", x, Beside(three), bias=biased), *three)
+        u = f.mul(b, u)
+        if self.grid:
+            y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=biased)
+        else:
+            y = f.conv("conv", u, *x.axes, kernel=kernel, groups=x.width, bias=biased, padding=kernel - 1)
+            f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        return f.linear("out_proj", f.mul(c, y), *x.axes, bias=biased)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(), cls(conv_L_cache=5, conv_bias=True)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class ShortConvReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: ShortConv, hidden: int) -> None:
+            super().__init__()
+            self.in_proj = nn.Linear(hidden, 3 * hidden, bias=spec.conv_bias)
+            self.grid, kernel = spec.grid, spec.conv_L_cache
+            if spec.grid:
+                self.conv: Any = nn.Conv2d(
+                    hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=spec.conv_bias
+                )
+            else:
+                self.conv = causal_conv_class()(hidden, kernel, spec.conv_bias)
+                self.conv_state = state_class()()
+            self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            b, c, u = self.in_proj(x).transpose(1, 2).chunk(3, 1)
+            mixed = (
+                self.conv((b * u).unflatten(2, (-1, run.columns))).flatten(2)
+                if self.grid
+                else self.conv(b * u, run, self.conv_state)
+            )
+            out: Tensor = self.out_proj((c * mixed).transpose(1, 2))
+            return out
+
+    return ShortConvReference

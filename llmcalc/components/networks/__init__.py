@@ -1,0 +1,1 @@
+"""Parts that work on each token by itself, one file each."""

@@ -1,0 +1,192 @@
+"""The position-wise feed-forward network: plain (Vaswani 2017, §3.3) or gated (Shazeer 2020, arXiv:2002.05202).
+
+SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReLU (So 2021) is `relu2`. xIELU (Huang
+2024, arXiv:2411.13010) has two weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import model_validator
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Flag, Network, Width
+from ..norm import Norm, norm_reference
+from ..runtime import Run, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]
+
+GLU_NAMES = {
+    "silu": "SwiGLU",
+    "gelu": "GeGLU",
+    "gelu_tanh": "GeGLU",
+    "relu": "ReGLU",
+    "sigmoid": "GLU",
+    "tanh": "GTU",
+    "identity": "bilinear",
+}
+PLAIN_NAMES = {
+    "relu": "ReLU",
+    "relu2": "ReLU²",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU",
+    "silu": "SiLU",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "identity": "linear",
+}
+
+
+class FeedForward(Network):
+    """hidden → intermediate → hidden; a gated one has two maps up, of which one is activated and multiplies the other.
+
+    gate_bias, up_bias, down_bias: which of the maps has a bias. sub_norm: on the intermediate values, before the map
+    down (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
+    """
+
+    node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "feed_forward"
+
+    type: Literal["mlp"] = "mlp"
+    intermediate_size: Width
+    hidden_act: Activation | Literal["xielu"]
+    gated: Flag = False
+    gate_bias: Flag = False
+    up_bias: Flag = False
+    down_bias: Flag = False
+    sub_norm: Norm | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gate_bias and not self.gated:
+            raise ValueError("gate_bias: there is no gate to have one; expected false, or gated = true")
+        return self
+
+    @property
+    def style(self) -> str:
+        """What papers call it: `SwiGLU`, `GELU`, …"""
+        plain = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
+        return (GLU_NAMES.get(self.hidden_act) or f"gated {plain}") if self.gated else plain
+
+    def activation(self) -> str:
+        return self.style
+
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+    def source(self) -> str:
+        return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        inner = Axis("ffn", self.intermediate_size)
+        gate = f.linear("gate_proj", x, inner, bias=self.gate_bias) if self.gated else None
+        up = f.linear("up_proj", x, inner, bias=self.up_bias)
+        if self.hidden_act == "xielu":  # α of either side; β and ε are held beside them
+            with f.scope("xielu"):
+                f.vector("alpha", Axis("sides", 2))
+                f.buffer("constants", Axis("sides", 2))
+        y = f.act(up if gate is None else gate, self.hidden_act)
+        y = y if gate is None else f.mul(y, up)
+        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
+        return f.linear("down_proj", y, *x.axes, bias=self.down_bias)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"{self.style} {self.intermediate_size}"
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(intermediate_size=40, hidden_act="relu", up_bias=True, down_bias=True),
+            cls(intermediate_size=24, hidden_act="relu2"),
+            cls(intermediate_size=24, hidden_act="silu", gated=True),
+            cls(intermediate_size=20, hidden_act="gelu", gated=True, gate_bias=True),
+            cls(intermediate_size=20, hidden_act="relu", gated=True, up_bias=True, down_bias=True),
+            cls(intermediate_size=24, hidden_act="xielu"),
+            cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
+        ]
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """The activation of that name."""
+    import torch.nn.functional as F
+
+    if name == "relu2":
+        return F.relu(x).square()
+    if name == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if name == "identity":
+        return x
+    activated: Tensor = getattr(F, name)(x)
+    return activated
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Constants(nn.Module):
+        values: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("values", torch.tensor([0.5, -1e-6]))
+
+    class XIELU(nn.Module):
+        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below;
+        the weights are what softplus makes α₊ and α₋ − β of.
+        """
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.alpha, self.constants = vector(torch.tensor([0.8, 0.3]).expm1().log()), Constants()
+
+        def forward(self, x: Tensor) -> Tensor:
+            beta, eps = self.constants.values
+            above, below = nn.functional.softplus(self.alpha.weight)
+            out: Tensor = (
+                torch.where(x > 0, above * x * x, (beta + below) * (torch.minimum(x, eps).expm1() - x)) + beta * x
+            )
+            return out
+
+    class FeedForwardReference(nn.Module):
+        """x: [..., hidden] → the same."""
+
+        def __init__(self, spec: FeedForward, hidden_size: int) -> None:
+            super().__init__()
+            self.act = spec.hidden_act
+            if self.act == "xielu":
+                self.xielu = XIELU()
+            if spec.gated:
+                self.gate_proj = nn.Linear(hidden_size, spec.intermediate_size, bias=spec.gate_bias)
+            self.up_proj = nn.Linear(hidden_size, spec.intermediate_size, bias=spec.up_bias)
+            if spec.sub_norm is not None:
+                self.sub_norm = norm_reference(spec.sub_norm, spec.intermediate_size)
+            self.down_proj = nn.Linear(spec.intermediate_size, hidden_size, bias=spec.down_bias)
+
+        def _activated(self, x: Tensor) -> Tensor:
+            out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
+            return out
+
+        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+            up = self.up_proj(x)
+            inner = self._activated(self.gate_proj(x)) * up if hasattr(self, "gate_proj") else self._activated(up)
+            out: Tensor = self.down_proj(self.sub_norm(inner) if hasattr(self, "sub_norm") else inner)
+            return out
+
+    return FeedForwardReference

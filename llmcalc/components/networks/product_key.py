@@ -1,0 +1,158 @@
+"""Very many experts of one unit each, found by pairs of keys: Doge's cross-domain mixture of experts (Shi et al. 2024,
+arXiv:2412.11834).
+
+Experts stand in a square of num_keys by num_keys: a map gives each token a score for every row and every column, and an
+expert's is the sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An expert is one
+vector that meets the token and one that it gives (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`),
+which takes rows of one token for columns of another in a pass over several; here each token's are its own, at the same
+cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Experts, Network, TopK, Unscalable
+from ..runtime import Run
+from .feed_forward import Activation, FeedForward, activate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ProductKeyMoE(Network):
+    """Experts of one unit each, which product keys choose, beside a feed-forward network for every token.
+
+    num_experts: how many experts there are; each has one vector in and one vector out.
+    num_keys: the rows, and the columns, of the square that experts stand in. Experts beyond num_keys² are never chosen.
+    num_experts_per_tok: how many experts a token uses.
+    shared_expert: the feed-forward network that every token passes through.
+    """
+
+    node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "experts"
+    mixture: ClassVar[bool] = True
+
+    type: Literal["product_key_moe"] = "product_key_moe"
+    num_experts: Experts
+    num_keys: Experts
+    num_experts_per_tok: TopK
+    hidden_act: Activation
+    shared_expert: FeedForward
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_keys**2 > self.num_experts:
+            raise ValueError(
+                f"num_keys: {self.num_keys} rows and columns are more than num_experts {self.num_experts}; "
+                "expected at most its root"
+            )
+        if self.num_experts_per_tok > self.num_keys**2:
+            raise ValueError(
+                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_keys² = {self.num_keys**2}"
+            )
+        return self
+
+    def active_width(self) -> int:
+        return self.num_experts_per_tok + self.shared_expert.intermediate_size
+
+    def activation(self) -> str:
+        return self.shared_expert.activation()
+
+    def widened(self, change: Callable[[Any], Any]) -> Self:
+        raise Unscalable(
+            "experts of one unit each are a number and no width; expected a dense network or other experts"
+        )
+
+    def source(self) -> str:
+        return "Shi et al. 2024 (Doge)"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        side, chosen = Axis("keys", self.num_keys), Axis("chosen", self.num_experts_per_tok)
+        keys = f.linear("router", x, Beside(((side,), (side,))), kind="router")
+        best = f.step("top_k", "", f.split(keys, (side,), (side,)), Value(x.rows, (chosen,)))
+        rows = ops.ExpertRows(self.num_experts, self.num_experts_per_tok, x.width, x.rows)
+        with f.scope("experts", kind="experts", source="He 2024, §2"):
+            units = f.act(f.core("down_embed", rows, x, best, axes=(chosen,)), self.hidden_act)
+            units = f.mul(units, f.act(best, "softmax"))
+            y = f.core("up_embed", rows, units, best, axes=x.axes)
+        return f.add(y, f.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
+
+    def describe(self, hidden_size: int) -> str:
+        return (
+            f"MoE {self.num_experts_per_tok} of {self.num_experts} × 1 unit + shared "
+            f"{self.shared_expert.describe(hidden_size)}"
+        )
+
+    def reference(self, around: Around) -> nn.Module:
+        return _reference()(self, around)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        swiglu = FeedForward(intermediate_size=28, hidden_act="silu", gated=True, down_bias=True)
+        plain = FeedForward(intermediate_size=20, hidden_act="relu")
+        return [
+            cls(num_experts=16, num_keys=4, num_experts_per_tok=3, hidden_act="silu", shared_expert=swiglu),
+            cls(num_experts=11, num_keys=3, num_experts_per_tok=1, hidden_act="gelu", shared_expert=plain),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Rows(nn.Module):
+        def __init__(self, experts: int, hidden: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
+
+    class Met(Rows):
+        """x: [rows, hidden], chosen: [rows, k] → [rows, k]."""
+
+        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+            return (self.weight[chosen] @ x[:, :, None])[:, :, 0]
+
+    class Given(Rows):
+        """units: [rows, k], chosen: [rows, k] → [rows, hidden]."""
+
+        def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
+            return (units[:, None] @ self.weight[chosen])[:, 0]
+
+    class ExpertsReference(nn.Module):
+        def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
+            super().__init__()
+            self.act = spec.hidden_act
+            self.down_embed, self.up_embed = Met(spec.num_experts, hidden), Given(spec.num_experts, hidden)
+
+        def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, chosen)) * weights, chosen)
+            return out
+
+    class ProductKeyReference(nn.Module):
+        """x: [batch, tokens, hidden] → the same."""
+
+        def __init__(self, spec: ProductKeyMoE, around: Around) -> None:
+            super().__init__()
+            self.top_k = spec.num_experts_per_tok
+            self.router = nn.Linear(around.hidden_size, 2 * spec.num_keys, bias=False)
+            self.experts = ExpertsReference(spec, around.hidden_size)
+            self.shared_expert = spec.shared_expert.reference(around)
+
+        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+            flat = x.flatten(0, 1)
+            rows, columns = self.router(flat).float().chunk(2, -1)
+            best = (rows[:, :, None] + columns[:, None]).flatten(1).topk(self.top_k, -1)
+            out = self.experts(flat, best.indices, best.values.softmax(-1).to(x.dtype))
+            result: Tensor = (out + self.shared_expert(flat)).unflatten(0, x.shape[:2])
+            return result
+
+    return ProductKeyReference

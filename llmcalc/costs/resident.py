@@ -1,0 +1,301 @@
+"""What is resident in memory: weights and cache while a model is used; weights, gradients and optimizer state while it
+is trained.
+
+Every kind of memory is one entry of `MemoryUse.parts`, and `NOT_COUNTED` names those that have none: a kind that comes
+to be counted moves from there to here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from ..algebra import Number, add
+from ..errors import InputError
+from ..hardware import Hardware
+from ..model import ModelSpec
+from ..optional import OPTIONAL_PARTS
+from ..run.sight import Sight
+from ..run.workload import Workload
+from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
+from .cache import cache_bits_of
+from .limits import longest_sequence
+from .optimizers import OptimizerState, bytes_of, optimizer_state
+from .params import ParameterCount
+from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
+
+MemoryPhase: TypeAlias = Literal["inference", "training"]
+MasterWeights: TypeAlias = Literal["fp32", "none"]
+
+MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
+
+NOT_COUNTED = (
+    "activations",
+    "temporary workspaces",
+    "parallel layouts: all of it is counted on one device",
+    "the CUDA context or what else the runtime takes",
+    "fragmentation of the allocator",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What memory is asked for. None takes the default; what a phase has no use for may not be given.
+
+    dtype: of the weights; the published one, or bf16 where a model that is published in less than 16 bits is trained.
+    Inference: `batch` sequences (1) of `seq` tokens (1) in a cache of `kv_dtype` (bf16); weights as the scheme
+    `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that of the
+    tensors it leaves.
+    Training: gradients of `grad_dtype` (that of the weights); `master_weights`, `fp32` or `none` (none); `optimizer`
+    (adamw) with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there
+    are any); `momentum`, of sgd alone (False).
+    """
+
+    phase: MemoryPhase = "inference"
+    dtype: str | None = None
+    batch: Number = None
+    seq: Number = None
+    kv_dtype: str | None = None
+    grad_dtype: str | None = None
+    master_weights: str | None = None
+    optimizer: str | None = None
+    optimizer_dtype: str | None = None
+    momentum: bool | None = None
+    quantize: str | None = None
+
+
+_INFERENCE_ONLY = {"batch": "--batch", "seq": "--seq", "kv_dtype": "--kv-dtype"}
+_TRAINING_ONLY = {
+    "grad_dtype": "--grad-dtype",
+    "master_weights": "--master-weights",
+    "optimizer": "--optimizer",
+    "optimizer_dtype": "--optimizer-dtype",
+    "momentum": "--momentum",
+}
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that one copy of a model holds, by what for.
+    grad_dtype, master_weights and optimizer are set in training.
+    """
+
+    count: ParameterCount
+    phase: MemoryPhase
+    dtype: str
+    workload: Workload
+    kv_dtype: str = ""
+    grad_dtype: str = ""
+    has_master: bool = False
+    optimizer: OptimizerState | None = None
+    quantized: QuantizedSize | None = None
+
+    @property
+    def weights(self) -> Number:
+        """All parameters in `dtype`, or as the scheme stores them; a tied one once."""
+        return bytes_of(self.count.total, self.dtype) if self.quantized is None else self.quantized.total
+
+    @property
+    def gradients(self) -> Number:
+        """One for each parameter."""
+        return bytes_of(self.count.total, self.grad_dtype) if self.grad_dtype else 0
+
+    @property
+    def master_weights(self) -> Number:
+        """A second copy of all parameters, in fp32."""
+        return bytes_of(self.count.total, "float32") if self.has_master else 0
+
+    @property
+    def optimizer_bytes(self) -> Number:
+        return 0 if self.optimizer is None else self.optimizer.bytes
+
+    @property
+    def kv_cache(self) -> Number:
+        """Keys, values and recurrent states after `seq` tokens of each sequence; of parts that were asked in, too."""
+        return self._cache(self.workload)
+
+    @property
+    def full_context(self) -> Number:
+        """Tokens that the model was made for, None where it gives no number."""
+        return longest_sequence(self.count.spec)
+
+    @property
+    def kv_cache_of_full_context(self) -> Number:
+        """The cache of one sequence of `full_context` tokens."""
+        return self._cache(Workload(1, self.full_context, phase="prefill"))
+
+    def _cache(self, workload: Workload) -> Number:
+        if not self.kv_dtype:
+            return 0
+        return bits_to_bytes(self.count.tree.total(cache_bits_of(self.kv_dtype), Sight(workload), self.count.include))
+
+    @property
+    def parts(self) -> dict[str, Number]:
+        """Disjoint, adding up to `total_bytes`."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "master_weights": self.master_weights,
+            "optimizer": self.optimizer_bytes,
+            "kv_cache": self.kv_cache,
+        }
+
+    @property
+    def total_bytes(self) -> Number:
+        total: Number = 0
+        for size in self.parts.values():
+            total = add(total, size)
+        return total
+
+    @property
+    def _counted_by(self) -> str:
+        return " (--quantize counts them)" if self.phase == "inference" else ""
+
+    @property
+    def not_counted(self) -> list[str]:
+        """What takes memory as well and is in no part."""
+        found = list(NOT_COUNTED)
+        if self.count.buffers:
+            found.append(f"buffers: {self.count.buffers:,} elements")
+        found += [
+            f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
+            for option, size in self.count.left_out.items()
+        ]
+        if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
+            found.append(
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format"
+                + self._counted_by
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether so many bytes fit on one accelerator; left_bytes is negative by what is missing."""
+
+    hardware: Hardware
+    needed: int
+
+    @property
+    def left_bytes(self) -> int:
+        return self.hardware.memory_bytes - self.needed
+
+    @property
+    def fits(self) -> bool:
+        return self.left_bytes >= 0
+
+    @property
+    def share(self) -> float:
+        """Of its memory: more than 1 where it does not fit."""
+        return self.needed / self.hardware.memory_bytes
+
+
+def fits(use: MemoryUse, hardware: Iterable[Hardware]) -> list[Fit]:
+    """Whether it fits on one of each accelerator, smallest memory first."""
+    needed = use.total_bytes
+    return [Fit(one, needed) for one in sorted(hardware, key=lambda h: (h.memory_bytes, h.name))]
+
+
+def memory(
+    spec: ModelSpec,
+    setup: Setup = Setup(),
+    published: str = "bfloat16",
+    include: frozenset[str] = frozenset(),
+    config: Mapping[str, Any] | None = None,
+) -> MemoryUse:
+    """What is resident under `setup`.
+
+    published: the number format of the published weights. config: the `config.json` of the model, whose
+    `quantization_config` says how its weights are stored. Raises `InputError` for a number format, an optimizer or a
+    scheme that is not known, and for a setting that the phase or the optimizer has no use for.
+    """
+    if setup.phase not in MEMORY_PHASES:
+        raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
+    count = ParameterCount(spec, spec.tree(), include)
+    return (
+        _inference(spec, count, setup, published, config)
+        if setup.phase == "inference"
+        else _training(count, setup, published)
+    )
+
+
+def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
+    for field, option in options.items():
+        if getattr(setup, field) is not None:
+            raise InputError(f"{option}: {why}")
+
+
+def _inference(
+    spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None
+) -> MemoryUse:
+    _refuse(setup, _TRAINING_ONLY, "inference keeps no gradients and no optimizer state; expected --phase training")
+    weights, stored = dtype(setup.dtype or published), None
+    scheme = _scheme(setup, config)
+    if scheme is not None:
+        weights = _wide(setup, published)
+        stored = quantized(spec, scheme, weights, count.include)
+    if spec.kind == "encoder":
+        _refuse(setup, _INFERENCE_ONLY, "an encoder-only model keeps no cache, and activations are not counted")
+        return MemoryUse(count, "inference", weights, Workload(), quantized=stored)
+    batch, seq = (1 if n is None else n for n in (setup.batch, setup.seq))
+    cache = dtype(setup.kv_dtype or "bfloat16")
+    return MemoryUse(
+        count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored
+    )
+
+
+def _scheme(setup: Setup, config: Mapping[str, Any] | None) -> Scheme | None:
+    """The scheme that was asked for, else the config's; none where a number format was asked for."""
+    if setup.quantize is not None:
+        return None if setup.quantize.strip().lower() == "none" else scheme_named(setup.quantize)
+    return scheme_of_config(config) if setup.dtype is None else None
+
+
+def _wide(setup: Setup, published: str) -> str:
+    """The number format of tensors that a scheme leaves: bf16 for models that are published in fewer bits."""
+    if setup.dtype is None:
+        return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
+    if DTYPE_BITS[dtype(setup.dtype)] < 16:
+        raise InputError(
+            f"--dtype {setup.dtype}: with --quantize that of the tensors left unconverted; expected 16 bits or more"
+        )
+    return dtype(setup.dtype)
+
+
+def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
+    _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --phase inference")
+    _refuse(
+        setup,
+        _INFERENCE_ONLY,
+        "training keeps no KV cache, and activations are not counted; expected --phase inference",
+    )
+    trained = dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
+    weights = _float(setup.dtype, "--dtype", trained)
+    master = setup.master_weights or "none"
+    if master not in get_args(MasterWeights):
+        raise InputError(f"--master-weights {master}: not known; expected {' or '.join(get_args(MasterWeights))}")
+    if master == "fp32" and DTYPE_BITS[weights] >= 32:
+        raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
+    name = setup.optimizer or "adamw"
+    if setup.momentum is not None and name != "sgd":
+        raise InputError(f"--momentum: for --optimizer sgd, not {name}")
+    if setup.optimizer_dtype is not None and (name == "adam8bit" or (name == "sgd" and not setup.momentum)):
+        what = (
+            "its states are 8-bit, with fp32 scales" if name == "adam8bit" else "without --momentum it keeps no state"
+        )
+        raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
+    states = _float(setup.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
+    state = optimizer_state(count.tree, name, states, bool(setup.momentum), count.include)
+    gradients = _float(setup.grad_dtype, "--grad-dtype", weights)
+    return MemoryUse(
+        count, "training", weights, Workload(), grad_dtype=gradients, has_master=master == "fp32", optimizer=state
+    )
+
+
+def _float(name: str | None, option: str, default: str) -> str:
+    """A number format that can be trained in."""
+    chosen = dtype(name or default)
+    if chosen.startswith("int"):
+        raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")
+    return chosen

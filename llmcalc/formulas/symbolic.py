@@ -1,0 +1,283 @@
+"""A spec whose sizes are letters: its flow, evaluated by the very code that counts, gives the formulas of `llmcalc
+explain`.
+
+The letters stand beside the fields (`components.base.Symbol`). A field that has one value wherever it occurs is one
+symbol; where it has several, each gets a subscript from the place it stands in (f_dense, f_expert, d_sliding, L_enc).
+Fields that are not given stay away: head_dim left out is h/a, so that multi-head attention comes out as 4h².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ..algebra import Number, is_zero
+from ..components.base import Network, Part, Symbol, TokenMixer
+from ..components.layers.block import Layer
+from ..components.stack import BASE, SHARED, Stack
+from ..flow.tree import Node
+from ..model import ModelSpec
+
+KEYS = "S"
+"""The number of keys a token attends to, which is the number of tokens of a sequence."""
+ELEMENT_BYTES = "b"
+"""Bytes of one cached element."""
+DEPTH = "num_hidden_layers"
+
+PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
+"""What a subscript calls the part that a field belongs to; any other by its own name."""
+SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One occurrence of a size: in which stack, in which kind of layer, in which part of it, under which field."""
+
+    side: str
+    layer: str
+    part: str
+    field: str
+    letter: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a symbol stands for."""
+
+    name: str
+    field: str
+    value: Number
+
+
+Pick: TypeAlias = Callable[[Spot], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbolic:
+    """The tree of a model in numbers and the same tree in symbols, node by node.
+
+    meanings: symbol → what it stands for. depths: the symbol of each stack's depth → the symbols of its kinds of
+    layers.
+    """
+
+    spec: ModelSpec
+    numbers: Node
+    tree: Node
+    meanings: dict[Any, Meaning]
+    depths: dict[Any, frozenset[Any]]
+
+
+def symbolic(spec: ModelSpec) -> Symbolic:
+    """`spec` in symbols. Imports sympy."""
+    used = _used_spots(spec)
+    names = _named(used + _depth_spots(spec))
+    meanings: dict[Any, Meaning] = {}
+
+    def symbol(name: str, field: str, value: Number) -> Any:
+        made = _symbol(name)
+        known = meanings.setdefault(made, Meaning(name, field, value))
+        if known.value != value:
+            raise ArithmeticError(f"{name} stands for {known.field} = {known.value} and for {field} = {value}")
+        return made
+
+    def pick(spot: Spot) -> Any:
+        return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
+
+    lettered = _lettered(spec, pick).tree()
+    depths: dict[Any, frozenset[Any]] = {}
+    groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    several = len(spec.stacks()) > 1
+    for spot in _depth_spots(spec):
+        stack, whole = getattr(spec, spot.side), pick(spot)
+        kinds = _layer_labels(stack)
+        if len(kinds) == 1:
+            groups[spot.side, next(iter(kinds))] = whole, ""
+            continue
+        base = f"{spot.letter}_{SIDE_NAMES[spot.side]}" if several else names[spot]
+        for name, _, count, _ in stack.groups():
+            if not is_zero(count):
+                groups[spot.side, name] = (
+                    symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]})", count),
+                    kinds[name],
+                )
+        depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
+    main = "decoder" if spec.decoder is not None else "encoder"
+    return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
+
+
+def _symbol(name: str) -> Any:
+    import sympy
+
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def element_bytes() -> Any:
+    """The symbol of a cached element's bytes, which may be half a byte."""
+    import sympy
+
+    return sympy.Symbol(ELEMENT_BYTES, positive=True)
+
+
+def keys() -> Any:
+    """The symbol of the number of keys."""
+    return _symbol(KEYS)
+
+
+# --- where the sizes stand --------------------------------------------------------------------------------------------
+
+
+def letter_of(field: FieldInfo) -> str | None:
+    """The letter of a field's type, through `| None`."""
+    return _letter(field.metadata) or _letter_inside(field.annotation)
+
+
+def _letter(metadata: Iterable[Any]) -> str | None:
+    return next((m.letter for m in metadata if isinstance(m, Symbol)), None)
+
+
+def _letter_inside(annotation: Any) -> str | None:
+    if get_origin(annotation) is Annotated:
+        return _letter(annotation.__metadata__)
+    return next((found for inner in get_args(annotation) if (found := _letter_inside(inner))), None)
+
+
+def _lettered(spec: ModelSpec, pick: Pick) -> ModelSpec:
+    """A copy of `spec` in which `pick` has replaced every size that has a letter, depths excepted."""
+    update: dict[str, Any] = {side: _lettered_stack(stack, side, pick) for side, stack in spec.stacks()}
+    rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
+    return spec.model_copy(update={**rest, **update})
+
+
+def _lettered_stack(stack: Stack, side: str, pick: Pick) -> Stack:
+    labels = _layer_labels(stack)
+    update = _changes(stack, side, "", "", pick, leave=frozenset({"block", "variants", DEPTH}))
+
+    def lettered(name: str, block: Layer) -> Part:
+        return _lettered_part(block, side, labels[name], "", pick) if name in labels else block
+
+    update["block"] = lettered(BASE, stack.block)
+    update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
+    return stack.model_copy(update=update)
+
+
+def _lettered_part(part: Part, side: str, layer: str, name: str, pick: Pick) -> Part:
+    return part.model_copy(update=_changes(part, side, layer, name, pick))
+
+
+def _changes(
+    part: Part, side: str, layer: str, name: str, pick: Pick, leave: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for field, info in type(part).model_fields.items():
+        value, letter = getattr(part, field), letter_of(info)
+        if field in leave:
+            continue
+        if isinstance(value, Part):
+            changes[field] = _lettered_part(value, side, layer, field, pick)
+        elif letter is not None and isinstance(value, int):
+            changes[field] = pick(Spot(side, layer, name, field, letter, value))
+    return changes
+
+
+def _depth_spots(spec: ModelSpec) -> list[Spot]:
+    letter = letter_of(Stack.model_fields[DEPTH]) or "L"
+    return [Spot(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
+
+
+def _used_spots(spec: ModelSpec) -> list[Spot]:
+    """The sizes that reach a primitive (rotary_dim, for one, reaches none), in the order of the spec, stacks first."""
+    provisional: dict[Spot, Any] = {}
+
+    def pick(spot: Spot) -> Any:
+        return provisional.setdefault(spot, _symbol(f"x{len(provisional)}"))
+
+    free = {s for place in _lettered(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
+    return [spot for spot, symbol in provisional.items() if symbol in free]
+
+
+def _free_symbols(op: Any) -> set[Any]:
+    found: set[Any] = set()
+    for field in fields(op) if op is not None else ():
+        value = getattr(op, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            found |= getattr(one, "free_symbols", set())
+    return found
+
+
+def _layer_labels(stack: Stack) -> dict[str, str]:
+    """What each kind of layer that the stack has is called: a variant by its name, `block` by what sets it apart."""
+    kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
+    if len(kinds) == 1:
+        return dict.fromkeys(kinds, "")
+    others = {trait for name, block in kinds.items() if name != BASE for trait in (name, *_traits(block))}
+    own = next((t for t in _traits(stack.block) if t not in others), "base")
+    return {name: own if name == BASE else name for name in kinds}
+
+
+def _traits(block: Layer) -> tuple[str, str]:
+    mixer, network = block.attention, block.feed_forward
+    kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
+    return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
+
+
+def _with_depths(
+    node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+) -> Node:
+    """The tree with a symbol for how often each kind of layer is repeated, and what it is called.
+
+    sharing: the kinds of which one layer holds the parameters and the others, a node of their own, run with them.
+    """
+    side = node.name if node.name in SIDE_NAMES and node.is_stack else side
+    below = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
+    children = tuple(_with_depths(c, side, groups, below) for c in node.children)
+    if node.kind != "layer":
+        return replace(node, children=children)
+    kind = node.label.removesuffix(SHARED) or BASE
+    count, label = groups[side, kind]
+    repeat = count - 1 if node.label.endswith(SHARED) else 1 if kind in sharing else count
+    return replace(node, repeat=repeat, label=node.label or label, children=children)
+
+
+# --- what they are called ---------------------------------------------------------------------------------------------
+
+
+def _named(spots: list[Spot]) -> dict[Spot, str]:
+    """A name for each: the letter alone where that is enough, with subscripts where it is not."""
+    names: dict[Spot, str] = {}
+    for letter in dict.fromkeys(s.letter for s in spots):
+        own = [s for s in spots if s.letter == letter]
+        for i, field in enumerate(dict.fromkeys(s.field for s in own)):
+            bare = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
+            same = [s for s in own if s.field == field]
+            subscripts = _subscripts(same)
+            names |= {s: f"{bare}_{subscripts[s]}" if subscripts[s] else bare for s in same}
+    return names
+
+
+def _short(field: str) -> str:
+    text = field.removeprefix("num_")
+    for ending in ("_size", "_dim", "_embeddings"):
+        text = text.removesuffix(ending)
+    return text
+
+
+def _subscripts(spots: list[Spot]) -> dict[Spot, str]:
+    """None where the value is the same everywhere; else the shortest description of a place that settles the value."""
+    if len({s.value for s in spots}) == 1:
+        return dict.fromkeys(spots, "")
+    for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
+        texts = {
+            s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
+            for s in spots
+        }
+        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in spots}
+        if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
+            set(described.values())
+        ):
+            return described
+    values = list(dict.fromkeys(s.value for s in spots))
+    return {s: str(values.index(s.value) + 1) for s in spots}

@@ -1,0 +1,249 @@
+"""Rules of thumb for FLOPs, beside the exact count of the same workload.
+
+Each is stated as its source states it and applied as it stands, to architectures it was not made for too; `remark` says
+what it leaves out. Sources: Kaplan et al. 2020 (arXiv:2001.08361), §2.1 and Table 1; Hoffmann et al. 2022
+(arXiv:2203.15556), appendix F; Chowdhery et al. 2022 (arXiv:2204.02311), appendix B; Narayanan et al. 2021
+(arXiv:2104.04473), eq. 3; Korthikanti et al. 2022 (arXiv:2205.05198), appendix A.
+
+A rule for training alone gives a third of itself for a forward pass, and a rule for the forward pass three times itself
+for training (backward = 2 × forward, which all five sources assume). Where tokens come before the new ones, the rule's
+sequence length is all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..algebra import exact_div
+from ..components.base import Network, TokenMixer
+from ..components.layers.block import Layer
+from ..costs.flops import FlopCount
+from ..costs.params import ParameterCount, params
+from ..model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to say how many FLOPs a workload has.
+
+    name: what a table calls it. formula: as the source writes it. source: where. total: FLOPs. error_full,
+    error_causal: total over the exact count under that convention of pairs, minus 1. remark: what was put into it, or
+    what it leaves out.
+    """
+
+    key: str
+    name: str
+    formula: str
+    source: str
+    total: int
+    error_full: float
+    error_causal: float
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the rules are written in, summed over layers where layers differ.
+
+    width: h, d_model. layers: L. heads: Σ heads of all layers. keys: Σ heads × head size (L·H·Q, n_layer·d_attn).
+    feed_forward: Σ width of the feed-forward network that one token passes through. vocab: V.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    keys: int
+    feed_forward: int
+    vocab: int
+
+
+def _is_plain_transformer(spec: ModelSpec) -> bool:
+    """One stack of attention and feed-forward networks: all that the rules with an attention term are about."""
+    layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
+    return spec.kind != "encoder-decoder" and all(_widths(layer, spec.hidden_size) is not None for layer in layers)
+
+
+def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
+    """(heads, head size, active width of the network) of a layer of attention and a network and nothing beside them."""
+    mixer, network = layer.attention, layer.feed_forward
+    if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
+        return None
+    sizes, active = mixer.heads(width), network.active_width()
+    if mixer.kind != "attention" or sizes is None or active is None:
+        return None
+    return sizes.heads, sizes.head_dim, active
+
+
+def sizes(spec: ModelSpec) -> Sizes:
+    """The dimensions of the stack that makes the output.
+
+    Raises `ArithmeticError` for any model that is no plain transformer.
+    """
+    heads = keys = inner = 0
+    for _, layer, count, _ in spec.main.groups():
+        widths = _widths(layer, spec.hidden_size)
+        if widths is None:
+            raise ArithmeticError(
+                "rules with an attention term are for plain transformers, which have heads and a feed-forward network "
+                "in every layer"
+            )
+        a, d, f = widths
+        heads, keys, inner = heads + count * a, keys + count * a * d, inner + count * f
+    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, inner, spec.vocab_size)
+
+
+def kaplan_table_1(n: int, keys: int, context: int) -> int:
+    """2N + 2·n_layer·n_ctx·d_attn: forward FLOPs a token (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
+    return 2 * n + 2 * context * keys
+
+
+def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
+    """Forward FLOPs of one sequence (Hoffmann 2022, appendix F).
+
+    As its text lists them. The ratios to 6ND that its table A4 prints come out without the embedding and the logits.
+    """
+    h, v, s = d.width, d.vocab, seq
+    embeddings = 2 * s * v * h
+    attention = 2 * 3 * s * h * d.keys  # key, query and value projections
+    attention += 2 * s * s * d.keys  # key @ query logits
+    attention += 3 * d.heads * s * s  # softmax
+    attention += 2 * s * s * d.keys  # softmax @ query reductions
+    attention += 2 * s * d.keys * h  # final linear
+    dense_block = 2 * s * (h * d.feed_forward + h * d.feed_forward)
+    logits = 2 * s * h * v
+    return embeddings + attention + dense_block + logits
+
+
+def palm_appendix_b(n: int, keys: int, seq: int) -> int:
+    """6N + 12LHQT: FLOPs of training a token (Chowdhery 2022, appendix B). keys = L·H·Q."""
+    return 6 * n + 12 * keys * seq
+
+
+def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
+    """FLOPs of one training iteration.
+
+    With recomputation 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3), without 72Bsℓh²(1 + s/6h + V/12ℓh)
+    (Korthikanti 2022, appendix A).
+    """
+    passes = 4 if recompute else 3
+    b, s, h, layers, v = batch, seq, d.width, d.layers, d.vocab
+    return passes * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
+
+
+def conventions(count: FlopCount) -> list[Rule]:
+    """The exact count under both conventions of pairs, then every rule that is defined for the model."""
+    full, causal = count.full, count.causal
+
+    def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
+        return Rule(key, name, formula, source, total, total / full - 1, total / causal - 1, remark)
+
+    rules = [
+        rule("exact_full", "exact, full pairs", "every query × every key", "", full),
+        rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal),
+    ]
+    return rules + [rule(*found) for found in _rules(count)]
+
+
+Found: TypeAlias = tuple[str, str, str, str, int, str]
+"""(key, name, formula, source, FLOPs, remark)."""
+
+
+def _rules(count: FlopCount) -> Iterator[Found]:
+    p = params(count.spec, count.include)
+    train, tokens = count.workload.phase == "train", count.tokens
+    multiple = 6 if train else 2
+    for key, name, what, source, n in _parameters(p):
+        yield f"{key}_{multiple}n", name, f"{multiple}N{what}", source, multiple * n * tokens, f"N = {n:,}"
+    if _is_plain_transformer(count.spec):
+        yield from (_training_rules if train else _forward_rules)(
+            sizes(count.spec), p, count.workload.context + count.workload.seq, tokens
+        )
+
+
+KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
+MEGATRON, MEGATRON_AGAIN = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
+HALF, DENSE = (
+    "N non-embedding (active); half of all pairs; no logits",
+    "for MHA and an ungated feed-forward; counts the embedding as a product, and softmax",
+)
+EVERY, MHA = (
+    "N all parameters (active), embedding included",
+    "for MHA with heads × head_dim = h and an ungated 4h feed-forward",
+)
+
+
+def _forward_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
+    """reach: tokens of a sequence, those in the cache included. All per-sequence forms have a factor of it."""
+    kaplan = kaplan_table_1(_kaplan_n(p), d.keys, reach)
+    yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
+    chinchilla = exact_div(chinchilla_appendix_f(d, reach), reach)
+    yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
+    palm = exact_div(palm_appendix_b(p.active, d.keys, reach), 3)
+    yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
+    third = exact_div(megatron(d, 1, reach, recompute=False), 3 * reach)
+    yield (
+        "megatron",
+        "Megatron",
+        "24Bsℓh²(1+s/6h+V/12ℓh)",
+        MEGATRON,
+        tokens * third,
+        f"{MHA}; a third of its training count",
+    )
+
+
+def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
+    kaplan = 3 * kaplan_table_1(_kaplan_n(p), d.keys, reach)
+    yield (
+        "kaplan_table_1",
+        "Kaplan Table 1",
+        "6N + 6·n_layer·n_ctx·d_attn",
+        KAPLAN,
+        tokens * kaplan,
+        f"{HALF}; 3 × its forward",
+    )
+    chinchilla = exact_div(3 * chinchilla_appendix_f(d, reach), reach)
+    yield (
+        "chinchilla_f",
+        "Chinchilla app. F",
+        "embed+ℓ(attn+dense)+logits",
+        CHINCHILLA,
+        tokens * chinchilla,
+        f"{DENSE}; 3 × its forward",
+    )
+    yield "palm_b", "PaLM app. B", "6N + 12LHQT", PALM, tokens * palm_appendix_b(p.active, d.keys, reach), EVERY
+    once = exact_div(megatron(d, 1, reach, recompute=False), reach)
+    yield "megatron", "Megatron", "72Bsℓh²(1+s/6h+V/12ℓh)", MEGATRON, tokens * once, f"{MHA}; nothing recomputed"
+    again = exact_div(megatron(d, 1, reach, recompute=True), reach)
+    yield (
+        "megatron_recompute",
+        "Megatron, recompute",
+        "96Bsℓh²(1+s/6h+V/16ℓh)",
+        MEGATRON_AGAIN,
+        tokens * again,
+        f"{MHA}; every layer recomputed",
+    )
+
+
+def _kaplan_n(p: ParameterCount) -> int:
+    """Kaplan's N: without input tables and an untied output head;
+    of a mixture of experts, what a token passes through.
+    """
+    n: int = p.active - (p.total - p.non_embedding)
+    return n
+
+
+def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
+    """What people put in for N: (key, name, what it is, source, N)."""
+    active = p.active != p.total
+    yield (
+        "kaplan",
+        "Kaplan §2.1",
+        ", N non-embedding" + (" active" if active else ""),
+        "Kaplan 2020, §2.1",
+        _kaplan_n(p),
+    )
+    if active:
+        yield "active", "active parameters", "", "the same with every active parameter", p.active
+    yield "total", "all parameters", "", "the same with every parameter", p.total
