@@ -4,8 +4,9 @@ facts are from.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,9 +15,23 @@ NONE = "none"
 
 
 class Record(BaseModel):
-    """A table of a description: immutable, and refusing any field it does not know."""
+    """A table of a description: immutable, and refusing any field it does not know.
+
+    renamed: of the class: fields that it had under another name, and what to write in their place.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_new_fields(cls, data: Any) -> Any:
+        """Raises `ValueError`, which says what to write, for a field under the name that it had before."""
+        for old, new in cls.renamed.items():
+            if isinstance(data, dict) and old in data:
+                raise ValueError(f"{old}: this field was renamed; expected {new}")
+        return data
 
     @model_validator(mode="before")
     @classmethod
