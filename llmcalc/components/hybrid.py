@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
+from ..algebra import Number
 from ..flow.record import Flow
 from ..flow.value import Value
 from .attention import Attention
-from .base import Around, Component, Nothing
+from .base import Around, Component, HeadSizes, Nothing, Unscalable
 from .block import Layer, Sharing
 from .choices import Mixer
 from .feed_forward import FeedForward
@@ -50,6 +52,10 @@ class HybridBlock(Layer):
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [*super().mixers(width), ("state_space", self.state_space, width)]
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        fix = "expected layers without"
+        raise Unscalable(f"a state-space part beside attention does not scale with hidden_size alone; {fix}")
 
     def source(self) -> str:
         return "Falcon-H1 2025, §2.1"
