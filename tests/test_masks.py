@@ -15,6 +15,7 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
+from llmcalc.run.rows import Fixed, Source
 from llmcalc.run.sight import Sight
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.verify.witness import class_of, fields_of, witness_of
@@ -47,9 +48,15 @@ def shapes() -> list[Any]:
     return found
 
 
+CROSSED = (Source, Fixed)
+"""The rows of keys that are another sequence's."""
+
+
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
+    """Every core that has attention weights; an indexer's has scores to choose by alone."""
     places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
-    return [(p.node.op, p.times, p.sight) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
+    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
+    return [(p.node.op, p.times, p.sight) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
 
 
 def _narrowed(config: dict[str, Any]) -> bool:
@@ -82,9 +89,7 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[st
         )  # with one, its mask is not made
     own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
     counted = {
-        cross: sum(
-            core.heads * core.pairs(w) * times for core, times, w in _cores(spec) if (core.keys is not None) is cross
-        )
+        cross: sum(c.heads * c.pairs(w) * times for c, times, w in _cores(spec) if isinstance(c.keys, CROSSED) is cross)
         for cross in (False, True)
     }
     assert (own, _seen(getattr(out, "cross_attentions", None))) == (counted[False], counted[True])
