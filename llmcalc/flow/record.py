@@ -318,7 +318,7 @@ class Flow:
         bias: Value | None = None,
         **limits: Any,
     ) -> Value:
-        """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
+        """softmax(q·kᵀ)·v. Axes are (heads, size). Keys and values have heads of their own, which a kernel may repeat.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
         limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
@@ -330,7 +330,9 @@ class Flow:
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v) if bias is None else (q, k, v, bias)
+        kv_heads = (k if k.once is None else k.once).axes[0]
         how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        how |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
@@ -338,7 +340,7 @@ class Flow:
         width = kept[0].width
         for value in kept[1:]:
             width = width + value.width
-        seen = tuple(v.seen(*v.axes) for v in kept)
+        seen = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in kept)
         self.record("cache", name, kept, seen, op=ops.KVCache(width, kind, limit, kept[0].rows), limit=limit)
         return seen
 
@@ -408,7 +410,8 @@ class Flow:
 
     def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Side by side along their axes; along their rows where `rows` are given."""
-        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
+        cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Neighbouring rows made one: side by side under further axes, or their mean."""
@@ -419,7 +422,9 @@ class Flow:
         """Keys or values once for each query head; the same where there are as many already."""
         if same(x.axes[0].size, heads.size):
             return x
-        return self.step("repeat", "", (x,), Value(x.rows, (heads, *x.axes[1:])))
+        made = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        made.once = x
+        return self.step("repeat", "", (x,), made)
 
     def elementwise(self, name: str, *ins: Value, axes: Shape, rows: Rows | None = None, **about: Any) -> Value:
         """A module without parameters or products that the tree shows."""
