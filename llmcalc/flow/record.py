@@ -7,7 +7,7 @@ a framework, and no part asks for the size of anything but an axis of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -80,16 +80,15 @@ class Flow:
         kind: str = "",
         role: Role = "own",
         nth: int | None = None,
-        about: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Value:
         """A part of its own, under a name.
 
         nth: which of several equal parts in a list it is; the tree shows them as one node where the first stands.
-        about: what else its node says of itself. more: what its flow takes besides x.
+        more: what its flow takes besides x.
         """
         which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which, **about or {}) as scope:
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
             scope.nth = nth
             return part.flow(self, x, **more)
 
@@ -120,14 +119,19 @@ class Flow:
         return self.step("stack", "", (one,), Value(one.rows, (over, *one.axes)), over=over)
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Several ways to compute one value, by the name of the form; the first runs where no other does."""
-        above, made, given = self.here, {}, []
+        """Several ways to compute one value, by the name of the form; the first runs where no other does.
+
+        What is given back is the value of the first; each branch's scope knows its own.
+        """
+        above, made = self.here, dict[str, Scope]()
         for name, branch in branches.items():
             self.here = made[name] = Scope(name, {})
-            given.append(branch())
+            self.here.gives = branch()
         self.here = above
         above.items.append(Alternatives(made))
-        return given[0]
+        first, *_ = made.values()
+        assert first.gives is not None
+        return first.gives
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
