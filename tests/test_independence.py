@@ -29,7 +29,9 @@ def test_reference_code_uses_the_fields_of_specs_and_no_formula() -> None:
 
 
 def test_all_that_is_built_of_parts_is_looked_at() -> None:
-    assert {f"llmcalc.components.{name}" for name in ("mixers.attention", "towers.conformer", "runtime")} <= {*modules()}
+    assert {f"llmcalc.components.{name}" for name in ("mixers.attention", "towers.conformer", "runtime")} <= {
+        *modules()
+    }
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
     assert {"source", "sizes", "top_size", "mtp_block", "attends_like", "turned", "gives", "has_bias"} <= members()
 

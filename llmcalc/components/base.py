@@ -264,3 +264,8 @@ class Nothing(Part):
     """`{ type = "none" }`: said where a layer has no such part, so that a part is never forgotten silently."""
 
     type: Literal["none"] = "none"
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where a layer there needs a part that mixes tokens."""
+        if place.side != "decoder":
+            raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")

@@ -17,7 +17,7 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
+from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Standing, Vocab, Width
 from .choice import only
 from .choices import AnyLayer
 from .layers.block import Block, Layer, Sharing
@@ -179,14 +179,9 @@ class Stack(Component):
         decoder. grid: tokens stand in one.
         """
         for name, block in {BASE: self.block, **self.variants}.items():
+            of = f"{where}.{BASE}" if name == BASE else f"{where}.variants.{name}"
             for field, mixer, seen in block.mixers(width):
-                _check_mixer(
-                    f"{where}.{BASE}.{field}" if name == BASE else f"{where}.variants.{name}.{field}",
-                    mixer,
-                    seen,
-                    side,
-                    grid,
-                )
+                mixer.check_place(Standing(f"{of}.{field}", seen, side, grid))
         if self.side_convolution is not None and width % self.side_convolution.conv_groups:
             raise ValueError(
                 f"{where}.side_convolution.conv_groups: {self.side_convolution.conv_groups} does not divide "
@@ -351,32 +346,6 @@ class Stack(Component):
                 shared_layers=(BASE, "wide"),
             ),
         ]
-
-
-SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
-"""Positions that are for attention in both directions alone, or for causal attention alone."""
-
-
-def _check_mixer(where: str, mixer: Any, width: int, side: str, grid: bool) -> None:
-    """Raises `ValueError` where a part cannot mix the tokens of that side, or makes no whole heads of what it reads."""
-    if isinstance(mixer, Attention):
-        mixer.check_width(where, width)
-    sides, in_grid = getattr(mixer, "sides", ("decoder",)), getattr(mixer, "grid", False)
-    if in_grid and not grid:
-        raise ValueError(f"{where}.grid: tokens stand in no grid; expected false, but in a tower of images")
-    if side not in sides and not in_grid:
-        raise ValueError(f"{where}.type: '{mixer.type}' is for {sides[0]}s; expected 'attention'")
-    kind = getattr(getattr(mixer, "position", None), "type", "")
-    expected = SIDES_OF_POSITIONS.get(kind, side)
-    if side != expected:
-        directions = "in both directions" if expected == "encoder" else "that is causal"
-        raise ValueError(
-            f"{where}.position.type: '{kind}' is for attention {directions}; expected "
-            f"{'an' if expected == 'encoder' else 'a'} {expected}"
-        )
-    for field in ("attention_chunk_size", "block_indexer"):
-        if side == "encoder" and getattr(mixer, field, None) is not None:
-            raise ValueError(f"{where}.{field}: stands in causal attention; expected a decoder")
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
