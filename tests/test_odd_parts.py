@@ -238,3 +238,12 @@ MIXING = [cls for cls in MIXERS.classes() if issubclass(cls, Component)]
 def test_passes_of_one_token_and_of_two(part: type[Component], seq: int) -> None:
     verdict = verify_reference(around_a_model(part.examples()[0]), batch=2, seq=seq)
     assert verdict.ok, verdict.failures
+
+
+RENAMED = [pytest.param(lambda: {**decoder().model_dump(), "pooler_labels": 2}, "pooler = { num_labels", id="a score")]
+
+
+@pytest.mark.parametrize(("table", "now"), RENAMED)
+def test_a_field_under_its_old_name_is_told_the_new_one(table: Any, now: str) -> None:
+    with pytest.raises(ValidationError, match=f"this field was renamed; expected {now}"):
+        ModelSpec.model_validate(table())

@@ -150,15 +150,20 @@ class Component(Part):
 
     if TYPE_CHECKING:
         flow: ClassVar[Callable[..., Value]]
+        reference: ClassVar[Callable[..., nn.Module]]
     else:
 
         def flow(self, f: Flow, x: Value) -> Value:
             """What it computes of x, verb by verb, under the names that the reference's submodules have."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, around: Around) -> nn.Module:
-        """A runnable PyTorch module built from the fields alone. Imports torch."""
-        raise TypeError(f"{type(self).__name__} has no reference")
+        def reference(self, around: Around) -> nn.Module:
+            """A runnable PyTorch module built from the fields alone. Imports torch."""
+            raise TypeError(f"{type(self).__name__} has no reference")
+
+    def borrows(self) -> str:
+        """The field by which it needs what another layer or the model around its layer makes; empty where none."""
+        return ""
 
     def describe(self, hidden_size: int) -> str:
         """What a heading calls it: `GQA 32/8 × 128`, `SwiGLU 14336`."""

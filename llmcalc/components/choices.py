@@ -84,6 +84,10 @@ OTHERS = PartChoice(
         "relative_bias": "position:RelativeBias",
         "relative_embedding": "disentangled:RelativeEmbedding",
         "side_convolution": "disentangled:SideConvolution",
+        "pooler": "pooler:Pooler",
+        "contact_head": "contact_head:ContactHead",
+        "unused_embedding": "idle:UnusedEmbedding",
+        "mtp": "mtp:MultiTokenPrediction",
     },
 )
 """Parts that stand in a place of their own, with examples of their own."""

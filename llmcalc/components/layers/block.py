@@ -101,6 +101,15 @@ class Layer(Component):
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
 
+    def borrows(self) -> str:
+        if not self.alone:
+            return f"type '{type(self).model_fields['type'].default}'"
+        for field, part in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            borrowed = part.borrows() if isinstance(part, Component) else ""
+            if borrowed:
+                return f"{field}.{borrowed}"
+        return ""
+
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """sharing: where several layers run with the parameters of the first of them, and this is one of those."""
         raise TypeError(f"{type(self).__name__} has no flow")

@@ -49,6 +49,9 @@ class Gemma4Layer(Layer):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self
 
+    def borrows(self) -> str:
+        return super().borrows() if self.per_layer_input is None else "per_layer_input"
+
     def source(self) -> str:
         return "Gemma 4 2026"
 

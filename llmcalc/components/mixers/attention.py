@@ -211,6 +211,9 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
+    def borrows(self) -> str:
+        return "kv_shared" if self.kv_shared else ""
+
     def _attends_as(self, other: Attention) -> bool:
         """Whether the other makes keys and values that this one can share."""
         return all(map(same, self.attends_like(), other.attends_like()))

@@ -22,25 +22,25 @@ from .parts import (
     layernorm,
     mlp,
     of_sequences,
+    pooler,
 )
 
 
 def _bert(c: Config) -> Table:
-    pretraining = {"pooler_labels": 2} if _pretrains(c) else {}
+    pretrains = _pretrains(c)
     return encoder(
         c,
         bert_block(c),
         bert_stack(c),
         bert_head(c, bert_act(c)),
         {},
-        pooler=c.head == "none" or of_sequences(c) or _pretrains(c),
-        **pretraining,
+        **pooler(c.head == "none" or of_sequences(c) or pretrains, 2 if pretrains else None),
     )
 
 
 def _roberta(c: Config) -> Table:
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, **pooler(pooled))
 
 
 def _megatron_bert(c: Config) -> Table:
@@ -107,9 +107,9 @@ def _albert(c: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretraining = {"pooler_labels": labels(c)} if _pretrains(c) else {}
-    pooled = c.head == "none" or of_sequences(c) or _pretrains(c)
-    model = {**_embedding_size(c, always=True), **pretraining, "pooler": pooled}
+    pretrains = _pretrains(c)
+    pooled = pooler(c.head == "none" or of_sequences(c) or pretrains, labels(c) if pretrains else None)
+    model = {**_embedding_size(c, always=True), **pooled}
     return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
 
 
@@ -124,7 +124,7 @@ def _mpnet(c: Config) -> Table:
         "relative_bias": bias,
     }
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(pooled))
 
 
 def _pretrains(c: Config) -> bool:

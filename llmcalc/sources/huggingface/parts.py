@@ -164,6 +164,11 @@ def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | N
     return table
 
 
+def pooler(there: bool, scores: int | None = None) -> Table:
+    """BERT's pooler, where there is one: `{pooler: …}` of a model. scores: how many are made of its vector."""
+    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if there else {}
+
+
 OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
     "ForTokenClassification",
     "ForQuestionAnswering",

@@ -90,7 +90,7 @@ def _shared_experts(s: Facts) -> int | None:
 def _labels(s: Facts) -> int:
     if isinstance(s.spec.head, Classifier):
         return s.spec.head.num_labels
-    found: int = present(s.spec.pooler_labels)
+    found: int = present(present(s.spec.pooler).num_labels)
     return found
 
 

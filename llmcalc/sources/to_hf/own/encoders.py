@@ -192,7 +192,7 @@ OWN: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp"), SIDES),
     "marian": {
         **SIDES,
-        "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding,
+        "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding is not None,
         "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size,
         "decoder_vocab_size": lambda s: s.spec.vocab_size,
     },
