@@ -18,6 +18,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
 from llmcalc.components.stack import Stack
+from llmcalc.components.token_types import TokenTypes
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import spans
@@ -95,7 +96,7 @@ MODELS = {
             num_hidden_layers=2,
             block=POSTNORM,
             position=Learned(max_position_embeddings=80),
-            type_vocab_size=2,
+            token_types=TokenTypes(type_vocab_size=2, task_type_vocab_size=3),
             embedding_norm=LAYERNORM,
         ),
         head=LMHead(bias=True, transform=Transform()),

@@ -12,7 +12,7 @@ from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
 from llmcalc.components.head import Classifier, LMHead
-from llmcalc.components.idle import UnusedEmbedding
+from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.local import LocalAttention
@@ -25,6 +25,7 @@ from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
+from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
 
@@ -92,6 +93,11 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
+        case TokenTypes() | SecondStream():
+            slot = "token_types" if isinstance(part, TokenTypes) else "second_stream"
+            block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
+            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, side_convolution=part)

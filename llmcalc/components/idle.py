@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component
+from .base import Around, Component, StackPart
+from .runtime import vector
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,29 @@ class UnusedEmbedding(Component):
         from torch import nn
 
         return nn.Embedding(vocab_size, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
+
+class SecondStream(StackPart):
+    """The vector that XLNet's second stream of predictions starts from, which pretraining alone reads."""
+
+    kind: ClassVar[str] = "embedding"
+
+    def source(self) -> str:
+        return "Yang et al. 2019 (XLNet), §2.3"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """x: the embedded tokens, which are as wide as the vector."""
+        return f.vector("", *x.axes)
+
+    def reference(self, around: Around) -> nn.Module:
+        import torch
+
+        module: nn.Module = vector(torch.zeros(around.hidden_size))
+        return module
 
     @classmethod
     def examples(cls) -> list[Self]:

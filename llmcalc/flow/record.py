@@ -314,15 +314,14 @@ class Flow:
         core: Callable[..., Op] = ops.AttentionCore,
         about: dict[str, Any] | None = None,
         cap: float | None = None,
-        biased: bool = False,
         bias: Value | None = None,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
-        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
-        to them. bias: the value that is added to them.
+        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. bias: the value that is
+        added to them.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
@@ -330,7 +329,7 @@ class Flow:
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v) if bias is None else (q, k, v, bias)
-        how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        how = {"causal": causal, "cap": cap, "biased": bias is not None, **limits}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:

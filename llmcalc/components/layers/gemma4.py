@@ -5,6 +5,7 @@ transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -48,6 +49,9 @@ class Gemma4Layer(Layer):
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), **({} if self.per_layer_input is None else self.per_layer_input.requires())}
 
     def borrows(self) -> str:
         return super().borrows() if self.per_layer_input is None else "per_layer_input"

@@ -144,6 +144,13 @@ class ZambaLayer(Layer):
             )
         return self
 
+    def check_shared(self, name: str) -> None:
+        if self.transformer.idle_adapters:
+            raise ValueError(
+                f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                "that no layer shares"
+            )
+
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 

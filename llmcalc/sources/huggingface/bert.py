@@ -23,6 +23,7 @@ from .parts import (
     mlp,
     of_sequences,
     pooler,
+    token_types,
 )
 
 
@@ -176,11 +177,12 @@ def after_padding(c: Config) -> Table:
 
 def bert_stack(c: Config, position: Table | None = None) -> Table:
     """Positions, segments, ERNIE's tasks and a norm on their sum."""
-    types = c.count("type_vocab_size")
-    table: Table = {"position": position or bert_positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
-    if "use_task_id" in c.defaults and c.flag("use_task_id"):
-        table["task_type_vocab_size"] = c.size("task_type_vocab_size")
-    return {**table, "type_vocab_size": types} if types else table
+    types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
+    return {
+        "position": position or bert_positions(c),
+        "embedding_norm": layernorm(c.number("layer_norm_eps")),
+        **token_types(types, c.size("task_type_vocab_size") if tasks else None),
+    }
 
 
 def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:

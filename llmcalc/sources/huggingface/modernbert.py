@@ -31,6 +31,7 @@ from .parts import (
     pooler,
     rmsnorm,
     rope,
+    token_types,
 )
 
 
@@ -115,7 +116,7 @@ def _nomic_bert(c: Config) -> Table:
     }
     block = {"attention": attention(c), "feed_forward": network, "norm": norm, "norm_placement": "post"}
     types = c.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
+    stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
     return encoder(c, block, stack, head, {}, **pooler(of_sequences(c)))
 
@@ -156,7 +157,7 @@ def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool)
         **biases(True, *QKVO),
     }
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
+    stack = {"embedding_norm": norm, **token_types(types)}
     return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(pooled))
 
 

@@ -15,7 +15,7 @@ from .parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequ
 def _bert_generation(c: Config) -> Table:
     """A plain map to the vocabulary, and no segments."""
     stack = bert_stack(c)
-    stack.pop("type_vocab_size", None)  # which its configs may have
+    stack.pop("token_types", None)  # which its configs may have
     return encoder(c, bert_block(c), stack, {"bias": True})
 
 
