@@ -121,7 +121,7 @@ def test_a_classifier_asked_for_is_that_of_sequences(kind: str) -> None:
     config = {k: v for k, v in shapes_of(kind)[0].items() if k != "architectures"}
     for named in ({}, {"architectures": ["XForMaskedLM"]}, {"architectures": ["XForSequenceClassification"]}):
         table, _ = read_config({**config, **named}, "classification")
-        assert table["pooler"] is True
+        assert table["pooler"] == {"dense": True}
         assert table["head"]["num_labels"] == 2
 
 

@@ -318,15 +318,14 @@ class Flow:
         core: Callable[..., Op] = ops.AttentionCore,
         about: dict[str, Any] | None = None,
         cap: float | None = None,
-        biased: bool = False,
         bias: Value | None = None,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size). Keys and values have heads of their own, which a kernel may repeat.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
-        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
-        to them. bias: the value that is added to them.
+        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. bias: the value that is
+        added to them.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
@@ -335,7 +334,7 @@ class Flow:
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v) if bias is None else (q, k, v, bias)
         kv_heads = (k if k.once is None else k.once).axes[0]
-        how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        how = {"causal": causal, "cap": cap, "biased": bias is not None, **limits}
         how |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 

@@ -11,7 +11,9 @@ import sympy
 
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
@@ -110,6 +112,25 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
         for value in step.ins:
             assert id(value.storage) in made or _given(value), (step.verb, step.name)
         made |= {id(value.storage) for value in step.outs}
+
+
+def test_attention_reads_what_is_added_to_its_scores() -> None:
+    """One table of a stack reaches every layer's attention, but not its cross-attention, which has no distances."""
+    crossed, plain = Block.examples()[-1], Block.examples()[-1].model_copy(update={"cross_attention": None})
+    bias = RelativeBias(num_attention_heads=4)
+    spec = around_a_model(crossed)
+    assert spec.encoder is not None
+    assert spec.decoder is not None
+    biased = spec.model_copy(
+        update={
+            "encoder": spec.encoder.model_copy(update={"block": plain, "relative_bias": bias}),
+            "decoder": spec.decoder.model_copy(update={"relative_bias": None}),
+        }
+    )
+    program = biased.program()
+    steps = [step for step in program.root.steps() if step.verb == "attention"]
+    assert [len(step.ins) for step in steps] == [4, 3, 3]  # the encoder's, the decoder's own and the crossing one
+    assert steps[0].ins[3] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
 
 
 def _run(scope: Scope) -> Iterator[Step]:

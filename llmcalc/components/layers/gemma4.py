@@ -5,7 +5,7 @@ transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -54,6 +54,12 @@ class Gemma4Layer(Layer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         layer = super().scaled(width, heads, widened)
         return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), **({} if self.per_layer_input is None else self.per_layer_input.requires())}
+
+    def borrows(self) -> str:
+        return super().borrows() if self.per_layer_input is None else "per_layer_input"
 
     def source(self) -> str:
         return "Gemma 4 2026"

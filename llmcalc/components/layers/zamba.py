@@ -153,6 +153,13 @@ class ZambaLayer(Layer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable("a block that layers share does not scale with hidden_size alone; expected layers without")
 
+    def check_shared(self, name: str) -> None:
+        if self.transformer.idle_adapters:
+            raise ValueError(
+                f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                "that no layer shares"
+            )
+
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 

@@ -112,6 +112,9 @@ class MoE(Network):
         networks = {name: getattr(self, name) for name in ("expert", "shared_expert", "vision_expert")}
         return self.model_copy(update={name: one.widened(change) for name, one in networks.items() if one is not None})
 
+    def borrows(self) -> str:
+        return "" if self.token_table is None else "token_table"
+
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
