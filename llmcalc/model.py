@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from .algebra import Number, is_zero
-from .components.base import Around, Flag, HiddenSize, Labels, Part, Positions, Vocab, Width
+from .components.base import Around, Flag, HiddenSize, Labels, Network, Part, Positions, Vocab, Width
 from .components.choices import Head
 from .components.head import Classifier, LMHead, NoHead
 from .components.layers.block import Layer
@@ -198,7 +198,7 @@ class ModelSpec(Part):
             "per_layer_input": getattr(block, "per_layer_input", None) is not None,
             "attention.kv_shared": getattr(mixer, "kv_shared", False),
             "attention.indexer.shared": getattr(getattr(mixer, "indexer", None), "shared", False),
-            "feed_forward.token_table": getattr(worker, "token_table", None) is not None,
+            "feed_forward.router.type 'token_table'": isinstance(worker, Network) and worker.reads_token_ids(),
         }
         for field, present in needed.items():
             if present:

@@ -12,6 +12,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
 from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
 from llmcalc.components.stack import Stack
@@ -28,7 +29,11 @@ ATTENTION = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rop
 SWIGLU = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
 BLOCK = Block(attention=ATTENTION, feed_forward=SWIGLU, norm=RMS, norm_placement="pre")
 SPARSE = BLOCK.model_copy(
-    update={"feed_forward": MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, score_correction_bias=True)}
+    update={
+        "feed_forward": MoE(
+            num_experts=4, num_experts_per_tok=2, expert=SWIGLU, router=LinearRouter(score_correction="buffer")
+        )
+    }
 )
 WINDOWED = BLOCK.model_copy(update={"attention": ATTENTION.model_copy(update={"sliding_window": 4})})
 CROSSED = BLOCK.model_copy(update={"cross_attention": Attention(num_attention_heads=4)})
