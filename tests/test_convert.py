@@ -183,7 +183,7 @@ def test_towers_are_written_or_the_model_is_refused(kind: str, shape: dict[str, 
     with pytest.raises(
         InputError,
         match=r"nearest is \w+, which has .* where (towers\.\w+.* \(--set towers=\{\} leaves towers "
-        r"out\)|.*vision_expert)",
+        r"out\)|.*vision_experts)",
     ):
         to_config(spec)
 
@@ -243,7 +243,7 @@ def test_a_field_that_is_proposed_wrongly_costs_the_config(monkeypatch: pytest.M
         ("llama3-8b", "position=none"),
         ("llama3-8b", "o_bias=true"),
         ("llama3-8b", "partial_rotary_factor=0.5"),
-        ("mixtral-8x7b", "router_bias=true"),
+        ("mixtral-8x7b", "router.bias=true"),
         ("gpt2", "k_bias=false"),
         ("bert-base", "block.norm_placement=sandwich"),
         ("gemma3-27b", "towers.vision_tower.class_embedding=true"),

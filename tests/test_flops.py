@@ -26,7 +26,7 @@ from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.rwkv import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
-from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
 from llmcalc.components.runtime import Run
 from llmcalc.components.stack import Stack
@@ -212,7 +212,9 @@ CHECKPOINTED = {
     "local": around_a_model(LocalAttention.examples()[0]),
     "product keys": decoder(feed_forward=ProductKeyMoE.examples()[0]),
     **{f"channel-{i}": decoder(feed_forward=part) for i, part in enumerate(RwkvChannelMix.examples())},
-    "moe-latent": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, moe_latent_size=10)),
+    "moe-latent": decoder(
+        feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, latent=Latent(moe_latent_size=10))
+    ),
     "moe-shared": decoder(feed_forward=MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, shared_expert=SWIGLU)),
     "mla": decoder(attention=MLA.examples()[1]),
     "window": decoder(attention=Attention(num_attention_heads=4, sliding_window=5)),

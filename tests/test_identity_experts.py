@@ -12,7 +12,8 @@ import torch
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
-from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.moe import IdentityExperts, MoE
+from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import flops
@@ -141,7 +142,13 @@ def test_nothing_is_said_of_models_whose_experts_are_all_real() -> None:
 
 def test_no_more_identity_experts_are_passed_than_there_are() -> None:
     expert = FeedForward(intermediate_size=12, hidden_act="silu", gated=True)
-    count = params(two_layers(MoE(num_experts=4, num_experts_per_tok=3, zero_expert_num=1, expert=expert)))
+    count = params(
+        two_layers(
+            MoE(
+                num_experts=4, num_experts_per_tok=3, identity_experts=IdentityExperts(zero_expert_num=1), expert=expert
+            )
+        )
+    )
     assert count.active - count.active_at_least == 2 * 1 * 3 * 24 * 12  # layers, one of the three experts, its maps
 
 
@@ -149,7 +156,13 @@ def test_an_identity_expert_gives_what_it_reads() -> None:
     torch.manual_seed(0)
     expert = FeedForward(intermediate_size=12, hidden_act="silu", gated=True)
     spec = two_layers(
-        MoE(num_experts=4, num_experts_per_tok=2, zero_expert_num=3, expert=expert, score_correction_bias=True)
+        MoE(
+            num_experts=4,
+            num_experts_per_tok=2,
+            identity_experts=IdentityExperts(zero_expert_num=3),
+            expert=expert,
+            router=LinearRouter(score_correction="buffer"),
+        )
     )
     experts: Any = spec.reference().get_submodule("layers.0.mlp")
     x = torch.randn(2, 5, 24)

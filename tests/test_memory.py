@@ -28,7 +28,7 @@ from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report
 
-CORRECTED = next(example for example in MoE.examples() if example.score_correction_bias is True)
+CORRECTED = next(example for example in MoE.examples() if getattr(example.router, "score_correction", None) == "buffer")
 MIXTURE = decoder(
     feed_forward=CORRECTED, tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
 )

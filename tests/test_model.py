@@ -14,6 +14,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
@@ -32,7 +33,11 @@ ATTENTION = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rop
 SWIGLU = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
 BLOCK = Block(attention=ATTENTION, feed_forward=SWIGLU, norm=RMS, norm_placement="pre")
 SPARSE = BLOCK.model_copy(
-    update={"feed_forward": MoE(num_experts=4, num_experts_per_tok=2, expert=SWIGLU, score_correction_bias=True)}
+    update={
+        "feed_forward": MoE(
+            num_experts=4, num_experts_per_tok=2, expert=SWIGLU, router=LinearRouter(score_correction="buffer")
+        )
+    }
 )
 WINDOWED = BLOCK.model_copy(update={"attention": ATTENTION.model_copy(update={"sliding_window": 4})})
 CROSSED = BLOCK.model_copy(update={"cross_attention": Attention(num_attention_heads=4)})

@@ -100,9 +100,27 @@ REFUSED = [
     ),
     pytest.param(
         MoE.examples()[0],
-        {"vision_expert": {"intermediate_size": 8, "hidden_act": "xielu"}},
-        "vision_expert.hidden_act",
+        {"vision_experts": {"expert": {"intermediate_size": 8, "hidden_act": "xielu"}}},
+        "expert.hidden_act",
         id="experts for images",
+    ),
+    pytest.param(
+        MoE.examples()[0],
+        {"identity_experts": {"zero_expert_num": 2}, "router": {"type": "mlp", "router_hidden_size": 4}},
+        "identity_experts: a router of type 'mlp' sends no tokens to them",
+        id="experts that a router cannot choose",
+    ),
+    pytest.param(
+        MoE.examples()[0],
+        {"router": {"type": "mlp", "router_hidden_size": 4, "bias": True}},
+        "1 validation error for RouterMLP\nbias",
+        id="a router with a field of another",
+    ),
+    pytest.param(
+        MoE.examples()[0],
+        {"vision_expert": {"intermediate_size": 8, "hidden_act": "silu"}},
+        "vision_expert: this field was renamed; expected vision_experts = { expert = … }",
+        id="a field under its old name",
     ),
     pytest.param(hyper_example(), {"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters", id="no step of mixing"),
     pytest.param(
@@ -153,7 +171,7 @@ def with_prediction(**fields: Any) -> dict[str, Any]:
 
 
 INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
-TABLED = next(e for e in MoE.examples() if e.token_table is not None)
+TABLED = next(e for e in MoE.examples() if e.reads_token_ids())
 DISENTANGLED = Block.examples()[0].model_copy(
     update={"attention": Attention(num_attention_heads=4, position=Disentangled(max_relative_positions=8))}
 )
@@ -263,7 +281,9 @@ REFUSED_MODELS = [
         id="prediction through a transform",
     ),
     pytest.param(
-        lambda: with_prediction(feed_forward=TABLED), "feed_forward.token_table", id="prediction that looks tokens up"
+        lambda: with_prediction(feed_forward=TABLED),
+        "feed_forward.router.type 'token_table'",
+        id="prediction that looks tokens up",
     ),
     pytest.param(
         lambda: with_prediction(block=ZambaLayer.examples()[0]),

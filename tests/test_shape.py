@@ -163,7 +163,7 @@ def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
     ("spec", "message"),
     [
         (decoder(block=HybridBlock.examples()[0]), "a state-space part beside attention"),
-        (decoder(feed_forward=next(e for e in MoE.examples() if e.moe_latent_size is not None)), "no moe_latent_size"),
+        (decoder(feed_forward=next(e for e in MoE.examples() if e.latent is not None)), "no latent"),
         (
             decoder(attention=next(e for e in Attention.examples() if e.block_indexer is not None)),
             "without block_indexer",

@@ -46,12 +46,14 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
 def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """The path of every field that the tables present in `table` could hold, set or not."""
+    """The path of every field that the tables in `table`, and those that it has by default, could hold, set or not."""
     found: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*before, name)
         found.append(list(path))
         below = table.get(name)
+        if name not in table and isinstance(field.default, BaseModel):
+            found += field_paths({}, type(field.default), path)
         if not isinstance(below, dict):
             continue
         if get_origin(field.annotation) is dict:  # each of its tables is a `block` with changes

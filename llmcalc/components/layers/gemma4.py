@@ -19,6 +19,7 @@ from ..base import Around, Component, HeadSizes, Part
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
+from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
@@ -91,7 +92,9 @@ class Gemma4Layer(Layer):
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
-        experts = MoE(num_experts=5, num_experts_per_tok=2, expert=dense, router_norm=rms, expert_scale=True)
+        experts = MoE(
+            num_experts=5, num_experts_per_tok=2, expert=dense, router=LinearRouter(norm=rms, expert_scale=True)
+        )
         return [
             cls(attention=attention, feed_forward=dense, norm=rms),
             cls(attention=attention, feed_forward=experts, dense=dense, norm=rms),

@@ -21,7 +21,8 @@ from ..base import Around, Component, HeadSizes, Nothing
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
-from ..networks.moe import MoE
+from ..networks.moe import IdentityExperts, MoE
+from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
@@ -83,7 +84,8 @@ class ShortcutLayer(Layer):
     def examples(cls) -> list[Self]:
         rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        experts = MoE(num_experts=5, num_experts_per_tok=2, zero_expert_num=3, expert=dense, score_correction_bias=True)
+        corrected, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
+        experts = MoE(num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=dense, router=corrected)
         plain = FeedForward(intermediate_size=12, hidden_act="gelu", up_bias=True, down_bias=True)
         few = MoE(num_experts=3, num_experts_per_tok=1, expert=plain)
         return [

@@ -1,20 +1,24 @@
-"""A router of several layers: a map to few features, to which those of the router below are added, a norm and an MLP.
+"""Routers: what decides which experts a token goes to, and with which weights.
 
-ZAYA1 (Zyphra 2025, arXiv:2511.17127), which adds the features along the depth and lets a token skip the experts of a
-layer.
-transformers: models/zaya (`ZayaRouter`).
+`linear`: one map to a score per expert (Shazeer 2017, arXiv:1701.06538), with a correction of the scores (DeepSeek-V3,
+arXiv:2412.19437, §2.1.2), a norm before it and a weight per expert (Gemma 4).
+`mlp`: an MLP, to whose features those of the router in the layer below are added (ZAYA1: Zyphra 2025, arXiv:2511.17127;
+transformers: models/zaya, `ZayaRouter`).
+`token_table`: the token itself decides, by a table; a linear map still gives the weights (DeepSeek-V4; transformers:
+models/deepseek_v4).
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, Part, Width
+from ..base import Around, Flag, Part, Vocab, Width
+from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
 from .feed_forward import Activation, activate
@@ -22,50 +26,170 @@ from .feed_forward import Activation, activate
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+Correction: TypeAlias = Literal["buffer", "parameter"]
 
-class RouterMLP(Part):
-    """hidden_size → router_hidden_size → twice itself → one logit an expert.
 
-    adds_below: the features of the router in the layer below are added, each with a weight. skip: one more class beside
-    the experts: none of them.
+class Router(Part):
+    """What every router has. Its modules stand in the mixture itself, beside the experts.
+
+    sends_to_identities: class attribute: the router can choose identity experts.
+    reads_token_ids: class attribute: the router reads the tokens' ids beside their vectors.
+    scoring_func: the function that makes scores of logits; `sqrtsoftplus` is the root of their softplus.
     """
 
+    kind: ClassVar[str] = "router"
+    sends_to_identities: ClassVar[bool] = False
+    reads_token_ids: ClassVar[bool] = False
+
+    scoring_func: Scoring = "softmax"
+
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+        """The scores of each token. classes: how many experts, identity experts among them, can be chosen."""
+        raise TypeError(f"{type(self).__name__} has no flow")
+
+    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
+        """A callable (x [rows, hidden], run) → weights and chosen experts, each [rows, top_k].
+
+        Its `modules` are the router's, under the names that they have in the mixture.
+        """
+        raise TypeError(f"{type(self).__name__} has no reference")
+
+
+def _corrected(f: Flow, how: Correction | None, classes: Axis) -> None:
+    """The correction of the scores, where there is one."""
+    if how == "parameter":
+        f.vector("score_correction", classes, kind="router")
+    elif how == "buffer":
+        f.buffer("score_correction", classes, kind="router")
+
+
+class LinearRouter(Router):
+    """One linear map to a logit per expert.
+
+    bias: whether the map has a bias, false by default.
+    norm: the norm before the map, none by default.
+    score_correction: a value per expert that shifts which experts are chosen and not their weights; `buffer` where no
+        gradient reaches it (DeepSeek-V3), `parameter` where the model holds it as a parameter, none by default.
+    expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
+    """
+
+    sends_to_identities: ClassVar[bool] = True
+
+    type: Literal["linear"] = "linear"
+    bias: Flag = False
+    norm: Norm | None = None
+    score_correction: Correction | None = None
+    expert_scale: Flag = False
+
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+        axis = Axis("classes", classes)
+        x = x if self.norm is None else f.part("router_norm", self.norm, x, kind="router")
+        scores = f.linear("router", x, axis, bias=self.bias, kind="router")
+        if self.expert_scale:
+            f.vector("expert_scale", experts, kind="router")
+        _corrected(f, self.score_correction, axis)
+        return scores
+
+    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["linear"](self, around, experts, top_k, classes)
+
+
+class RouterMLP(Router):
+    """hidden_size → router_hidden_size → twice itself → one logit per expert.
+
+    router_hidden_size: the width of the features.
+    hidden_act: the activation after each of the two layers, `gelu` by default.
+    norm: the norm on the features, an RMSNorm by default.
+    adds_below: whether the features of the router in the layer below are added, each with a weight; false by default.
+    skip: whether there is one more class beside the experts, for none of them; false by default.
+    score_correction: as in a linear router, none by default.
+    """
+
+    type: Literal["mlp"] = "mlp"
     router_hidden_size: Width
     hidden_act: Activation = "gelu"
     norm: Norm = Norm(type="rmsnorm")
     adds_below: Flag = False
     skip: Flag = False
+    score_correction: Correction | None = None
 
-    def classes(self, experts: Number) -> Number:
-        return experts + 1 if self.skip else experts
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+        axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
+        with f.scope("router", kind="router", source="Zyphra 2025, §2"):
+            y = f.linear("down_proj", x, features, bias=True)
+            if self.adds_below:
+                below = f.memo.get("routed", y)
+                y = f.add(y, f.mul(below, f.vector("below_scale", features)))
+            f.memo["routed"] = y
+            y = f.part("norm", self.norm, y)
+            y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
+            y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
+            scores = f.linear("out_proj", y, axis)
+        _corrected(f, self.score_correction, axis)
+        return scores
 
-    kind: ClassVar[str] = "router"
+    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["mlp"](self, around, experts, top_k, classes)
 
-    def source(self) -> str:
-        return "Zyphra 2025, §2"
 
-    def flow(self, f: Flow, x: Value, classes: Axis) -> Value:
-        features = Axis("router", self.router_hidden_size)
-        y = f.linear("down_proj", x, features, bias=True)
-        if self.adds_below:
-            below = f.memo.get("routed", y)
-            y = f.add(y, f.mul(below, f.vector("below_scale", features)))
-        f.memo["routed"] = y
-        y = f.part("norm", self.norm, y)
-        y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
-        y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
-        return f.linear("out_proj", y, classes)
+class TokenTableRouter(Router):
+    """A table that holds the experts of each token; a linear map gives their weights.
 
-    def reference(self, around: Around, experts: int) -> nn.Module:
-        return _reference()(self, around.hidden_size, experts + int(self.skip))
+    vocab_size: the rows of the table, which no gradient reaches.
+    """
+
+    reads_token_ids: ClassVar[bool] = True
+
+    type: Literal["token_table"] = "token_table"
+    vocab_size: Vocab
+
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+        scores = f.linear("router", x, Axis("classes", classes), kind="router")
+        f.buffer("token_table", Axis("vocab", self.vocab_size), Axis("top_k", top_k), kind="router")
+        return scores
+
+    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["token_table"](self, around, experts, top_k, classes)
+
+
+ROUTERS = PartChoice(
+    "linear",
+    {
+        "linear": "networks.router:LinearRouter",
+        "mlp": "networks.router:RouterMLP",
+        "token_table": "networks.router:TokenTableRouter",
+    },
+)
+
+if TYPE_CHECKING:
+    AnyRouter: TypeAlias = LinearRouter | RouterMLP | TokenTableRouter
+else:
+    AnyRouter = Annotated[Part, ROUTERS]
 
 
 @cache
-def _reference() -> type[nn.Module]:
+def _references() -> dict[str, type[Any]]:
     import torch
     from torch import nn
 
-    class RouterReference(nn.Module):
+    class ScoreCorrection(nn.Module):
+        def __init__(self, experts: int, parameter: bool) -> None:
+            super().__init__()
+            if parameter:
+                self.bias = nn.Parameter(torch.zeros(experts), requires_grad=False)
+            else:
+                self.register_buffer("bias", torch.zeros(experts))
+
+    class TokenTable(nn.Module):
+        chosen: Tensor
+
+        def __init__(self, tokens: int, experts: int, top_k: int) -> None:
+            super().__init__()
+            rows = [torch.randperm(experts, device="cpu")[:top_k] for _ in range(tokens)]
+            self.register_buffer("chosen", torch.stack(rows).to(torch.empty(0).device))
+
+    class MLP(nn.Module):
         """x: [rows, hidden] → logits, [rows, classes]."""
 
         def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
@@ -75,11 +199,8 @@ def _reference() -> type[nn.Module]:
             if spec.adds_below:
                 self.below_scale = vector(torch.ones(width))
             self.norm = norm_reference(spec.norm, width)
-            self.fc1, self.fc2, self.out_proj = (
-                nn.Linear(width, width),
-                nn.Linear(width, width),
-                nn.Linear(width, classes, bias=False),
-            )
+            self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
+            self.out_proj = nn.Linear(width, classes, bias=False)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             features = self.down_proj(x)
@@ -90,4 +211,78 @@ def _reference() -> type[nn.Module]:
             logits: Tensor = self.out_proj(inner)
             return logits
 
-    return RouterReference
+    class Routing:
+        """x: [rows, hidden] → the weights of the chosen experts and which they are, each [rows, top_k].
+
+        modules: what it holds. It is no module itself: a mixture holds these under their own names.
+        """
+
+        def __init__(self, scoring: str, top_k: int, **modules: nn.Module) -> None:
+            self.scoring, self.top_k, self.modules = scoring, top_k, modules
+
+        def scored(self, logits: Tensor) -> Tensor:
+            logits = logits.float()
+            if self.scoring == "softmax":
+                return logits.softmax(-1)
+            return logits.sigmoid() if self.scoring == "sigmoid" else nn.functional.softplus(logits).sqrt()
+
+        def best(self, scores: Tensor) -> Tensor:
+            """The experts of the highest scores, once these are corrected."""
+            correction: Any = self.modules.get("score_correction")
+            return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
+
+        def weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
+            of_chosen = scores.gather(-1, chosen)
+            return of_chosen / of_chosen.sum(-1, keepdim=True) if self.top_k > 1 else of_chosen
+
+    class Linear(Routing):
+        def __init__(self, spec: LinearRouter, around: Around, experts: int, top_k: int, classes: int) -> None:
+            super().__init__(spec.scoring_func, top_k)
+            self.modules["router"] = nn.Linear(around.hidden_size, classes, bias=spec.bias)
+            if spec.score_correction is not None:
+                self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
+            if spec.norm is not None:
+                self.modules["router_norm"] = spec.norm.reference(around)
+            if spec.expert_scale:
+                self.modules["expert_scale"] = vector(torch.ones(experts))
+
+        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
+            read = self.modules["router_norm"](x) if "router_norm" in self.modules else x
+            scores = self.scored(self.modules["router"](read))
+            chosen = self.best(scores)
+            weights = self.weights(scores, chosen)
+            scale: Any = self.modules.get("expert_scale")
+            return (weights if scale is None else weights * scale.weight[chosen]), chosen
+
+    class Several(Routing):
+        def __init__(self, spec: RouterMLP, around: Around, experts: int, top_k: int, classes: int) -> None:
+            super().__init__(spec.scoring_func, top_k)
+            self.none_of_them = classes if spec.skip else None
+            every = classes + int(spec.skip)
+            self.modules["router"] = MLP(spec, around.hidden_size, every)
+            if spec.score_correction is not None:
+                self.modules["score_correction"] = ScoreCorrection(every, spec.score_correction == "parameter")
+
+        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
+            scores = self.scored(self.modules["router"](x, run))
+            chosen = self.best(scores)
+            weights = self.weights(scores, chosen)
+            if self.none_of_them is not None:  # such a token passes an expert too, and nothing of it is used
+                skips = chosen == self.none_of_them
+                weights, chosen = weights.masked_fill(skips, 0.0), chosen.masked_fill(skips, 0)
+            return weights, chosen
+
+    class Tabled(Routing):
+        def __init__(self, spec: TokenTableRouter, around: Around, experts: int, top_k: int, classes: int) -> None:
+            super().__init__(spec.scoring_func, top_k)
+            self.modules["router"] = nn.Linear(around.hidden_size, classes, bias=False)
+            self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
+
+        def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
+            assert run is not None
+            assert run.ids is not None
+            table: Any = self.modules["token_table"]
+            chosen = table.chosen[run.ids.flatten()]
+            return self.weights(self.scored(self.modules["router"](x)), chosen), chosen
+
+    return {"linear": Linear, "mlp": Several, "token_table": Tabled}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
-from .deepseek import SIGMOID
 from .parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -27,7 +26,7 @@ from .parts import (
     rmsnorm,
 )
 
-CORRECTED: Table = {**SIGMOID, "score_correction_bias": "parameter"}
+CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
 
 def _experts(c: Config, shared: int) -> Table:

@@ -86,7 +86,7 @@ def _cohere2_moe(c: Config) -> Table:
         c.size("num_experts_per_tok"),
         glu(c),
         glu(c, width=shared * c.size("intermediate_size")) if shared else None,
-        scoring_func=c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn"),
+        router={"scoring_func": c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
     wide = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
     variants: Table = {}

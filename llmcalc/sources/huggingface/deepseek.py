@@ -41,7 +41,7 @@ def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts"
     return moe(c.size("n_routed_experts", also), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
 
 
-SIGMOID: Table = {"score_correction_bias": True, "scoring_func": "sigmoid"}
+SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
 """DeepSeek-V3's routing."""
 
 

@@ -36,16 +36,18 @@ def _deepseek_v4(c: Config) -> Table:
     kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
     biased = glu(c, c.flag("mlp_bias"), width)
+    scoring = _scoring(c)
+    tabled: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         c.size("n_routed_experts", "num_local_experts"),
         c.size("num_experts_per_tok"),
         glu(c, width=width),
         biased,
-        scoring_func=_scoring(c),
+        router={"scoring_func": scoring},
     )
     networks: Table = {
-        "hash": {"feed_forward": {"token_table": c.size("vocab_size")}},
-        "moe": {"feed_forward": {"score_correction_bias": True}},
+        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": c.size("vocab_size")}}},
+        "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
         "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": c.size("hc_mult"),

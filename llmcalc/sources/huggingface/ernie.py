@@ -34,6 +34,9 @@ def _ernie4_5(c: Config) -> Table:
     return llama_like(c, attention(c, **biases(_biased(c), *QKVO)), _biased(c))
 
 
+CORRECTED: Table = {"score_correction": "parameter"}
+
+
 def _ernie4_5_moe(c: Config) -> Table:
     """Experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to `moe_layer_end_index` (-1:
     the last).
@@ -52,7 +55,11 @@ def _ernie4_5_vl_moe_text(c: Config) -> Table:
             "moe_intermediate_size", widths, "two positive whole numbers: of an expert for text, of one for images"
         )
     return _layers(
-        c, dense_or_moe(c, c.size("num_hidden_layers"), 1), widths[0], {}, vision_expert=glu(c, width=widths[1])
+        c,
+        dense_or_moe(c, c.size("num_hidden_layers"), 1),
+        widths[0],
+        {},
+        vision_experts={"expert": glu(c, width=widths[1]), "router": CORRECTED},
     )
 
 
@@ -63,7 +70,7 @@ def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too:
         c.size("num_experts_per_tok"),
         glu(c, width=width),
         glu(c, bias, width * shared) if shared else None,
-        score_correction_bias="parameter",
+        router=CORRECTED,
         **experts_too,
     )
     block = {

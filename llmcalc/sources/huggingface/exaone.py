@@ -70,8 +70,7 @@ def _exaone_moe(c: Config) -> Table:
         c.size("num_experts_per_tok"),
         glu(c, width=width),
         glu(c, width=width * shared) if shared else None,
-        score_correction_bias=True,
-        scoring_func="sigmoid",
+        router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     variants: Table = {}
     for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):

@@ -101,7 +101,7 @@ def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
         expert = glu(c, width=c.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
             "feed_forward": moe(
-                c.size("num_experts"), c.size("top_k_experts"), expert, router_norm=norm, expert_scale=True
+                c.size("num_experts"), c.size("top_k_experts"), expert, router={"norm": norm, "expert_scale": True}
             ),
             "dense": dense,
         }

@@ -13,7 +13,10 @@ from .parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu,
 def _gpt_oss(c: Config) -> Table:
     norm = rmsnorm(c.number("rms_norm_eps"))
     experts = moe(
-        c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c, bias=True), router_bias=True
+        c.size("num_local_experts", "num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, bias=True),
+        router={"bias": True},
     )
     mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO))
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}

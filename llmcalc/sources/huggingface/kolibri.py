@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import Config, Family
+from .deepseek import SIGMOID
 from .mixtral import qwen_moe
 from .parts import (
     FULL_OR_SLIDING,
@@ -34,7 +35,7 @@ def _kolibri1(c: Config) -> Table:
     norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
     experts = moe(
         c.size("num_experts"), c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")),
-        glu(c, width=c.size("shared_expert_intermediate_size")), score_correction_bias=True, scoring_func="sigmoid",
+        glu(c, width=c.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
     block = {
         "attention": attention(c, **qk_norm(norm)),
@@ -60,7 +61,7 @@ def _flint(c: Config) -> Table:
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": c.size("sliding_window")}}},
     )
     mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    shared = {"shared": glu(c, width=c.size("shared_expert_intermediate_size")), "scoring_func": "sigmoid"}
+    shared = {"shared": glu(c, width=c.size("shared_expert_intermediate_size")), "router": {"scoring_func": "sigmoid"}}
     return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
 
 

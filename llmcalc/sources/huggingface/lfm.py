@@ -49,9 +49,9 @@ def _lfm2(c: Config) -> Table:
 
 def _lfm2_moe(c: Config) -> Table:
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
-    routing: Table = {"score_correction_bias": c.flag("use_expert_bias"), "scoring_func": "sigmoid"}
+    router: Table = {"scoring_func": "sigmoid", **({"score_correction": "buffer"} if c.flag("use_expert_bias") else {})}
     experts = moe(
-        c.size("num_experts"), c.size("num_experts_per_tok"), _swiglu(c.size("moe_intermediate_size")), **routing
+        c.size("num_experts"), c.size("num_experts_per_tok"), _swiglu(c.size("moe_intermediate_size")), router=router
     )
     networks = {"dense": _swiglu(c.size("intermediate_size")), "moe": experts}
     kinds = {

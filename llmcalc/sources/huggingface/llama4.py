@@ -26,7 +26,9 @@ def _llama4_text(c: Config) -> Table:
     sights = {f"{a}_{b}": {"attention": {**alike[a], **alike[b]}} for a in KINDS.values() for b in ("rope", "nope")}
     step = c.size("interleave_moe_layer_step")
     routed = set(range(step - 1, depth, step) if c.get("moe_layers") is None else c.sizes("moe_layers"))
-    experts = moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c), scoring_func="sigmoid")
+    experts = moe(
+        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c), router={"scoring_func": "sigmoid"}
+    )
     networks = ["moe" if i in routed else "dense" for i in range(depth)]
     block = {
         "attention": mixer,

@@ -16,10 +16,10 @@ def _longcat_flash(c: Config) -> Table:
     head_size = c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim")
     c.must("qk_head_dim", None, head_size)
     attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class has no direct query
-    routing: Table = {"score_correction_bias": True, "router_bias": c.flag("router_bias")}
+    routing: Table = {"router": {"score_correction": "buffer", "bias": c.flag("router_bias")}}
     if c.count("zero_expert_num"):
         c.must("zero_expert_type", "identity")
-        routing["zero_expert_num"] = c.count("zero_expert_num")
+        routing["identity_experts"] = {"zero_expert_num": c.count("zero_expert_num")}
     experts = moe(
         c.size("num_local_experts"),
         c.size("num_experts_per_tok"),

@@ -79,8 +79,8 @@ def _moe(c: Config, act: str) -> Table:
         mlp(c.size("moe_intermediate_size"), act, bias=False),
         mlp(c.size("moe_shared_expert_intermediate_size"), act, biased),
     )
-    projected = {} if latent is None else {"moe_latent_size": latent, "latent_bias": biased}
-    routing = {"scoring_func": "sigmoid", "score_correction_bias": True}
+    projected = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
+    routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(c.size("n_routed_experts"), c.size("num_experts_per_tok"), expert, shared, **projected, **routing)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import bart, t5
 from .config import Config, Family
-from .parts import ACTIVATIONS, Table, layer_pattern, mlp, moe
+from .parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 
 
 def _switch(c: Config) -> Table:
@@ -19,7 +19,7 @@ def _switch(c: Config) -> Table:
     c.must("tie_word_embeddings", True)
     c.size("expert_capacity")
     dense = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, "dense_act_fn")}
-    experts = moe(c.size("num_experts"), 1, dense, router_bias=c.flag("router_bias"))
+    experts = moe(c.size("num_experts"), 1, dense, router=biases(c.flag("router_bias"), "bias"))
     spread = {
         "encoder": c.size("num_layers"),
         "decoder": t5.decoder_depth(c),
@@ -48,7 +48,9 @@ def _nllb_moe(c: Config) -> Table:
     act = c.choice(ACTIVATIONS, "activation_function")
     for side in (side for side in ("encoder", "decoder") if side in table):
         step, depth = c.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
-        experts = moe(c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router_bias=c.flag("router_bias"))
+        experts = moe(
+            c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router=biases(c.flag("router_bias"), "bias")
+        )
         table[side] |= _some_sparse([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
     return table
 

@@ -39,17 +39,22 @@ def _zaya(c: Config) -> Table:
         "position": rope(c, 0.5, kind="hybrid"),
     }
     sliding: Table = {"sliding_window": window, "position": rope(c, 0.5, kind="hybrid_sliding")}
-    router: Table = {"router_hidden_size": c.size("router_hidden_size"), "norm": norm, "skip": True}
+    router: Table = {
+        "type": "mlp",
+        "router_hidden_size": c.size("router_hidden_size"),
+        "norm": norm,
+        "skip": True,
+        "score_correction": "buffer",
+    }
     experts = moe(
         c.size("num_experts"),
         1,
         glu(c, width=c.size("moe_intermediate_size")),
-        router_mlp=router,
-        score_correction_bias=True,
+        router=router,
     )
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre", "residual_scale": True}
     reach = ["first" if i == 0 else "further" for i in range(depth)]
-    above: Table = {"first": {}, "further": {"feed_forward": {"router_mlp": {"adds_below": True}}}}
+    above: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},
         **crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (reach, above)),

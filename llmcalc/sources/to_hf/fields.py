@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
+from ...components.networks.router import LinearRouter
 from ...components.position import Learned, RelativeBias
 from .facts import Absent, Facts, present
 
@@ -87,6 +88,10 @@ def _shared_experts(s: Facts) -> int | None:
     return many
 
 
+def _identities(s: Facts) -> int:
+    return 0 if s.moe.identity_experts is None else s.moe.identity_experts.zero_expert_num
+
+
 def _labels(s: Facts) -> int:
     if isinstance(s.spec.head, Classifier):
         return s.spec.head.num_labels
@@ -158,6 +163,8 @@ FIELDS: dict[str, Value] = {
     "mlp_bias": _mlp_bias,
     "lm_head_bias": lambda s: getattr(s.spec.head, "bias", False),
     "num_experts": _experts,
+    "zero_expert_num": _identities,
+    "router_bias": lambda s: s.find(LinearRouter).bias,
     "moe_intermediate_size": lambda s: s.moe.expert.intermediate_size,
     "n_shared_experts": _shared_experts,
     "shared_intermediate_size": _shared_width,

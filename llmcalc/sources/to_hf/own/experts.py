@@ -106,7 +106,7 @@ OWN: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("dots1", "exaone_moe", "glm4_moe", "solar_open"), UNGROUPED),
     "cohere2_moe": {
         "rms_norm_eps": _own_norm,
-        "expert_selection_fn": lambda s: s.moe.scoring_func,
+        "expert_selection_fn": lambda s: s.moe.router.scoring_func,
         "prefix_dense_intermediate_size": _dense_width,
         "intermediate_size": lambda s: s.moe.expert.intermediate_size,
     },
@@ -154,7 +154,7 @@ OWN: dict[str, dict[str, Value]] = {
     },
     "deepseek_v4": {
         "layer_types": _compressed,
-        "mlp_layer_types": lambda s: ["moe" if n.token_table is None else "hash_moe" for n in s.networks],
+        "mlp_layer_types": lambda s: ["hash_moe" if n.reads_token_ids() else "moe" for n in s.networks],
         "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
         "compress_rates": _rates,
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....components.mixers.attention import Attention
+from ....components.networks.router import LinearRouter
 from ..facts import Absent, Facts, present
 from ..fields import FIELDS, Value
 
@@ -175,6 +176,6 @@ OWN: dict[str, dict[str, Value]] = {
         "ffn_proj_factor": lambda s: s.network.intermediate_size / s.spec.hidden_size,
     },
     "lfm2": {"block_auto_adjust_ff_dim": lambda s: False},
-    "lfm2_moe": {"use_expert_bias": lambda s: s.moe.score_correction_bias is True},
+    "lfm2_moe": {"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
     "lfm3": {"use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich", "use_attention_gate": _gated},
 }
