@@ -12,6 +12,7 @@ import sympy
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
@@ -19,7 +20,7 @@ from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.formulas.symbolic import letter_of
 from llmcalc.model import ModelSpec
-from tests.test_parts import around_a_model
+from tests.test_parts import around_a_model, decoder
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
@@ -148,3 +149,18 @@ def _run(scope: Scope) -> Iterator[Step]:
 def _given(value: Any) -> bool:
     """Encodings of distances, frames of a sound, and other inputs that are not computed from any parameter."""
     return bool(value.storage.fixed)
+
+
+def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
+    """Grouped-query attention repeats keys for the eager product; other kernels read the heads that are cached."""
+    spec = decoder(attention=Attention(num_attention_heads=4, num_key_value_heads=2))
+    (core,) = [step for step in spec.program().root.steps() if step.verb == "attention"]
+    assert core.how["kv_heads"].size == 2
+    assert core.how["cache"] == "cache"
+    assert core.ins[1].axes[0].size == 4
+
+
+def test_layers_keep_their_indices() -> None:
+    """Which layers a folded scope stands for is known to whoever lowers a program in the order of the layers."""
+    scopes = [s for s in decoder().program().root.scopes() if s.about.get("kind") == "layer"]
+    assert [list(scope.about["indices"]) for scope in scopes] == [[0, 1]]

@@ -46,6 +46,7 @@ class HyperLayer(Layer):
     hc_eps: added to the weights.
     """
 
+    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"

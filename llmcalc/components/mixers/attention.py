@@ -293,7 +293,7 @@ class Attention(TokenMixer):
             nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
             _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
-            return keys, values
+            return keys.seen(heads, dim), values.seen(heads, size)
         raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
         keys = self._placed(f, raw, "k_norm", dim)
         values = raw
