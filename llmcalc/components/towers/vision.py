@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import IMAGES, PATCHES, WithMore
-from ..base import Around, Flag, Part, Positions, Width
+from ..base import Around, Flag, Part, Positions, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
@@ -94,7 +94,7 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=True)
+        self.stack.check_place(Standing("stack", self.hidden_size, "encoder", grid=True))
         if self.pooling is not None:
             self.pooling.attention.check_width("pooling.attention", self.hidden_size)
         if self.class_embedding and any(
