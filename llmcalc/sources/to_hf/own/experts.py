@@ -113,7 +113,7 @@ OWN: dict[str, dict[str, Value]] = {
     "hunyuan_v1_moe": {"moe_topk": _each_top_k},
     "ernie4_5_moe": {"moe_layer_start_index": _start, "moe_layer_end_index": _end, "moe_layer_interval": _interval},
     "laguna": {
-        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate)],
+        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate).per],
         "num_attention_heads_per_layer": _each_heads,
         "mlp_layer_types": FIELDS["mlp_layer_types"],
     },
