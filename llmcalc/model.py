@@ -6,80 +6,59 @@ encoder-decoder has two (`encoder.layers.0.self_attn`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .algebra import Number, is_zero
-from .components.base import Around, Flag, HiddenSize, Labels, Network, Part, Positions, Vocab, Width
+from .components.base import Around, Flag, HiddenSize, Part, Positions, Vocab, Width
+from .components.choice import only
 from .components.choices import Head
 from .components.head import Classifier, LMHead, NoHead
-from .components.layers.block import Layer
-from .components.norm import Norm
+from .components.output import ModelOutput, OutputPart
 from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
-from .flow.axis import Axis, Beside
+from .flow.axis import Axis
 from .flow.record import Flow
 from .flow.tree import Node
 from .flow.value import Value, Weight
-from .optional import MTP, TOWERS
-from .run.rows import LOGITS, SEQUENCES, SOURCE, TOKENS, Rows
+from .optional import TOWERS
+from .run.rows import LOGITS, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-class MultiTokenPrediction(Part):
-    """Modules that predict tokens further ahead (DeepSeek-V3, arXiv:2412.19437, §2.2): in the checkpoint, not in the
-    total.
-
-    Each joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one layer
-    of the decoder's kind and a norm, and shares embedding and output head with the model. layer: which kind, where the
-    decoder has several; by default the last one that its pattern names.
-    """
-
-    num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
-    layer: str | None = None
-    norm: Norm = Norm(type="rmsnorm")
-
-    kind: ClassVar[str] = "mtp"
-
-    def source(self) -> str:
-        return "DeepSeek-V3 2024, §2.2"
-
-    def flow(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight) -> Value:
-        """One of the modules: x is the last hidden state. block: the layer inside. table: the output head's weight."""
-        embedded, before = (
-            f.part("enorm", self.norm, f.look_up(table, x.rows).seen(*x.axes)),
-            f.part("hnorm", self.norm, x),
-        )
-        joined = f.cat(embedded, before, axes=(Beside((x.axes, x.axes)),))
-        y = f.linear("eh_proj", joined, *x.axes)
-        y = f.part("norm", self.norm, f.part("block", block, y))
-        f.linear("lm_head", y, vocab, weight=table, rows=LOGITS)
-        return y
-
-    def reference(self, around: Around, block: Layer) -> nn.Module:
-        return _references()["mtp"](self, around, block)
+    from .components.contact_head import ContactHead
+    from .components.idle import UnusedEmbedding
+    from .components.mtp import MultiTokenPrediction
+    from .components.pooler import Pooler
+else:
+    Pooler, ContactHead = only("pooler:Pooler"), only("contact_head:ContactHead")
+    MultiTokenPrediction, UnusedEmbedding = only("mtp:MultiTokenPrediction"), only("idle:UnusedEmbedding")
 
 
 class ModelSpec(Part):
     """An architecture: everything that is needed to count it and to run it.
 
-    embedding_size: width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to
-    what stands on every token; where the stack has an input_size of its own, a head alone is mapped back to (ELECTRA,
-    ALBERT).
-    max_position_embeddings: the context it was made for, where positions are not a table.
-    unused_embedding: a further table of tokens that nothing reads (BART's classes where their embeddings are not tied).
-    pooler: BERT's dense map over the first token. pooler_labels: scores on top of it (next sentence), or of the last
-    token where there is no pooler (GPT's choice between continuations), beside the head. contact_head: a logistic
-    regression that reads every layer's attention maps and says which tokens touch (ESM); held, and run only where
-    somebody asks for it.
+    vocab_size: the number of tokens that the embedding and the head know.
+    hidden_size: the width of the residual stream.
+    tie_word_embeddings: whether the head has the embedding's weight.
+    embedding_size: the width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to
+        what stands on every token; where the stack has an input_size of its own, a head alone is mapped back to
+        (ELECTRA, ALBERT). hidden_size by default.
+    embedding_projection_bias: whether the map to hidden_size has a bias, false by default.
+    max_position_embeddings: the context that the model was made for, where positions are not a table.
+    unused_embedding: a second embedding that nothing reads (BART's classes); none by default.
+    encoder, decoder: the stacks of layers, one of them or both.
+    head: what makes logits or scores of the hidden states, a language-model head by default.
+    pooler: one vector for each sequence beside the head, and perhaps scores of it (BERT); none by default.
+    contact_head: scores of pairs of tokens by all attention maps (ESM); none by default.
+    mtp: modules that predict tokens further ahead (DeepSeek-V3); none by default.
     towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model,
-    which is what is counted unless they are asked in.
+        which is what is counted unless they are asked in.
     """
 
     vocab_size: Vocab
@@ -88,15 +67,16 @@ class ModelSpec(Part):
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
     max_position_embeddings: Positions | None = None
-    unused_embedding: Flag = False
+    unused_embedding: UnusedEmbedding | None = None
     encoder: Stack | None = None
     decoder: Stack | None = None
     head: Head = LMHead()
-    pooler: Flag = False
-    pooler_labels: Labels | None = None
-    contact_head: Flag = False
+    pooler: Pooler | None = None
+    contact_head: ContactHead | None = None
     mtp: MultiTokenPrediction | None = None
     towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
+
+    renamed: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -169,43 +149,11 @@ class ModelSpec(Part):
                 "head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = "
                 "false"
             )
-        if self.contact_head and (self.kind != "encoder" or self.main.variants or is_zero(self._attending_heads())):
-            raise ValueError(
-                "contact_head: reads the attention maps of an encoder whose layers are alike; expected false"
-            )
-        if self.mtp is not None:
-            self._check_prediction(self.mtp)
+        output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
+        for part in self.on_output():
+            part.check_output(output)
         check_widths(self.towers)
         return self
-
-    def _check_prediction(self, mtp: MultiTokenPrediction) -> None:
-        """Raises `ValueError` where modules that predict further tokens cannot stand on this model."""
-        if self.kind != "decoder" or not isinstance(self.head, LMHead):
-            raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
-        if mtp.layer not in (None, "block", *self.main.variants):
-            raise ValueError(
-                f"mtp.layer: there is no layer called '{mtp.layer}'; expected one of "
-                f"{', '.join(('block', *self.main.variants))}"
-            )
-        if self.embedding_size is not None or self.head.transform is not None:
-            raise ValueError(
-                "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
-            )
-        block = self.mtp_block()
-        mixer, worker = block.attention, block.feed_forward
-        needed = {
-            f"type '{getattr(block, 'type', '')}'": not block.alone,
-            "per_layer_input": getattr(block, "per_layer_input", None) is not None,
-            "attention.kv_shared": getattr(mixer, "kv_shared", False),
-            "attention.indexer.shared": getattr(getattr(mixer, "indexer", None), "shared", False),
-            "feed_forward.router.type 'token_table'": isinstance(worker, Network) and worker.reads_token_ids(),
-        }
-        for field, present in needed.items():
-            if present:
-                raise ValueError(
-                    f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
-                    "kind, or no mtp"
-                )
 
     @property
     def kind(self) -> Literal["decoder", "encoder", "encoder-decoder"]:
@@ -234,10 +182,10 @@ class ModelSpec(Part):
         assert stack is not None
         return stack
 
-    def mtp_block(self) -> Layer:
-        """The layer inside each multi-token-prediction module."""
-        assert self.mtp is not None
-        return self.main.layer(self.mtp.layer or self.main.pattern[-1])
+    def on_output(self) -> list[OutputPart]:
+        """The parts that stand on its output beside the head."""
+        parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp)
+        return [part for part in parts if part is not None]
 
     @property
     def top_size(self) -> int | None:
@@ -249,10 +197,6 @@ class ModelSpec(Part):
         on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
         return self.embedding_size if on_all and self.main.input_size is None else None
 
-    def _attending_heads(self) -> Number:
-        """Attention maps of a layer; 0 where its mixer makes none."""
-        return getattr(self.main.block.attention, "num_attention_heads", 0)
-
     def tree(self) -> Node:
         """The tree of named nodes: the program seen from above. Counting is walking it."""
         return self.program().node()
@@ -263,10 +207,10 @@ class ModelSpec(Part):
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
         x, table = f.table("embed_tokens", vocab, narrow, of=self._source_rows if two else TOKENS, kind="embedding")
+        if self.unused_embedding is not None:
+            f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         if self.embedding_size is not None and self.main.input_size is None:
             x = f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
-        if self.unused_embedding:
-            f.table("unused_embedding", vocab, narrow, kind="embedding", role="idle")
         for side, stack in self.stacks():
             f.causal = side == "decoder"
             if not two:
@@ -301,87 +245,36 @@ class ModelSpec(Part):
 
     def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
         """What stands on the hidden states, and beside the model."""
-        if self.pooler or self.pooler_labels is not None:
-            with f.scope("pooler", kind="pooler", source="Devlin et al. 2019"):
-                pooled = x.seen(*x.axes, rows=SEQUENCES)
-                if self.pooler:
-                    pooled = f.act(f.linear("dense", pooled, hidden, bias=True), "tanh")
-                if self.pooler_labels is not None:
-                    f.linear("out_proj", pooled, Axis("labels", self.pooler_labels), bias=True)
-        if self.contact_head:
-            maps = Value(x.rows, (Axis("maps", self.main.num_hidden_layers * self._attending_heads()),))
-            about: dict[str, Any] = {"kind": "classifier", "source": "Rao et al. 2020", "role": "idle"}
-            f.linear("contact_head", maps, Axis("one", 1), bias=True, **about)
+        read: dict[str, Value] = {}
+        for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
+            if part is not None:
+                read[name] = f.part(name, part, x, role=part.role, stack=self.main)
         last = x
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
             rows = x.rows if isinstance(self.head, NoHead) else LOGITS
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
         if isinstance(self.head, Classifier):
-            f.part("classifier", self.head, x)
+            f.part("classifier", self.head, read.get("pooler", x) if self.head.over == "sequence" else x)
         if isinstance(self.head, LMHead):
             tied = table if self.tie_word_embeddings else None
             f.part("lm_head", self.head, x, vocab=vocab, width=narrow, table=tied)
             if self.mtp is not None:
-                self._predicted(f, self.mtp, last, vocab, table)
+                self.mtp.flow(f, last, self.main, vocab, table)
         if self.towers:
             with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
                 record_towers(f, self.towers)
-
-    def _predicted(self, f: Flow, mtp: MultiTokenPrediction, x: Value, vocab: Axis, table: Weight) -> None:
-        """The modules of multi-token prediction, one after the other."""
-        n, block = mtp.num_nextn_predict_layers, self.mtp_block()
-        about: dict[str, Any] = {"kind": mtp.kind, "optional": MTP.name, "source": mtp.source()}
-        which = range(n) if isinstance(n, int) else None
-        f.layers(x, lambda v: mtp.flow(f, v, block, vocab, table), n, which, "mtp", **about)
 
     def reference(self) -> nn.Module:
         """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes
         alone.
         """
-        return _references()["model"](self)
+        return _reference()(self)
 
 
 @cache
-def _references() -> dict[str, type[nn.Module]]:
-    import torch
+def _reference() -> type[nn.Module]:
     from torch import nn
-
-    class Pooler(nn.Module):
-        """x: [batch, tokens, hidden] → (one vector a sequence [batch, 1, hidden], its scores or itself)."""
-
-        def __init__(self, hidden: int, labels: int | None, mapped: bool) -> None:
-            super().__init__()
-            self.dense = nn.Linear(hidden, hidden) if mapped else None
-            if labels is not None:
-                self.out_proj = nn.Linear(hidden, labels)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            pooled = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
-            return pooled, self.out_proj(pooled) if hasattr(self, "out_proj") else pooled
-
-    class Tied(nn.Linear):
-        """An output map that shares another's weight and holds none of its own until it is given one."""
-
-        def __init__(self, width: int, vocab: int) -> None:
-            nn.Module.__init__(self)
-            self.in_features, self.out_features = width, vocab
-            self.register_parameter("bias", None)
-
-    class MTPReference(nn.Module):
-        """Hidden states and the embeddings of the tokens after them → hidden states one token further on."""
-
-        def __init__(self, spec: MultiTokenPrediction, around: Around, block: Layer) -> None:
-            super().__init__()
-            self.enorm, self.hnorm = spec.norm.reference(around), spec.norm.reference(around)
-            self.eh_proj = nn.Linear(2 * around.hidden_size, around.hidden_size, bias=False)
-            self.block, self.norm = block.reference(around), spec.norm.reference(around)
-
-        def forward(self, hidden: Tensor, embedded: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, run)
-            logits: Tensor = self.get_submodule("lm_head")(self.norm(out))  # the model's own head, given to each module
-            return out, logits
 
     class ModelReference(nn.Module):
         """ids: [batch, tokens] → logits [batch, tokens, vocab_size] (hidden states where there is no head).
@@ -400,8 +293,8 @@ def _references() -> dict[str, type[nn.Module]]:
             top = self._mapped_back(spec, last)
             self.embed_tokens = nn.Embedding(spec.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
-            if spec.unused_embedding:
-                self.unused_embedding = nn.Embedding(spec.vocab_size, width)
+            if spec.unused_embedding is not None:
+                self.unused_embedding = spec.unused_embedding.reference(Around(width), spec.vocab_size)
             if spec.embedding_size is not None and last.input_size is None:
                 self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
@@ -412,11 +305,9 @@ def _references() -> dict[str, type[nn.Module]]:
                 for name, child in only.named_children():
                     self.add_module(name, child)
                 self._only = (only,)  # in a tuple: its children are this model's own
-            if spec.pooler or spec.pooler_labels is not None:
-                self.pooler = Pooler(hidden, spec.pooler_labels, spec.pooler)
-            if spec.contact_head:
-                layer: Any = last.block.attention
-                self.contact_head = nn.Linear(last.num_hidden_layers * layer.num_attention_heads, 1)
+            for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
+                if part is not None:
+                    self.add_module(name, part.reference(Around(hidden), last))
             self.scores_pooled = (
                 hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
             )
@@ -430,13 +321,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.mtp is not None:
-                    self.mtp = nn.ModuleList(
-                        spec.mtp.reference(Around(hidden), self._layer_ahead(spec.mtp, last))
-                        for _ in range(spec.mtp.num_nextn_predict_layers)
-                    )
-                    for module in self.mtp:
-                        module.lm_head = Tied(width, spec.vocab_size)
-                        module.lm_head.weight = output.weight
+                    self.mtp = spec.mtp.reference(Around(hidden), last, output.weight)
             if spec.towers:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
@@ -450,14 +335,6 @@ def _references() -> dict[str, type[nn.Module]]:
             if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
                 return None
             return None if last.input_size is not None else spec.embedding_size
-
-        @staticmethod
-        def _layer_ahead(mtp: MultiTokenPrediction, decoder: Stack) -> Layer:
-            """The layer inside a module of multi-token prediction: of the kind named, or the last of the pattern."""
-            *_, last = decoder.pattern
-            kind = last if mtp.layer is None else mtp.layer
-            layers: dict[str, Layer] = {"block": decoder.block, **decoder.variants}
-            return layers[kind]
 
         def repeats(self) -> dict[str, str]:
             """The path of every layer that is built like an earlier one → the path of the first such."""
@@ -501,7 +378,7 @@ def _references() -> dict[str, type[nn.Module]]:
             run = Run(past=past, store=store, ids=ids)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
-                pooled, self.pooled = self.pooler(x)
+                pooled, self.pooled = self.get_submodule("pooler")(x)
             if self.scores_pooled:
                 return self.classifier(pooled)
             top = x[:, -1:] if last_only else x
@@ -510,12 +387,6 @@ def _references() -> dict[str, type[nn.Module]]:
             if hasattr(self, "classifier"):
                 return self.classifier(top)
             logits = self.lm_head(top) if hasattr(self, "lm_head") else top
-            if not with_mtp:
-                return logits
-            ahead, hidden = [], x
-            for module in self.mtp:
-                hidden, further = module(hidden, self.embed(ids), Run())
-                ahead.append(further)
-            return logits, ahead
+            return (logits, self.mtp(x, self.embed(ids))) if with_mtp else logits
 
-    return {"mtp": MTPReference, "model": ModelReference}
+    return ModelReference

@@ -42,10 +42,9 @@ def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[
                 yield f"{cls}-{shape['model_type']}-{i}", {"architectures": [cls], **shape}
 
 
-def family_specs(first_of_each_file: bool = False) -> Iterator[tuple[str, ModelSpec]]:
-    """The same as specs."""
-    for name, config in family_shapes(first_of_each_file):
-        yield name, ModelSpec.model_validate(read_config(config)[0])
+def spec_of(config: dict[str, Any]) -> ModelSpec:
+    """The spec of a config.json."""
+    return ModelSpec.model_validate(read_config(config)[0])
 
 
 def recorded(part: Component, width: int) -> Node:

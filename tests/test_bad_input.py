@@ -278,6 +278,8 @@ USAGE = {
     "verify": "expected TARGET... or --all",
     "verify llama3-8b --all": "expected TARGET... or --all",
     "verify llama3-8b --against you": "--against: 'you'",
+    'params bert-base --set pooler={"dense":false}': "model.pooler.num_labels: missing; a pooler without a dense map",
+    "params llama3-8b --set contact_head={}": "model.contact_head: reads the attention maps of an encoder whose layers",
     'params bert-base --set mtp={"num_nextn_predict_layers":1}': "model.mtp: multi-token prediction stands on a "
     "decoder",
 }

@@ -15,6 +15,7 @@ import pytest
 from llmcalc.api import params
 from llmcalc.components.choices import Head
 from llmcalc.components.head import Classifier, LMHead, NoHead
+from llmcalc.components.pooler import Pooler
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
@@ -221,7 +222,7 @@ def test_classes_that_are_written_exist(kind: str) -> None:
         body.model_copy(update={"head": head, "pooler": pooled})
         for body in bodies
         for head in heads
-        for pooled in (True, False)
+        for pooled in (Pooler(), None)
     ):
         for name in class_names(kind, spec):
             assert hasattr(transformers, name), f"{name}: expected another name in to_hf/classes.py"

@@ -12,10 +12,11 @@ import pytest
 from llmcalc.components.head import Classifier, LMHead, NoHead
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
-from llmcalc.model import ModelSpec, MultiTokenPrediction
+from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
 from tests.independence import faults, members, modules, parts
 
@@ -29,9 +30,11 @@ def test_reference_code_uses_the_fields_of_specs_and_no_formula() -> None:
 
 
 def test_all_that_is_built_of_parts_is_looked_at() -> None:
-    assert {f"llmcalc.components.{name}" for name in ("mixers.attention", "towers.conformer", "runtime")} <= {*modules()}
+    assert {f"llmcalc.components.{name}" for name in ("mixers.attention", "towers.conformer", "runtime")} <= {
+        *modules()
+    }
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
-    assert {"source", "sizes", "top_size", "mtp_block", "attends_like", "turned", "gives", "has_bias"} <= members()
+    assert {"source", "sizes", "top_size", "block_in", "attends_like", "turned", "gives", "has_bias"} <= members()
 
 
 @pytest.mark.parametrize(
@@ -112,12 +115,13 @@ def model(**fields: Any) -> ModelSpec:
 def test_a_wrong_layer_in_multi_token_prediction_is_told(monkeypatch: pytest.MonkeyPatch, named: str | None) -> None:
     spec = model(mtp=MultiTokenPrediction(num_nextn_predict_layers=2, layer=named))
     assert verify_reference(spec, batch=2, seq=7).ok
-    right = spec.mtp_block()
+    assert spec.mtp is not None
+    right = spec.mtp.block_in(spec.main)
 
-    def wrong(self: ModelSpec) -> Layer:
+    def wrong(self: MultiTokenPrediction, stack: Stack) -> Layer:
         return next(layer for layer in (block(40), block(16)) if layer != right)
 
-    monkeypatch.setattr(ModelSpec, "mtp_block", wrong)
+    monkeypatch.setattr(MultiTokenPrediction, "block_in", wrong)
     verdict = verify_reference(spec, batch=2, seq=7)
     assert {(check.node.partition(".")[0], check.quantity) for check in verdict.failures} >= {("mtp", "parameters")}
 

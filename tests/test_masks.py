@@ -7,6 +7,7 @@ longer than every window.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
+from llmcalc.run.rows import Fixed, Source
 from llmcalc.run.sight import Sight
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
 from llmcalc.verify.witness import class_of, fields_of, witness_of
@@ -30,30 +32,35 @@ OTHERWISE = {
 }
 
 
-def shapes() -> list[Any]:
-    """Every shape whose layers have a window, a chunk or a choice of keys, and one of every other model type."""
-    found: list[Any] = []
-    for file in FILES:
-        for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
-            for i, shape in enumerate(some):
-                kind, config = shape["model_type"], {"architectures": [cls], **shape}
-                first = all(kind != one.values[0]["model_type"] for one in found)
-                if (
-                    kind not in WITHOUT_WEIGHTS | OTHERWISE.keys()
-                    and "SequenceClassification" not in cls
-                    and (first or _narrowed(config))
-                ):
-                    found.append(pytest.param(config, id=f"{cls}-{i}"))
-    return found
+def shapes(file: str) -> Iterator[tuple[str, dict[str, Any], ModelSpec]]:
+    """(its name, a config, its spec) of a file's shapes: those whose layers have a window, a chunk or a choice of keys,
+    and one of every other model type.
+    """
+    met: set[str] = set()
+    for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
+        for i, shape in enumerate(some):
+            kind, config = shape["model_type"], {"architectures": [cls], **shape}
+            if kind in WITHOUT_WEIGHTS | OTHERWISE.keys() or "SequenceClassification" in cls:
+                continue
+            spec = ModelSpec.model_validate(read_config(config)[0])
+            if kind not in met or _narrowed(spec):
+                met.add(kind)
+                yield f"{cls}-{i}", config, spec
+
+
+CROSSED = (Source, Fixed)
+"""The rows of keys that are another sequence's."""
 
 
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
+    """Every core that has attention weights; an indexer's has scores to choose by alone."""
     places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
-    return [(p.node.op, p.times, p.sight) for p in places if isinstance(p.node.op, AttentionCore) and not p.optional]  # type: ignore[misc]
+    attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
+    return [(p.node.op, p.times, p.sight) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
 
 
-def _narrowed(config: dict[str, Any]) -> bool:
-    cores = _cores(ModelSpec.model_validate(read_config(config)[0]))
+def _narrowed(spec: ModelSpec) -> bool:
+    cores = _cores(spec)
     return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
 
 
@@ -61,14 +68,27 @@ def _seen(weights: Any) -> int:
     return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
 
 
-SHAPES = shapes()
+@pytest.mark.parametrize("file", FILES)
+def test_pairs_are_those_that_the_mask_of_the_class_lets_through(file: str) -> None:
+    for name, config, spec in shapes(file):
+        weights, counted = _weights(config, spec), _counted(spec)
+        assert weights == counted, name
+        assert weights[0], name
 
 
-@pytest.mark.parametrize("config", SHAPES)
-def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[str, Any]) -> None:
+def _counted(spec: ModelSpec) -> tuple[int, int]:
+    """Causal pairs of all heads: among a stack's own tokens, and with the encoder's."""
+    own = crossed = 0
+    for core, times, run in _cores(spec):
+        pairs = core.heads * core.pairs(run) * times
+        own, crossed = (own, crossed + pairs) if isinstance(core.keys, CROSSED) else (own + pairs, crossed)
+    return own, crossed
+
+
+def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
+    """Attention weights of the class that are not 0, likewise."""
     import transformers
 
-    spec = ModelSpec.model_validate(read_config(config)[0])
     made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
@@ -81,15 +101,10 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(config: dict[st
             **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})
         )  # with one, its mask is not made
     own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
-    counted = {
-        cross: sum(core.heads * core.pairs(w) * times for core, times, w in _cores(spec) if core.cross is cross)
-        for cross in (False, True)
-    }
-    assert (own, _seen(getattr(out, "cross_attentions", None))) == (counted[False], counted[True])
-    assert own
+    return own, _seen(getattr(out, "cross_attentions", None))
 
 
 def test_every_family_is_here_or_says_why_not() -> None:
-    here = {param.values[0]["model_type"] for param in SHAPES}
+    here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
     read = {kind for kind in model_types() if family_of(kind).read is not None}
     assert read - here == {*WITHOUT_WEIGHTS, *OTHERWISE}

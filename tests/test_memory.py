@@ -14,6 +14,7 @@ from test_parts import FEED_FORWARD, decoder
 import llmcalc
 from llmcalc.cli import main as cli
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs import optimizers as training_memory
 from llmcalc.costs.cache import kv
@@ -22,7 +23,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.resident import MemoryUse, Setup, fits, memory
 from llmcalc.errors import InputError
 from llmcalc.hardware import Hardware
-from llmcalc.model import ModelSpec, MultiTokenPrediction
+from llmcalc.model import ModelSpec
 from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report

@@ -8,18 +8,22 @@ import pytest
 import torch
 
 from llmcalc.components.head import Classifier, LMHead, NoHead, Transform
+from llmcalc.components.idle import UnusedEmbedding
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
+from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
 from llmcalc.components.stack import Stack
+from llmcalc.components.token_types import TokenTypes
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import spans
-from llmcalc.model import ModelSpec, MultiTokenPrediction
+from llmcalc.model import ModelSpec
 from llmcalc.sources.files import validated
 from llmcalc.verify.reference import verify_reference
 from tests.builders import recorded
@@ -72,8 +76,8 @@ MODELS = {
     "untied with a bias": spec(tie_word_embeddings=False, head=LMHead(bias=True)),
     "tied with a bias": spec(head=LMHead(bias=True)),
     "no head": spec(head=NoHead()),
-    "a table that nothing reads": spec(**both(CROSSED, final_norm=RMS), unused_embedding=True),
-    "a score of each sequence beside the head": spec(pooler_labels=1),
+    "a table that nothing reads": spec(**both(CROSSED, final_norm=RMS), unused_embedding=UnusedEmbedding()),
+    "a score of each sequence beside the head": spec(pooler=Pooler(dense=False, num_labels=1)),
     "cross-attention that never runs": spec(
         decoder=Stack(num_hidden_layers=2, block=CROSSED.model_copy(update={"idle_cross_attention": True}))
     ),
@@ -97,14 +101,14 @@ MODELS = {
             num_hidden_layers=2,
             block=POSTNORM,
             position=Learned(max_position_embeddings=80),
-            type_vocab_size=2,
+            token_types=TokenTypes(type_vocab_size=2, task_type_vocab_size=3),
             embedding_norm=LAYERNORM,
         ),
         head=LMHead(bias=True, transform=Transform()),
-        pooler=True,
+        pooler=Pooler(),
     ),
     "encoder with a pooler and no head": spec(
-        encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=Sinusoidal()), head=NoHead(), pooler=True
+        encoder=Stack(num_hidden_layers=1, block=POSTNORM, position=Sinusoidal()), head=NoHead(), pooler=Pooler()
     ),
     "encoder of windows": spec(encoder=Stack(num_hidden_layers=2, block=WINDOWED)),
     "encoder-decoder": spec(**both(CROSSED, final_norm=RMS)),

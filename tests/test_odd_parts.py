@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from llmcalc.components.base import Component
+from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import MIXERS
 from llmcalc.components.disentangled import Disentangled, SideConvolution
 from llmcalc.components.head import LMHead, Transform
@@ -22,6 +22,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.cca import CompressedConvAttention
 from llmcalc.components.mixers.compressed import CompressedAttention
 from llmcalc.components.mixers.differential import DifferentialAttention
+from llmcalc.components.mixers.indexer import Indexer
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.moa import MixtureOfAttention
@@ -151,11 +152,12 @@ def narrow_groups() -> dict[str, Any]:
 
 def encoder(**stack: Any) -> dict[str, Any]:
     block = Block.examples()[0].model_copy(update={"attention": Attention(num_attention_heads=4)})
+    table = {"num_hidden_layers": 2, "block": block, **stack}
     return {
         "vocab_size": 50,
         "hidden_size": 24,
         "tie_word_embeddings": False,
-        "encoder": Stack(num_hidden_layers=2, **{"block": block, **stack}).model_dump(),
+        "encoder": {name: part.model_dump() if isinstance(part, Part) else part for name, part in table.items()},
     }
 
 
@@ -169,7 +171,10 @@ def with_prediction(**fields: Any) -> dict[str, Any]:
 
 
 INDEXED = next(e for e in Attention.examples() if e.block_indexer is not None)
-TABLED = next(e for e in MoE.examples() if e.reads_token_ids())
+TABLED = next(e for e in MoE.examples() if e.borrows())
+DISENTANGLED = Block.examples()[0].model_copy(
+    update={"attention": Attention(num_attention_heads=4, position=Disentangled(max_relative_positions=8))}
+)
 ODD_HEADS = ZambaLayer.examples()[0].model_copy(
     update={
         "transformer": ZambaLayer.examples()[0].transformer.model_copy(
@@ -178,7 +183,67 @@ ODD_HEADS = ZambaLayer.examples()[0].model_copy(
     }
 )
 
+HYPER = {"type": "hyper", "hc_mult": 3}
+PER_LAYER = {"hidden_size_per_layer_input": 6, "hidden_act": "gelu"}
+SHARED_CHOICE = MLA.examples()[0].model_copy(
+    update={"q_lora_rank": 8, "indexer": Indexer(index_n_heads=2, index_head_dim=8, index_topk=3, shared=True)}
+)
+
+
+def in_a_stack(example: Any, **fields: Any) -> dict[str, Any]:
+    """A decoder of two such layers, and what stands beside them."""
+    model = decoder().model_dump()
+    stack = {"num_hidden_layers": 2, "block": example.model_dump(), **fields}
+    return {**model, "decoder": stack}
+
+
 REFUSED_MODELS = [
+    pytest.param(
+        lambda: in_a_stack(hyper_example()),
+        "streams: missing; the layers called 'block' need one with type = 'hyper', hc_mult = 3",
+        id="layers of several streams without them",
+    ),
+    pytest.param(
+        lambda: in_a_stack(hyper_example(), streams={**HYPER, "hc_mult": 4}),
+        "streams: those of type 'hyper' stand where every layer",
+        id="another number of streams",
+    ),
+    pytest.param(
+        lambda: in_a_stack(hyper_example(), streams={"type": "altup", "altup_num_inputs": 3}),
+        "streams: those of type 'altup' stand where every layer",
+        id="streams of another kind",
+    ),
+    pytest.param(
+        lambda: in_a_stack(changed(Gemma4Layer.examples()[0], per_layer_input=PER_LAYER)),
+        "per_layer_embedding: missing; the layers called 'block' need one with hidden_size_per_layer_input = 6",
+        id="per-layer inputs that nothing makes",
+    ),
+    pytest.param(
+        lambda: encoder(relative_embedding={"span": 7}, block=DISENTANGLED),
+        "relative_embedding: disentangled attention needs a table of its span",
+        id="a table of another span",
+    ),
+    pytest.param(
+        lambda: encoder(block=DISENTANGLED),
+        "relative_embedding: missing; the layers called 'block' need one with span = 8",
+        id="no table of positions",
+    ),
+    pytest.param(
+        lambda: in_a_stack(Block.examples()[0], relative_bias={"num_attention_heads": 3}),
+        "relative_bias.num_attention_heads: 3 is not the layers' 4",
+        id="a bias for other heads",
+    ),
+    pytest.param(
+        lambda: in_a_stack(changed(Block.examples()[0], attention=SHARES)),
+        "kv_shared: no layer below 'block' attends alike",
+        id="keys that no layer makes",
+    ),
+    pytest.param(
+        lambda: in_a_stack(changed(Block.examples()[0], attention=SHARED_CHOICE.model_dump())),
+        "indexer.shared: no layer below 'block' attends alike",
+        id="a choice that no layer makes",
+    ),
+    pytest.param(lambda: encoder(token_types={}), "token_types have a type_vocab_size or", id="types of nothing"),
     pytest.param(
         lambda: decoder(block=ODD_HEADS).model_dump(),
         "attention.num_attention_heads: 5 does not divide hidden_size 48",
@@ -258,3 +323,19 @@ MIXING = [cls for cls in MIXERS.classes() if issubclass(cls, Component)]
 def test_passes_of_one_token_and_of_two(part: type[Component], seq: int) -> None:
     verdict = verify_reference(around_a_model(part.examples()[0]), batch=2, seq=seq)
     assert verdict.ok, verdict.failures
+
+
+RENAMED = [
+    pytest.param(lambda: {**decoder().model_dump(), "pooler_labels": 2}, "pooler = { num_labels", id="a score"),
+    pytest.param(
+        lambda: encoder() | {"encoder": {**encoder()["encoder"], "type_vocab_size": 2}},
+        "token_types = { type_vocab_size",
+        id="segments",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "now"), RENAMED)
+def test_a_field_under_its_old_name_is_told_the_new_one(table: Any, now: str) -> None:
+    with pytest.raises(ValidationError, match=f"this field was renamed; expected {now}"):
+        ModelSpec.model_validate(table())

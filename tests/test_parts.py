@@ -9,18 +9,23 @@ import torch
 
 from llmcalc.components.base import Component, Nothing
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
+from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
-from llmcalc.components.head import Classifier
+from llmcalc.components.head import Classifier, LMHead
+from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
+from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
+from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
+from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
 
@@ -88,6 +93,11 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
+        case TokenTypes() | SecondStream():
+            slot = "token_types" if isinstance(part, TokenTypes) else "second_stream"
+            block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
+            stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
+            return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case SideConvolution():
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, side_convolution=part)
@@ -104,8 +114,20 @@ def around_a_model(part: Component) -> ModelSpec:
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
         case Classifier() if part.over == "sequence":
             return decoder(head=part).model_copy(
-                update={"encoder": decoder().decoder, "decoder": None, "pooler": part.transform is None}
+                update={
+                    "encoder": decoder().decoder,
+                    "decoder": None,
+                    "pooler": Pooler() if part.transform is None else None,
+                }
             )
+        case Pooler() | ContactHead():
+            slot = "pooler" if isinstance(part, Pooler) else "contact_head"
+            head = Classifier(num_labels=2) if isinstance(part, Pooler) and part.dense else LMHead()
+            return decoder(head=head).model_copy(update={"encoder": decoder().decoder, "decoder": None, slot: part})
+        case UnusedEmbedding():
+            return decoder(unused_embedding=part)
+        case MultiTokenPrediction():
+            return decoder(mtp=part)
         case ConvStem():
             spec = encoder_decoder(Block.examples()[-1])
             assert spec.encoder is not None

@@ -12,13 +12,14 @@ from torch import nn
 
 import llmcalc
 from llmcalc.components.base import Component
+from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.costs.params import params
 from llmcalc.costs.resident import Setup, memory
 from llmcalc.flow.tree import Node
-from llmcalc.model import ModelSpec, MultiTokenPrediction
+from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, ParamTensor
 
 MIXTURE = decoder(

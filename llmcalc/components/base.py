@@ -7,7 +7,7 @@ the same fields and share nothing else, so that comparing them proves something;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..flow.record import Flow
     from ..flow.value import Value
+    from .layers.block import Layer
 
 LARGEST = 2**40
 """Of any size."""
@@ -150,15 +151,24 @@ class Component(Part):
 
     if TYPE_CHECKING:
         flow: ClassVar[Callable[..., Value]]
+        reference: ClassVar[Callable[..., nn.Module]]
     else:
 
         def flow(self, f: Flow, x: Value) -> Value:
             """What it computes of x, verb by verb, under the names that the reference's submodules have."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, around: Around) -> nn.Module:
-        """A runnable PyTorch module built from the fields alone. Imports torch."""
-        raise TypeError(f"{type(self).__name__} has no reference")
+        def reference(self, around: Around) -> nn.Module:
+            """A runnable PyTorch module built from the fields alone. Imports torch."""
+            raise TypeError(f"{type(self).__name__} has no reference")
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """The parts of the stack that it cannot run without: the stack's field → what that part must say."""
+        return {}
+
+    def borrows(self) -> str:
+        """The field by which it needs what another layer or the model around its layer makes; empty where none."""
+        return ""
 
     def describe(self, hidden_size: int) -> str:
         """What a heading calls it: `GQA 32/8 × 128`, `SwiGLU 14336`."""
@@ -177,6 +187,18 @@ class HeadSizes:
     heads: Any
     kv_heads: Any
     head_dim: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBias:
+    """What can be added to the scores of attention.
+
+    heads: the number of heads that have a bias each.
+    of_blocks: whether there is a second bias, on the scores of sums of blocks.
+    """
+
+    heads: Any
+    of_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +250,29 @@ class TokenMixer(Component):
         scales = "multi-head or grouped-query attention"
         raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
+    def takes_bias(self) -> ScoreBias | None:
+        """What a stack's relative_bias can add to its scores; None where it can add nothing."""
+        return None
+
+    def attends_like(self) -> tuple[Any, ...] | None:
+        """What mixers must have in common for one to use what another makes (`borrows`); None where they cannot."""
+        return None
+
     def check_place(self, place: Standing) -> None:
         """Raises `ValueError` where it cannot stand there."""
         if place.side not in self.sides:
             kind = type(self).model_fields["type"].default
             raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
+
+
+class StackPart(Component):
+    """A part that stands once in a stack: below its layers, above them, or beside them."""
+
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        """Raises `ValueError` where it cannot stand beside these layers. layers: by the names that a pattern has."""
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where it cannot stand in a stack of that width, in an encoder or a decoder."""
 
 
 class Network(Component):
@@ -246,10 +286,6 @@ class Network(Component):
     def active_width(self) -> int | None:
         """Units of the feed-forward networks that one token passes through."""
         return None
-
-    def reads_token_ids(self) -> bool:
-        """Whether it reads the tokens' ids beside their vectors."""
-        return False
 
     def activation(self) -> str:
         """What papers call its activation: `SwiGLU`, `GELU`; empty where it has none of these."""
@@ -268,3 +304,8 @@ class Nothing(Part):
     """`{ type = "none" }`: said where a layer has no such part, so that a part is never forgotten silently."""
 
     type: Literal["none"] = "none"
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where a layer there needs a part that mixes tokens."""
+        if place.side != "decoder":
+            raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")

@@ -74,6 +74,9 @@ LAYERS = PartChoice(
 )
 """Every kind of layer that a stack can be made of."""
 
+STREAMS = PartChoice("altup", {"altup": "layers.altup:AltUp", "hyper": "layers.hyper:HyperStreams"})
+"""What makes several residual streams of one below the layers of a stack, and one of them above."""
+
 OTHERS = PartChoice(
     "norm",
     {
@@ -84,6 +87,12 @@ OTHERS = PartChoice(
         "relative_bias": "position:RelativeBias",
         "relative_embedding": "disentangled:RelativeEmbedding",
         "side_convolution": "disentangled:SideConvolution",
+        "pooler": "pooler:Pooler",
+        "contact_head": "contact_head:ContactHead",
+        "unused_embedding": "idle:UnusedEmbedding",
+        "mtp": "mtp:MultiTokenPrediction",
+        "token_types": "token_types:TokenTypes",
+        "second_stream": "idle:SecondStream",
     },
 )
 """Parts that stand in a place of their own, with examples of their own."""
@@ -93,11 +102,13 @@ if TYPE_CHECKING:
     ChannelMixer: TypeAlias = Any
     Head: TypeAlias = Any
     AnyLayer: TypeAlias = Any
+    Streams: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
     Head = Annotated[Part, HEADS]
     AnyLayer = Annotated[Part, LAYERS]
+    Streams = Annotated[Part, STREAMS]
 
 
 def parts() -> tuple[type[Component], ...]:

@@ -8,6 +8,7 @@ in every layer.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -19,13 +20,15 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Table
-from .base import Around, Component, Flag, Kernel, Part, Positions
+from .base import Around, Flag, Kernel, Part, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from .layers.block import Layer
 
 
 class Disentangled(Part):
@@ -64,8 +67,13 @@ class Disentangled(Part):
         """Rows of the table each way."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> None:
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """The table of the stack that it maps, as `TokenMixer.requires` has it."""
+        return {"relative_embedding": {"span": self.span}}
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
         """What is added to the scores. biases: of the maps that make q and k, where those are shared."""
+        added: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
         heads, dim = q.axes
@@ -78,13 +86,15 @@ class Disentangled(Part):
             bias = shared_bias if self.share_att_key else own_bias
             role = "shared" if self.share_att_key else "own"
             mapped = f.linear(where, table, heads, dim, bias=bias, rows=rows, role=role)
-            f.core(on, ops.TableScores(heads.size, dim.size, rows, x.rows), seen, mapped, axes=(heads,))
+            scores = f.core(on, ops.TableScores(heads.size, dim.size, rows, x.rows), seen, mapped, axes=(heads,))
+            added = scores if added is None else f.add(added, scores)
+        return added
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
         return _references()["disentangled"](self, around.hidden_size, heads, head_dim)
 
 
-class RelativeEmbedding(Component):
+class RelativeEmbedding(StackPart):
     """A table with a row for each relative position, which all layers map.
 
     span: the number of rows each way.
@@ -95,6 +105,11 @@ class RelativeEmbedding(Component):
 
     span: Positions
     norm: Norm | None = None
+
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        for layer in layers.values():
+            if layer.requires().get("relative_embedding") not in (None, {"span": self.span}):
+                raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
     def source(self) -> str:
         return "He et al. 2020, §3.1"
@@ -113,7 +128,7 @@ class RelativeEmbedding(Component):
         return [cls(span=8), cls(span=5, norm=Norm(type="layernorm"))]
 
 
-class SideConvolution(Component):
+class SideConvolution(StackPart):
     """y = norm(first layer's output + act(convolution of that layer's input)), in place of that output (DeBERTa 2).
 
     conv_kernel_size: the number of tokens that one output sees; odd, so that as many tokens come out as go in.
@@ -134,6 +149,12 @@ class SideConvolution(Component):
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
+
+    def check_place(self, place: Standing) -> None:
+        if place.width % self.conv_groups:
+            raise ValueError(f"{place.where}.conv_groups: {self.conv_groups} does not divide hidden_size {place.width}")
+        if place.side == "decoder":
+            raise ValueError(f"{place.where}: it sees tokens on both sides; expected an encoder")
 
     def source(self) -> str:
         return "He et al. 2020, §A.5"

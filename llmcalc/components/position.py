@@ -9,16 +9,17 @@ mapped encodings of the distance. Learned positions and T5's bias have a table; 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ..flow.axis import Axis
+from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE, Distances
-from .base import Around, Component, Flag, Heads, HeadSizes, Part, Positions, Real, Unscalable
+from .base import Around, Component, Flag, Heads, HeadSizes, Part, Positions, Real, StackPart, TokenMixer, Unscalable
 from .choice import PartChoice
 from .runtime import Run, vector
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .disentangled import Disentangled
+    from .layers.block import Layer
 
 
 class Rope(Part):
@@ -89,15 +91,15 @@ class TransformerXL(Part):
 
     type: Literal["transformer_xl"] = "transformer_xl"
 
-    def flow(self, f: Flow, x: Value, q: Value, heads: Axis, dim: Axis) -> Value:
-        """Scores of the queries against every distance, as a product of its own; gives back the queries."""
+    def flow(self, f: Flow, x: Value, q: Value, heads: Axis, dim: Axis) -> tuple[Value, Value]:
+        """The queries that meet the keys, and the scores of the queries against every distance."""
         distance = Value(Distances(of=x.rows), x.axes, fixed=True)
         mapped = f.linear("r_proj", distance, heads, dim)
         content = f.vector("content_bias", heads, dim, heads=heads)
         position = f.vector("position_bias", heads, dim, heads=heads)
         beside = mapped.seen(heads, dim, rows=q.rows)
-        f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
-        return f.add(q, content)
+        scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
+        return f.add(q, content), scores
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
         return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
@@ -206,7 +208,7 @@ else:
     Position = Annotated[Part, POSITIONS]
 
 
-class RelativeBias(Buckets, Component):
+class RelativeBias(Buckets, StackPart):
     """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack.
 
     of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
@@ -217,6 +219,20 @@ class RelativeBias(Buckets, Component):
     num_attention_heads: Heads
     of_blocks: Flag = False
 
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        for layer in layers.values():
+            mixer = layer.attention
+            taken = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if taken is None else taken.heads
+            if heads != self.num_attention_heads:
+                raise ValueError(
+                    f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
+                )
+            if taken is not None and taken.of_blocks != self.of_blocks:
+                raise ValueError(
+                    "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
+                )
+
     def source(self) -> str:
         return "Raffel et al. 2020, §2.1"
 
@@ -224,9 +240,10 @@ class RelativeBias(Buckets, Component):
         buckets = Axis("buckets", self.relative_attention_num_buckets)
         heads = Axis("heads", self.num_attention_heads)
         bias, _ = f.table("", buckets, heads, of=ONCE)
-        if self.of_blocks:
-            f.table("blocks", buckets, heads, of=ONCE)
-        return bias
+        if not self.of_blocks:
+            return bias
+        of_blocks, _ = f.table("blocks", buckets, heads, of=ONCE)
+        return f.cat(bias, of_blocks, axes=(Beside(((heads,), (heads,))),))
 
     def reference(self, around: Around) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance

@@ -7,9 +7,9 @@ dense layers, then mixture-of-experts).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -17,32 +17,28 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, Flag, HiddenSize, Layers, Positions, Vocab, Width
+from .base import Around, Component, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
-from .choices import AnyLayer
+from .choices import AnyLayer, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, RelativeBias, Rope
-from .runtime import Run, vector
+from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .disentangled import RelativeEmbedding, SideConvolution
-    from .layers.altup import AltUp
-    from .layers.hyper import HyperStreams
+    from .idle import SecondStream
     from .layers.per_layer import PerLayerEmbedding
     from .stem import ConvStem
+    from .token_types import TokenTypes
 else:
-    AltUp, HyperStreams, PerLayerEmbedding = (
-        only("layers.altup:AltUp"),
-        only("layers.hyper:HyperStreams"),
-        only("layers.per_layer:PerLayerEmbedding"),
-    )
+    PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    ConvStem = only("stem:ConvStem")
+    ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
 
 BASE = "block"
 """The name under which a pattern asks for `block` itself."""
@@ -57,15 +53,26 @@ SHARED = ", shared"
 class Stack(Component):
     """num_hidden_layers layers. Every layer is `block` where no pattern is given.
 
-    position: added to the input. type_vocab_size: BERT's segments. task_type_vocab_size: ERNIE's tasks. embedding_norm:
-    on the sum of the embeddings.
-    input_size: width of all these, where a map to hidden_size follows them (ELECTRA, ALBERT). stem: what an encoder has
-    in place of a token embedding. vocab_size, hidden_size: of an encoder that has a token embedding of its own, and
-    perhaps another width than the decoder (T5Gemma). shared_layers: kinds of layer whose every layer has the parameters
-    of the first (ALBERT).
-    second_stream: the vector is held that a second stream of predictions starts from, which pretraining alone has
-    (XLNet).
-    hyper_streams: the residual stream is several, as layers of type `hyper` have it.
+    num_hidden_layers: the number of layers.
+    block: the layer that every other one is like.
+    variants: layers that differ from `block` in the fields they give, by name.
+    first_layers: the kind of each layer at the bottom.
+    pattern: the kinds of the layers above these, again and again; `block` alone by default.
+    shared_layers: kinds of layer whose every layer has the parameters of the first (ALBERT).
+    stem: what an encoder has in place of a token embedding; none by default.
+    vocab_size: the number of tokens of an encoder that has a token embedding of its own; none by default.
+    hidden_size: the width of an encoder that is not as wide as the decoder (T5Gemma); the model's by default.
+    position: positions that are added to the input; none by default.
+    token_types: tables of segments and tasks that are added to the input (BERT, ERNIE); none by default.
+    embedding_norm: the norm of the sum of these; none by default.
+    input_size: the width of the embeddings, where a map to hidden_size follows them (ELECTRA, ALBERT).
+    relative_bias: the bias that every layer adds to its scores (T5); none by default.
+    relative_embedding: the table of relative positions that every layer maps (DeBERTa); none by default.
+    side_convolution: the convolution beside the first layer (DeBERTa); none by default.
+    per_layer_embedding: what makes a small vector of each token for every layer (Gemma 3n); none by default.
+    streams: what makes several residual streams of one and one of them (AltUp, hyper-connections); none by default.
+    second_stream: the vector that a second stream of predictions starts from (XLNet); none by default.
+    final_norm: the norm of the last layer's output; none by default.
     """
 
     num_hidden_layers: Layers
@@ -78,18 +85,22 @@ class Stack(Component):
     vocab_size: Vocab | None = None
     hidden_size: HiddenSize | None = None
     position: Position | None = None
-    type_vocab_size: Positions | None = None
-    task_type_vocab_size: Positions | None = None
+    token_types: TokenTypes | None = None
     embedding_norm: Norm | None = None
     input_size: Width | None = None
     relative_bias: RelativeBias | None = None
     relative_embedding: RelativeEmbedding | None = None
     side_convolution: SideConvolution | None = None
     per_layer_embedding: PerLayerEmbedding | None = None
-    streams: AltUp | None = None
-    second_stream: Flag = False
-    hyper_streams: HyperStreams | None = None
+    streams: Streams | None = None
+    second_stream: SecondStream | None = None
     final_norm: Norm | None = None
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "type_vocab_size": "token_types = { type_vocab_size = … }",
+        "task_type_vocab_size": "token_types = { task_type_vocab_size = … }",
+        "hyper_streams": 'streams = { type = "hyper", hc_mult = … }',
+    }
 
     @model_validator(mode="before")
     @classmethod
@@ -115,85 +126,62 @@ class Stack(Component):
         if not self.pattern:
             raise ValueError("pattern: names no layer; expected at least one")
         self._check_sharing()
-        blocks = (self.block, *self.variants.values())
-        width, streams = "hidden_size_per_layer_input", "altup_num_inputs"
-        if {getattr(getattr(b, "per_layer_input", None), width, None) for b in blocks} != {
-            getattr(self.per_layer_embedding, width, None)
-        }:
-            raise ValueError(
-                f"per_layer_embedding: stands where every layer has a per_layer_input of its {width}, and nowhere else"
-            )
-        if {getattr(b, streams, None) for b in blocks} != {getattr(self.streams, streams, None)}:
-            raise ValueError(
-                f"streams: stand where every layer is of type 'altup' with their {streams}, and nowhere else"
-            )
-        hyper = None if self.hyper_streams is None else self.hyper_streams.hc_mult
-        if {getattr(b, "hc_mult", None) for b in blocks} != {hyper}:
-            raise ValueError(
-                "hyper_streams: stand where every layer is of type 'hyper' with their hc_mult, and nowhere else"
-            )
-        table = self.relative_embedding
-        for position in (getattr(b.attention, "position", None) for b in blocks):
-            if (
-                position is not None
-                and position.type == "disentangled"
-                and (table is None or table.span != position.span)
-            ):
-                raise ValueError("relative_embedding: disentangled attention needs a table of its span")
-        if self.relative_bias is not None:
-            for block in blocks:
-                heads = getattr(block.attention, "num_attention_heads", None)
-                if heads != self.relative_bias.num_attention_heads:
-                    raise ValueError(
-                        f"relative_bias.num_attention_heads: {self.relative_bias.num_attention_heads} is not the "
-                        f"layers' {heads}"
-                    )
-                if (getattr(block.attention, "global_block_size", None) is not None) != self.relative_bias.of_blocks:
-                    raise ValueError(
-                        "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
-                    )
+        slots, layers = self.slots(), self.kinds()
+        for part in slots.values():
+            part.check_layers(layers)
+        for name, layer in layers.items():
+            for slot, needed in layer.requires().items():
+                if slot not in slots:
+                    said = ", ".join(f"{field} = {value!r}" for field, value in needed.items())
+                    raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {said}")
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` where a layer shares keys and values that no layer below makes,
-        or a block holds what only unshared ones do.
+        """Raises `ValueError` where layers that share parameters cannot, or where a layer needs what no layer below
+        it makes.
         """
         for name in self.shared_layers:
-            if getattr(getattr(self.layer(name), "transformer", None), "idle_adapters", 0):
-                raise ValueError(
-                    f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
-                    "that no layer shares"
-                )
+            self.layer(name).check_shared(name)
         made: set[object] = set()
-        mixers = {name: block.attention for name, block in {BASE: self.block, **self.variants}.items()}
-        sharing = {name for name, mixer in mixers.items() if getattr(mixer, "kv_shared", False)}
-        for name in self.layer_names() if sharing else ():
-            mixer = mixers[name]
-            if isinstance(mixer, Attention) and name not in sharing:
-                made.add(mixer.attends_like())
-            elif isinstance(mixer, Attention) and mixer.attends_like() not in made:
-                raise ValueError(f"kv_shared: no layer below '{name}' attends alike and makes keys and values to share")
+        mixers = {name: one.attention for name, one in self.kinds().items() if isinstance(one.attention, TokenMixer)}
+        borrowing = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
+        for name in self.layer_names() if borrowing else ():
+            alike = mixers[name].attends_like() if name in mixers else None
+            if name not in borrowing:
+                made.add(alike)
+            elif alike not in made:
+                raise ValueError(
+                    f"{borrowing[name]}: no layer below '{name}' attends alike and makes what it would share; expected "
+                    "a layer below that does"
+                )
+
+    def kinds(self) -> dict[str, Layer]:
+        """Every kind of layer, by the name that a pattern calls it."""
+        return {BASE: self.block, **self.variants}
+
+    def slots(self) -> dict[str, StackPart]:
+        """The parts that stand beside its layers, by their field."""
+        parts: dict[str, StackPart | None] = {
+            "token_types": self.token_types,
+            "relative_bias": self.relative_bias,
+            "relative_embedding": self.relative_embedding,
+            "side_convolution": self.side_convolution,
+            "per_layer_embedding": self.per_layer_embedding,
+            "streams": self.streams,
+            "second_stream": self.second_stream,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def check_mixers(self, where: str, width: int, side: str, grid: bool) -> None:
         """Raises `ValueError` where a layer of that width cannot mix tokens as its spec says, in an encoder or a
-        decoder. grid: tokens stand in one.
+        decoder, or where a part beside the layers cannot stand there. grid: tokens stand in one.
         """
-        for name, block in {BASE: self.block, **self.variants}.items():
+        for name, block in self.kinds().items():
+            of = f"{where}.{BASE}" if name == BASE else f"{where}.variants.{name}"
             for field, mixer, seen in block.mixers(width):
-                _check_mixer(
-                    f"{where}.{BASE}.{field}" if name == BASE else f"{where}.variants.{name}.{field}",
-                    mixer,
-                    seen,
-                    side,
-                    grid,
-                )
-        if self.side_convolution is not None and width % self.side_convolution.conv_groups:
-            raise ValueError(
-                f"{where}.side_convolution.conv_groups: {self.side_convolution.conv_groups} does not divide "
-                f"hidden_size {width}"
-            )
-        if self.side_convolution is not None and side == "decoder":
-            raise ValueError(f"{where}.side_convolution: it sees tokens on both sides; expected an encoder")
+                mixer.check_place(Standing(f"{of}.{field}", seen, side, grid))
+        for name, part in self.slots().items():
+            part.check_place(Standing(f"{where}.{name}", width, side, grid))
 
     def layer_names(self) -> list[str]:
         """The variant that each layer is, bottom first."""
@@ -232,27 +220,30 @@ class Stack(Component):
         """
         hidden: Shape = x.axes if width is None else (width,)
         below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
-        x = self._embedded(f, x, hidden, below)
-        if self.relative_bias is not None:
-            f.part("relative_bias", self.relative_bias, x)
-        if self.relative_embedding is not None:
-            f.memo["relative_embedding"] = f.part("relative_embedding", self.relative_embedding, x)
-        if self.per_layer_embedding is not None:
-            embedding = self.per_layer_embedding
-            f.memo["per_layer"] = f.part("per_layer_embedding", embedding, x, layers=self.num_hidden_layers)
-        if self.second_stream:
-            f.vector("second_stream", *hidden, kind="embedding", role="idle", source="Yang et al. 2019 (XLNet), §2.3")
-        x = x if self.streams is None else f.part("streams_in", self.streams, x)
+        with f.apart(f.causal, f.memory):
+            return self._run(f, self._embedded(f, x, hidden, below))
+
+    def _run(self, f: Flow, x: Value) -> Value:
+        """x: what the first layer reads. The output of the stack."""
+        beside: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
+            ("relative_bias", self.relative_bias, {}),
+            ("relative_embedding", self.relative_embedding, {}),
+            ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
+        )
+        for name, part, more in beside:
+            if part is not None:  # every layer reads it, from here, by the field's name
+                f.memo[name] = f.part(name, part, x, **more)
+        if self.second_stream is not None:
+            f.part("second_stream", self.second_stream, x, role="idle")
         f.memo["embedded"] = x
-        x = x if self.hyper_streams is None else self.hyper_streams.copied(f, x)
+        x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
             # It stands between the first layer and the second. The layers are recorded once for all of them, and have
             # no such place: so it changes the first layer's input here, in place of its output.
             x = f.part("side_convolution", self.side_convolution, x)
         for label, block, repeat, which in self.groups():
             x = self._layers(f, x, label, block, repeat, which)
-        x = x if self.hyper_streams is None else f.part("hyper_streams", self.hyper_streams, x)
-        x = x if self.streams is None else f.part("streams_out", self.streams, x, top=True)
+        x = x if self.streams is None else self.streams.narrowed(f, x)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
     def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:
@@ -264,9 +255,7 @@ class Stack(Component):
         x = x.seen(*below)
         if self.position is not None:
             x = f.add(x, f.part("embed_positions", self.position, x))
-        for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
-            if types is not None:
-                x = f.add(x, f.table(name, Axis("types", types), *below, of=x.rows, kind="embedding")[0])
+        x = x if self.token_types is None else self.token_types.flow(f, x)
         x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
@@ -336,11 +325,11 @@ class Stack(Component):
                 per_layer_embedding=table,
             ),
             cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
-            cls(num_hidden_layers=2, block=hyper_example(), hyper_streams=HyperStreams(hc_mult=3), final_norm=rms),
+            cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
             cls(
                 num_hidden_layers=2,
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
-                hyper_streams=HyperStreams(hc_mult=3),
+                streams=HyperStreams(hc_mult=3),
             ),
             cls(num_hidden_layers=3, block=block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
             cls(
@@ -351,32 +340,6 @@ class Stack(Component):
                 shared_layers=(BASE, "wide"),
             ),
         ]
-
-
-SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
-"""Positions that are for attention in both directions alone, or for causal attention alone."""
-
-
-def _check_mixer(where: str, mixer: Any, width: int, side: str, grid: bool) -> None:
-    """Raises `ValueError` where a part cannot mix the tokens of that side, or makes no whole heads of what it reads."""
-    if isinstance(mixer, Attention):
-        mixer.check_width(where, width)
-    sides, in_grid = getattr(mixer, "sides", ("decoder",)), getattr(mixer, "grid", False)
-    if in_grid and not grid:
-        raise ValueError(f"{where}.grid: tokens stand in no grid; expected false, but in a tower of images")
-    if side not in sides and not in_grid:
-        raise ValueError(f"{where}.type: '{mixer.type}' is for {sides[0]}s; expected 'attention'")
-    kind = getattr(getattr(mixer, "position", None), "type", "")
-    expected = SIDES_OF_POSITIONS.get(kind, side)
-    if side != expected:
-        directions = "in both directions" if expected == "encoder" else "that is causal"
-        raise ValueError(
-            f"{where}.position.type: '{kind}' is for attention {directions}; expected "
-            f"{'an' if expected == 'encoder' else 'a'} {expected}"
-        )
-    for field in ("attention_chunk_size", "block_indexer"):
-        if side == "encoder" and getattr(mixer, field, None) is not None:
-            raise ValueError(f"{where}.{field}: stands in causal attention; expected a decoder")
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -412,29 +375,21 @@ def _reference() -> type[nn.Module]:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, around.hidden_size)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(below)
-            if spec.type_vocab_size is not None:
-                self.embed_types = nn.Embedding(spec.type_vocab_size, below.hidden_size)
-            if spec.task_type_vocab_size is not None:
-                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, below.hidden_size)
+            self._token_types = self._held(spec.token_types, below)
             if spec.embedding_norm is not None:
                 self.embed_norm = spec.embedding_norm.reference(below)
             if spec.input_size is not None:
                 self.input_proj = nn.Linear(spec.input_size, around.hidden_size)
-            if spec.relative_bias is not None:
-                self.relative_bias = spec.relative_bias.reference(around)
-            if spec.relative_embedding is not None:
-                self.relative_embedding = spec.relative_embedding.reference(around)
-            if spec.side_convolution is not None:
-                self.side_convolution = spec.side_convolution.reference(around)
-            if spec.per_layer_embedding is not None:
-                self.per_layer_embedding = spec.per_layer_embedding.reference(around, spec.num_hidden_layers)
-            if spec.second_stream:
-                self.second_stream = vector(torch.zeros(around.hidden_size))
-            if spec.streams is not None:
-                self.streams_in, self.streams_out = (
-                    spec.streams.reference(around),
-                    spec.streams.reference(around, top=True),
-                )
+            for name, part, more in (
+                ("relative_bias", spec.relative_bias, ()),
+                ("relative_embedding", spec.relative_embedding, ()),
+                ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
+                ("side_convolution", spec.side_convolution, ()),
+                ("second_stream", spec.second_stream, ()),
+            ):
+                if part is not None:
+                    self.add_module(name, part.reference(around, *more))
+            self._streams = self._held(spec.streams, around)
             rest = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *rest)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
@@ -443,10 +398,19 @@ def _reference() -> type[nn.Module]:
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
                     self._share(self.layers[names.index(name)], self.layers[i])
-            self.hyper_streams = None if spec.hyper_streams is None else spec.hyper_streams.reference(around)
-            self.hyper_count = 1 if spec.hyper_streams is None else spec.hyper_streams.hc_mult
             if spec.final_norm is not None:
                 self.norm = spec.final_norm.reference(around)
+
+        def _held(self, part: Component | None, around: Around) -> tuple[Any, ...]:
+            """The module of a part whose children stand in the stack itself, in a tuple, which torch does not look at;
+            none where there is no such part.
+            """
+            if part is None:
+                return ()
+            module = part.reference(around)
+            for name, child in module.named_children():
+                self.add_module(name, child)
+            return (module,)
 
         def _share(self, first: nn.Module, other: nn.Module) -> None:
             """Gives a layer the parameters and buffers of the first of its kind."""
@@ -463,28 +427,27 @@ def _reference() -> type[nn.Module]:
             positions = torch.arange(run.past, run.past + x.shape[1], device=x.device)
             if hasattr(self, "embed_positions"):
                 x = x + self.embed_positions(positions).to(x.dtype)
-            if hasattr(self, "embed_types"):
-                x = x + self.embed_types(torch.zeros_like(positions))
-            if hasattr(self, "embed_tasks"):
-                x = x + self.embed_tasks(torch.zeros_like(positions))
+            for types in self._token_types:
+                x = types(x)
             if hasattr(self, "embed_norm"):
                 x = self.embed_norm(x)
             if hasattr(self, "input_proj"):
                 x = self.input_proj(x)
             run.bias = getattr(self, "relative_bias", None)
             if hasattr(self, "relative_embedding"):
-                run.memo["relative_embedding"] = self.relative_embedding()
+                run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
-                run.per_layer = self.per_layer_embedding(x, run)
-            x = self.streams_in(x) if hasattr(self, "streams_in") else x
+                run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
             run.embedded = x
-            x = x if self.hyper_streams is None else x[:, :, None].expand(-1, -1, self.hyper_count, -1)
+            for streams in self._streams:
+                x = streams.to_streams(x)
             for i, layer in enumerate(self.layers):
                 run.layer = i
                 below, x = x, layer(x, run)
-                x = self.side_convolution(below, x) if i == 0 and hasattr(self, "side_convolution") else x
-            x = x if self.hyper_streams is None else self.hyper_streams(x)
-            x = self.streams_out(x) if hasattr(self, "streams_out") else x
+                if i == 0 and hasattr(self, "side_convolution"):
+                    x = self.get_submodule("side_convolution")(below, x)
+            for streams in self._streams:
+                x = streams.to_one(x)
             return self.norm(x) if hasattr(self, "norm") else x
 
     return StackReference

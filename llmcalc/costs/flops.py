@@ -35,8 +35,9 @@ def step_of(use: Use) -> Number:
 
 
 def scores_of(use: Use) -> Number:
-    """Cost: the part of `step_of` that is query by key and score by value, the only part that grows with pairs."""
-    return step_of(use) if isinstance(use.op, AttentionCore) else 0
+    """Cost: the part of `step_of` that is query by key and score by value; not an indexer's, which only chooses."""
+    attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
+    return step_of(use) if attends else 0
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,10 @@ class Step:
 class Scope:
     """A module: steps, further scopes, and alternatives, in the order in which they run.
 
-    about: what its node says of itself. takes, gives: of a scope with a repeat, what its first run reads and its last
-    one gives; what one gives is what the next one takes. nth: which of several equal modules in a list it is, recorded
-    one by one; the tree shows them as one node.
+    about: what its node says of itself.
+    takes, gives: of a scope with a repeat, what its first run reads and its last one gives; what one gives is what the
+        next one takes. Of a branch of alternatives, `gives` is what it computes.
+    nth: which of several equal modules in a list it is, recorded one by one; the tree shows them as one node.
     """
 
     __slots__ = ("about", "gives", "items", "name", "nth", "takes")

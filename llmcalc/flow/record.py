@@ -7,7 +7,7 @@ a framework, and no part asks for the size of anything but an axis of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -80,16 +80,15 @@ class Flow:
         kind: str = "",
         role: Role = "own",
         nth: int | None = None,
-        about: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Value:
         """A part of its own, under a name.
 
         nth: which of several equal parts in a list it is; the tree shows them as one node where the first stands.
-        about: what else its node says of itself. more: what its flow takes besides x.
+        more: what its flow takes besides x.
         """
         which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which, **about or {}) as scope:
+        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
             scope.nth = nth
             return part.flow(self, x, **more)
 
@@ -120,14 +119,19 @@ class Flow:
         return self.step("stack", "", (one,), Value(one.rows, (over, *one.axes)), over=over)
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Several ways to compute one value, by the name of the form; the first runs where no other does."""
-        above, made, given = self.here, {}, []
+        """Several ways to compute one value, by the name of the form; the first runs where no other does.
+
+        What is given back is the value of the first; each branch's scope knows its own.
+        """
+        above, made = self.here, dict[str, Scope]()
         for name, branch in branches.items():
             self.here = made[name] = Scope(name, {})
-            given.append(branch())
+            self.here.gives = branch()
         self.here = above
         above.items.append(Alternatives(made))
-        return given[0]
+        first, *_ = made.values()
+        assert first.gives is not None
+        return first.gives
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
@@ -314,15 +318,14 @@ class Flow:
         core: Callable[..., Op] = ops.AttentionCore,
         about: dict[str, Any] | None = None,
         cap: float | None = None,
-        biased: bool = False,
         bias: Value | None = None,
         **limits: Any,
     ) -> Value:
-        """softmax(q·kᵀ)·v. Axes are (heads, size); keys keep the heads that they have.
+        """softmax(q·kᵀ)·v. Axes are (heads, size). Keys and values have heads of their own, which a kernel may repeat.
 
         That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
-        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. biased: a bias is added
-        to them. bias: the value that is added to them.
+        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. bias: the value that is
+        added to them.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
@@ -330,7 +333,9 @@ class Flow:
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v) if bias is None else (q, k, v, bias)
-        how = {"causal": causal, "cap": cap, "biased": biased or bias is not None, **limits}
+        kv_heads = (k if k.once is None else k.once).axes[0]
+        how = {"causal": causal, "cap": cap, "biased": bias is not None, **limits}
+        how |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
@@ -338,7 +343,7 @@ class Flow:
         width = kept[0].width
         for value in kept[1:]:
             width = width + value.width
-        seen = tuple(v.seen(*v.axes) for v in kept)
+        seen = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in kept)
         self.record("cache", name, kept, seen, op=ops.KVCache(width, kind, limit, kept[0].rows), limit=limit)
         return seen
 
@@ -408,7 +413,8 @@ class Flow:
 
     def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Side by side along their axes; along their rows where `rows` are given."""
-        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes))
+        cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
+        return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Neighbouring rows made one: side by side under further axes, or their mean."""
@@ -419,7 +425,9 @@ class Flow:
         """Keys or values once for each query head; the same where there are as many already."""
         if same(x.axes[0].size, heads.size):
             return x
-        return self.step("repeat", "", (x,), Value(x.rows, (heads, *x.axes[1:])))
+        made = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        made.once = x
+        return self.step("repeat", "", (x,), made)
 
     def elementwise(self, name: str, *ins: Value, axes: Shape, rows: Rows | None = None, **about: Any) -> Value:
         """A module without parameters or products that the tree shows."""

@@ -13,12 +13,15 @@ class Value:
     rows: which vectors it has. axes: what each of them is made of.
     of: the value whose storage this one looks at, where it is a view.
     fixed: it is not computed from any parameter, so that no gradient goes on from it.
+    cache: the cache that it was read from, with what earlier passes left there; empty where it was not.
+    once: of keys and values that are repeated for each query head, the value with heads of its own.
     """
 
-    __slots__ = ("_width", "axes", "fixed", "of", "rows")
+    __slots__ = ("_width", "axes", "cache", "fixed", "of", "once", "rows")
 
-    def __init__(self, rows: Rows, axes: Shape, of: Value | None = None, fixed: bool = False) -> None:
-        self.rows, self.axes, self.of, self.fixed = rows, axes, of, fixed
+    def __init__(self, rows: Rows, axes: Shape, of: Value | None = None, fixed: bool = False, cache: str = "") -> None:
+        self.rows, self.axes, self.of, self.fixed, self.cache = rows, axes, of, fixed, cache
+        self.once: Value | None = None
         self._width: Number = None
 
     @property
@@ -30,7 +33,7 @@ class Value:
 
     def seen(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
         """The same storage under other axes."""
-        return Value(self.rows if rows is None else rows, axes, self, self.fixed)
+        return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 
     @property
     def storage(self) -> Value:

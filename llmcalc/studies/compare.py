@@ -165,7 +165,7 @@ def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Qua
 
 
 def _vocabulary(tree: Node) -> int:
-    return sum(place.in_all(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
+    return sum(place.times * place.own(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:

@@ -250,7 +250,7 @@ def _checks(
     def whole() -> list[torch.Tensor]:
         out = module(ids, source, with_mtp=with_mtp)
         logits, ahead = out if with_mtp else (out, [])
-        pooled = [module.pooled] if spec.pooler or spec.pooler_labels is not None else []
+        pooled = [module.pooled] if spec.pooler is not None else []
         return [logits, *ahead, *pooled]
 
     forward, train = count_flops(module, whole, train=True)

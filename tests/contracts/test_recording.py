@@ -11,13 +11,16 @@ import sympy
 
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.formulas.symbolic import letter_of
 from llmcalc.model import ModelSpec
-from tests.test_parts import around_a_model
+from tests.test_parts import around_a_model, decoder
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")
@@ -111,6 +114,25 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
         made |= {id(value.storage) for value in step.outs}
 
 
+def test_attention_reads_what_is_added_to_its_scores() -> None:
+    """One table of a stack reaches every layer's attention, but not its cross-attention, which has no distances."""
+    crossed, plain = Block.examples()[-1], Block.examples()[-1].model_copy(update={"cross_attention": None})
+    bias = RelativeBias(num_attention_heads=4)
+    spec = around_a_model(crossed)
+    assert spec.encoder is not None
+    assert spec.decoder is not None
+    biased = spec.model_copy(
+        update={
+            "encoder": spec.encoder.model_copy(update={"block": plain, "relative_bias": bias}),
+            "decoder": spec.decoder.model_copy(update={"relative_bias": None}),
+        }
+    )
+    program = biased.program()
+    steps = [step for step in program.root.steps() if step.verb == "attention"]
+    assert [len(step.ins) for step in steps] == [4, 3, 3]  # the encoder's, the decoder's own and the crossing one
+    assert steps[0].ins[3] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
+
+
 def _run(scope: Scope) -> Iterator[Step]:
     """The steps of a pass; what is idle never runs."""
     for item in scope.items:
@@ -127,3 +149,18 @@ def _run(scope: Scope) -> Iterator[Step]:
 def _given(value: Any) -> bool:
     """Encodings of distances, frames of a sound, and other inputs that are not computed from any parameter."""
     return bool(value.storage.fixed)
+
+
+def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
+    """Grouped-query attention repeats keys for the eager product; other kernels read the heads that are cached."""
+    spec = decoder(attention=Attention(num_attention_heads=4, num_key_value_heads=2))
+    (core,) = [step for step in spec.program().root.steps() if step.verb == "attention"]
+    assert core.how["kv_heads"].size == 2
+    assert core.how["cache"] == "cache"
+    assert core.ins[1].axes[0].size == 4
+
+
+def test_layers_keep_their_indices() -> None:
+    """Which layers a folded scope stands for is known to whoever lowers a program in the order of the layers."""
+    scopes = [s for s in decoder().program().root.scopes() if s.about.get("kind") == "layer"]
+    assert [list(scope.about["indices"]) for scope in scopes] == [[0, 1]]

@@ -87,9 +87,9 @@ def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) ->
 
 
 def same_in_symbols_and_arrays(spec: ModelSpec) -> None:
-    plain = spec.anatomy()
+    plain = spec.tree()
     lettered, tabled = Sizes(symbol), Sizes(array)
-    symbolic, arrays = lettered.of(spec).anatomy(), tabled.of(spec).anatomy()
+    symbolic, arrays = lettered.of(spec).tree(), tabled.of(spec).tree()
     assert names(symbolic) == names(arrays) == names(plain)
     numbers = {symbol(i, value): value for i, value in lettered.made.items()}
     for cost in (total_of, active_of):

@@ -23,10 +23,10 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.preset import Preset
 from llmcalc.views import flops as flops_view
 from llmcalc.views import params as params_view
-from tests.builders import family_specs
+from tests.builders import family_shapes, spec_of
 
-SPECS = dict(family_specs())
-FIRST = dict(family_specs(first_of_each_file=True))
+SHAPES = dict(family_shapes())
+FIRST = dict(family_shapes(first_of_each_file=True))
 RUNS: tuple[dict[str, Any], ...] = (
     {"phase": "forward", "seq": 21},
     {"phase": "train", "seq": 21, "pairs": "causal"},
@@ -66,14 +66,14 @@ def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "flops", document["tree"]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", SHAPES)
 def test_children_add_up_to_their_parent(name: str) -> None:
-    for quantity, tree in trees(SPECS[name]):
+    for quantity, tree in trees(spec_of(SHAPES[name])):
         assert not list(wrong_sums(tree, quantity))
 
 
 def test_a_tree_that_does_not_add_up_is_found() -> None:
-    ((_, tree), *_) = trees(next(iter(SPECS.values())))
+    ((_, tree), *_) = trees(spec_of(next(iter(SHAPES.values()))))
     tree["children"][0]["params"] += 1
     assert list(wrong_sums(tree, "params"))
 
@@ -95,7 +95,7 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_rows_of_explain_add_up_to_its_model_row(name: str) -> None:
-    spec = FIRST[name]
+    spec = spec_of(FIRST[name])
     model, rows = _rows(spec, "all", seq=40)
     assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}
     if spec.kind != "encoder":
@@ -106,7 +106,7 @@ def test_the_rows_of_explain_add_up_to_its_model_row(name: str) -> None:
 
 
 def whisper() -> ModelSpec:
-    return next(spec for name, spec in SPECS.items() if spec.encoder is not None and spec.encoder.stem is not None)
+    return spec_of(next(shape for shape in SHAPES.values() if shape["model_type"] == "whisper"))
 
 
 def test_an_encoder_of_fixed_length_sees_all_its_positions_wherever_it_is_shown() -> None:

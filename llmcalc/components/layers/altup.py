@@ -7,8 +7,9 @@ arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +20,7 @@ from ...flow.value import Value, Weight
 from ..base import Around, Component, LaurelRank
 from ..norm import Norm
 from ..runtime import Run, vector
+from ..streams import ResidualStreams
 from .block import Layer, Sharing
 from .per_layer import PerLayerGate
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 SOURCE = "Baykal et al. 2023, §3"
 
 
-class AltUp(Component):
+class AltUp(ResidualStreams):
     """The streams of a stack: the embedding and maps of it at the bottom; at the top, the mean of the first stream and
     maps of the others.
 
@@ -38,10 +40,25 @@ class AltUp(Component):
 
     kind: ClassVar[str] = "streams"
 
+    type: Literal["altup"] = "altup"
     altup_num_inputs: int = Field(ge=2, le=64, strict=True)
+
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        needed = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        if any(layer.requires().get("streams") != needed for layer in layers.values()):
+            raise ValueError(
+                "streams: those of type 'altup' stand where every layer is of type 'altup' with their "
+                "altup_num_inputs, and nowhere else"
+            )
 
     def source(self) -> str:
         return SOURCE
+
+    def widened(self, f: Flow, x: Value) -> Value:
+        return f.part("streams_in", self, x)
+
+    def narrowed(self, f: Flow, x: Value) -> Value:
+        return f.part("streams_out", self, x, top=True)
 
     def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
         """x: the embedding, from which the streams are made; with top, the streams, of which one value is made."""
@@ -53,8 +70,8 @@ class AltUp(Component):
         x = f.cat(first, maps, axes=(streams, hidden))
         return f.sum(x, hidden) if top else x
 
-    def reference(self, around: Around, top: bool = False) -> nn.Module:
-        return _references()["top" if top else "bottom"](self.altup_num_inputs, around.hidden_size)
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["streams"](self.altup_num_inputs, around.hidden_size)
 
 
 class AltUpLayer(Layer):
@@ -80,6 +97,10 @@ class AltUpLayer(Layer):
     def _check(self) -> Self:
         self.check_whole()
         return self
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
+        return {**super().requires(), "streams": streams, **self.per_layer_input.requires()}
 
     def source(self) -> str:
         return "Gemma 3n 2025"
@@ -173,6 +194,19 @@ def _references() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor) -> Tensor:
             return self._mapped(x[0], list(x[1:])).mean(0)
 
+    class StreamsReference(nn.Module):
+        def __init__(self, streams: int, hidden: int) -> None:
+            super().__init__()
+            self.streams_in, self.streams_out = Bottom(streams, hidden), Top(streams, hidden)
+
+        def to_streams(self, x: Tensor) -> Tensor:
+            streams: Tensor = self.streams_in(x)
+            return streams
+
+        def to_one(self, x: Tensor) -> Tensor:
+            one: Tensor = self.streams_out(x)
+            return one
+
     class Mix(nn.Module):
         def forward(self, x: Tensor, coefficients: Tensor) -> Tensor:
             """x: [streams, batch, tokens, hidden], coefficients: [batch, tokens, streams, streams] → as x."""
@@ -250,4 +284,4 @@ def _references() -> dict[str, type[nn.Module]]:
             fed = corrected[1:] + self.per_layer_input(first, run)
             return torch.cat([corrected[:1], fed])
 
-    return {"bottom": Bottom, "top": Top, "layer": AltUpLayerReference}
+    return {"streams": StreamsReference, "layer": AltUpLayerReference}

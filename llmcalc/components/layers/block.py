@@ -11,7 +11,7 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -100,6 +100,21 @@ class Layer(Component):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.requires() if isinstance(self.attention, Component) else {}
+
+    def check_shared(self, name: str) -> None:
+        """Raises `ValueError` where layers of this kind, which a pattern calls `name`, cannot share parameters."""
+
+    def borrows(self) -> str:
+        if not self.alone:
+            return f"type '{type(self).model_fields['type'].default}'"
+        for field, part in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            borrowed = part.borrows() if isinstance(part, Component) else ""
+            if borrowed:
+                return f"{field}.{borrowed}"
+        return ""
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """sharing: where several layers run with the parameters of the first of them, and this is one of those."""

@@ -5,15 +5,17 @@ transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
+from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Part
+from ..base import Around, Component, HeadSizes, Part
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -49,6 +51,16 @@ class Gemma4Layer(Layer):
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        layer = super().scaled(width, heads, widened)
+        return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), **({} if self.per_layer_input is None else self.per_layer_input.requires())}
+
+    def borrows(self) -> str:
+        return super().borrows() if self.per_layer_input is None else "per_layer_input"
 
     def source(self) -> str:
         return "Gemma 4 2026"

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
+from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Nothing
+from ..base import Around, Component, HeadSizes, Nothing, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -48,8 +50,16 @@ class HybridBlock(Layer):
             raise ValueError("without_norms: a hybrid layer has both its norms; expected none of them named")
         return self
 
+    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
+        state_space = change(self.state_space, width)
+        return super(HybridBlock, self.model_copy(update={"state_space": state_space})).with_mixers(change, width)
+
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [*super().mixers(width), ("state_space", self.state_space, width)]
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        fix = "expected layers without"
+        raise Unscalable(f"a state-space part beside attention does not scale with hidden_size alone; {fix}")
 
     def source(self) -> str:
         return "Falcon-H1 2025, §2.1"

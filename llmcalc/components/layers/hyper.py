@@ -8,6 +8,7 @@ has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`Deepsee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,12 +18,13 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Part, Real, Streams
+from ..base import Around, Component, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
+from ..streams import ResidualStreams
 from .block import Layer, Sharing
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class HyperLayer(Layer):
     hc_eps: added to the weights.
     """
 
+    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"
@@ -59,6 +62,9 @@ class HyperLayer(Layer):
     def _check(self) -> Self:
         self.check_whole()
         return self
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def source(self) -> str:
         return "Xie et al. 2025, §4"
@@ -96,7 +102,7 @@ class HyperLayer(Layer):
         return []
 
 
-class HyperStreams(Part):
+class HyperStreams(ResidualStreams):
     """Before the first layer the embedding is copied into several streams; after the last they are summed by learned
     weights.
 
@@ -105,14 +111,22 @@ class HyperStreams(Part):
 
     kind: ClassVar[str] = "residual"
 
+    type: Literal["hyper"] = "hyper"
     hc_mult: Streams
 
-    def source(self) -> str:
-        return ""
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        needed = {"type": self.type, "hc_mult": self.hc_mult}
+        if any(layer.requires().get("streams") != needed for layer in layers.values()):
+            raise ValueError(
+                "streams: those of type 'hyper' stand where every layer is of type 'hyper' with their hc_mult, and "
+                "nowhere else"
+            )
 
-    def copied(self, f: Flow, x: Value) -> Value:
-        """The embedding in every stream."""
+    def widened(self, f: Flow, x: Value) -> Value:
         return f.repeat(x.seen(Axis("streams", 1), *x.axes), Axis("streams", self.hc_mult))
+
+    def narrowed(self, f: Flow, x: Value) -> Value:
+        return f.part("hyper_streams", self, x)
 
     def flow(self, f: Flow, x: Value) -> Value:
         """x: all streams. Their weighted sum."""
@@ -121,8 +135,7 @@ class HyperStreams(Part):
         return f.sum(f.mul(x, weights), hidden)
 
     def reference(self, around: Around) -> nn.Module:
-        """forward(streams [batch, tokens, hc_mult, hidden]) → [batch, tokens, hidden]."""
-        return _references()["head"](self.hc_mult, around.hidden_size)
+        return _references()["streams"](self.hc_mult, around.hidden_size)
 
 
 def _weights(f: Flow, x: Value, out: Beside) -> Value:
@@ -226,4 +239,18 @@ def _references() -> dict[str, type[nn.Module]]:
             total: Tensor = (weights[..., None] * streams).sum(2)
             return total
 
-    return {"layer": HyperLayerReference, "head": HeadReference}
+    class StreamsReference(nn.Module):
+        """One residual stream → streams [batch, tokens, n, hidden], and those → one."""
+
+        def __init__(self, n: int, hidden: int) -> None:
+            super().__init__()
+            self.n, self.hyper_streams = n, HeadReference(n, hidden)
+
+        def to_streams(self, x: Tensor) -> Tensor:
+            return x[:, :, None].expand(-1, -1, self.n, -1)
+
+        def to_one(self, x: Tensor) -> Tensor:
+            one: Tensor = self.hyper_streams(x)
+            return one
+
+    return {"layer": HyperLayerReference, "streams": StreamsReference}

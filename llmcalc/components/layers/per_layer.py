@@ -6,14 +6,15 @@ transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Part, PerLayer, PerLayerVocab
+from ..base import Around, Part, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import Run
@@ -21,12 +22,15 @@ from ..runtime import Run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .block import Layer
 
-class PerLayerEmbedding(Component):
+
+class PerLayerEmbedding(StackPart):
     """The table of all layers' vectors, and a map of the token's embedding that is added to them.
 
-    vocab_size_per_layer_input: rows of the table; a token beyond them has the first. hidden_size_per_layer_input: what
-    one layer gets. norm: on each layer's part of the map.
+    vocab_size_per_layer_input: the number of rows of the table; a token beyond them has the first row.
+    hidden_size_per_layer_input: the width of the vector that one layer gets.
+    norm: the norm of each layer's part of the map.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -34,6 +38,14 @@ class PerLayerEmbedding(Component):
     vocab_size_per_layer_input: PerLayerVocab
     hidden_size_per_layer_input: PerLayer
     norm: Norm
+
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        needed = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
+        if any(layer.requires().get("per_layer_embedding") != needed for layer in layers.values()):
+            raise ValueError(
+                "per_layer_embedding: stands where every layer has a per_layer_input of its "
+                "hidden_size_per_layer_input, and nowhere else"
+            )
 
     def source(self) -> str:
         return "Gemma 3n 2025"
@@ -60,6 +72,10 @@ class PerLayerGate(Part):
     hidden_size_per_layer_input: PerLayer
     hidden_act: Activation
 
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """The part of the stack that makes the vector, as `Layer.requires` has it."""
+        return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
+
     def source(self) -> str:
         return "Gemma 3n 2025"
 
@@ -68,7 +84,7 @@ class PerLayerGate(Part):
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = f.act(f.linear("gate", x, width), self.hidden_act)
         alone = Value(x.rows, (width,), fixed=True)  # recorded without the stack that makes the vectors
-        vectors: Value = f.memo.get("per_layer", alone)  # of all layers, of which each one sees its own
+        vectors: Value = f.memo.get("per_layer_embedding", alone)  # of all layers, of which each one sees its own
         y = f.mul(gate, vectors.seen(width))
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
 

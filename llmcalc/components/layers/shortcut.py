@@ -8,14 +8,16 @@ arXiv:2509.01322), §2.2, after Cai et al. 2024 (arXiv:2404.05019). transformers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Nothing
+from ..base import Around, Component, HeadSizes, Nothing
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -52,6 +54,9 @@ class ShortcutLayer(Layer):
         if not isinstance(self.feed_forward, MoE):
             raise ValueError("feed_forward.type: what stands on the shortcut are experts; expected 'moe'")
         return self
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
 
     def source(self) -> str:
         return "LongCat-Flash 2025, §2.2"

@@ -8,6 +8,7 @@ stand, as in the checkpoints, with its weights: in the first layer that runs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -18,7 +19,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import MOST_LAYERS, Around, Component, Flag, Inner, Nothing, Part
+from ..base import MOST_LAYERS, Around, Component, Flag, HeadSizes, Inner, Nothing, Part, TokenMixer, Unscalable
 from ..mixers.attention import Adapter, Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
@@ -143,6 +144,21 @@ class ZambaLayer(Layer):
                 "attention: the layer has a mixer of its own after the shared block; expected another type than 'none'"
             )
         return self
+
+    def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
+        attention = change(self.transformer.attention, 2 * width)
+        changed = self.model_copy(update={"transformer": self.transformer.model_copy(update={"attention": attention})})
+        return super(ZambaLayer, changed).with_mixers(change, width)
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        raise Unscalable("a block that layers share does not scale with hidden_size alone; expected layers without")
+
+    def check_shared(self, name: str) -> None:
+        if self.transformer.idle_adapters:
+            raise ValueError(
+                f"shared_layers: the layers called '{name}' share a block; idle_adapters stand only in blocks "
+                "that no layer shares"
+            )
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]

@@ -18,6 +18,7 @@ from ...algebra import Number, exact_div, same
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
+from ...run.rows import ONCE
 from ..base import (
     Around,
     Flag,
@@ -27,6 +28,7 @@ from ..base import (
     KVHeads,
     Part,
     Real,
+    ScoreBias,
     Standing,
     TokenMixer,
     Unscalable,
@@ -208,6 +210,16 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        position = self.position
+        return position.requires() if position is not None and position.type == "disentangled" else {}
+
+    def takes_bias(self) -> ScoreBias:
+        return ScoreBias(self.num_attention_heads)
+
+    def borrows(self) -> str:
+        return "kv_shared" if self.kv_shared else ""
+
     def _attends_as(self, other: Attention) -> bool:
         """Whether the other makes keys and values that this one can share."""
         return all(map(same, self.attends_like(), other.attends_like()))
@@ -230,14 +242,16 @@ class Attention(TokenMixer):
         q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         seen = x if memory is None else memory
         keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
-        q, biased = self._scored_by_position(f, x, q, keys, heads, dim)
+        q, bias = self._scored_by_position(f, x, q, keys, heads, dim)
+        if bias is None and memory is None:
+            bias = f.memo.get("relative_bias")
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
         else:
             limits = self.block_indexer.flow(f, x)
         cap = self.attn_logit_softcapping
-        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, biased=biased, **limits)
+        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, **limits)
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
@@ -274,7 +288,7 @@ class Attention(TokenMixer):
             nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
             _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
-            return keys, values
+            return keys.seen(heads, dim), values.seen(heads, size)
         raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
         keys = self._placed(f, raw, "k_norm", dim)
         values = raw
@@ -290,18 +304,20 @@ class Attention(TokenMixer):
 
     def _scored_by_position(
         self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis, dim: Axis
-    ) -> tuple[Value, bool]:
-        """The queries, and whether something is added to their scores; with what adds it."""
-        position = self.position
+    ) -> tuple[Value, Value | None]:
+        """The queries, and what their positions add to the scores, with what makes it."""
+        position, added = self.position, None
         if isinstance(position, LayerBias):
-            position.flow(f, heads)
+            added = position.flow(f, heads)
+        elif isinstance(position, Alibi):
+            added = Value(ONCE, (heads,), fixed=True)
         elif isinstance(position, TransformerXL):
             with f.scope("relative", source="Dai et al. 2019, §3.3"):
-                q = position.flow(f, x, q, heads, dim)
+                q, added = position.flow(f, x, q, heads, dim)
         elif position is not None and position.type == "disentangled":
             with f.scope("disentangled", source="He et al. 2020, §3.1"):
-                position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
-        return q, position is not None and position.type != "rope"
+                added = position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
+        return q, added
 
     def _held(self, crossing: bool) -> tuple[Number, str]:
         """How many tokens the cache holds, and what kind of cache that is."""

@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import Blocks, WithSums
-from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable, Window
+from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
 from ..runtime import Run
 
@@ -60,6 +60,9 @@ class LocalAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
+    def takes_bias(self) -> ScoreBias:
+        return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
+
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(sizes.heads, sizes.kv_heads):
             raise Unscalable("each query head has a key of its own; expected as many of both")
@@ -80,8 +83,9 @@ class LocalAttention(TokenMixer):
         q = f.linear("q_proj", x, heads, dim)
         k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
         near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
+        bias: Value | None = f.memo.get("relative_bias")
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, **limits)
+        y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, bias=bias, **limits)
         return f.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:

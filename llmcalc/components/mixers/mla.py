@@ -91,6 +91,12 @@ class MLA(TokenMixer):
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
+    def attends_like(self) -> tuple[Any, ...] | None:
+        return None if self.indexer is None else ("indexer", self.indexer.index_topk)
+
+    def borrows(self) -> str:
+        return "indexer.shared" if self.indexer is not None and self.indexer.shared else ""
+
     def source(self) -> str:
         return "DeepSeek-V2 2024, §2.1"
 

@@ -103,10 +103,9 @@ class VisionTower(TowerPart):
             raise ValueError(
                 "class_embedding: a convolution over the grid of patches has no place for it; expected false"
             )
-        if self.stack.position is not None or self.stack.stem is not None or self.stack.type_vocab_size is not None:
+        if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
             raise ValueError(
-                "stack: a tower reads patches; expected no position, stem or type_vocab_size (positions stand "
-                "beside it)"
+                "stack: a tower reads patches; expected no position, stem or token_types (positions stand beside it)"
             )
         return self
 

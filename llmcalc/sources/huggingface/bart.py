@@ -122,7 +122,7 @@ def bart_like(
         table["decoder"]["block"] |= {"idle_cross_attention": True}
     elif not tied and "stem" not in table["encoder"]:
         table["encoder"]["vocab_size"] = c.size("vocab_size")
-        table["unused_embedding"] = True
+        table["unused_embedding"] = {}
     score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
     return {**table, "head": headed(c, None, score)}
 

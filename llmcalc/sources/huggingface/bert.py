@@ -22,25 +22,26 @@ from .parts import (
     layernorm,
     mlp,
     of_sequences,
+    pooler,
+    token_types,
 )
 
 
 def _bert(c: Config) -> Table:
-    pretraining = {"pooler_labels": 2} if _pretrains(c) else {}
+    pretrains = _pretrains(c)
     return encoder(
         c,
         bert_block(c),
         bert_stack(c),
         bert_head(c, bert_act(c)),
         {},
-        pooler=c.head == "none" or of_sequences(c) or _pretrains(c),
-        **pretraining,
+        **pooler(c.head == "none" or of_sequences(c) or pretrains, 2 if pretrains else None),
     )
 
 
 def _roberta(c: Config) -> Table:
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, **pooler(pooled))
 
 
 def _megatron_bert(c: Config) -> Table:
@@ -107,9 +108,9 @@ def _albert(c: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretraining = {"pooler_labels": labels(c)} if _pretrains(c) else {}
-    pooled = c.head == "none" or of_sequences(c) or _pretrains(c)
-    model = {**_embedding_size(c, always=True), **pretraining, "pooler": pooled}
+    pretrains = _pretrains(c)
+    pooled = pooler(c.head == "none" or of_sequences(c) or pretrains, labels(c) if pretrains else None)
+    model = {**_embedding_size(c, always=True), **pooled}
     return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
 
 
@@ -124,7 +125,7 @@ def _mpnet(c: Config) -> Table:
         "relative_bias": bias,
     }
     score, pooled = _scored_or_pooled(c)
-    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, pooler=pooled)
+    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(pooled))
 
 
 def _pretrains(c: Config) -> bool:
@@ -176,11 +177,12 @@ def after_padding(c: Config) -> Table:
 
 def bert_stack(c: Config, position: Table | None = None) -> Table:
     """Positions, segments, ERNIE's tasks and a norm on their sum."""
-    types = c.count("type_vocab_size")
-    table: Table = {"position": position or bert_positions(c), "embedding_norm": layernorm(c.number("layer_norm_eps"))}
-    if "use_task_id" in c.defaults and c.flag("use_task_id"):
-        table["task_type_vocab_size"] = c.size("task_type_vocab_size")
-    return {**table, "type_vocab_size": types} if types else table
+    types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
+    return {
+        "position": position or bert_positions(c),
+        "embedding_norm": layernorm(c.number("layer_norm_eps")),
+        **token_types(types, c.size("task_type_vocab_size") if tasks else None),
+    }
 
 
 def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
 from .config import Config, Family
-from .parts import ACTIVATIONS, Table, encoder, layernorm
+from .parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 
 
 def _deberta(c: Config) -> Table:
@@ -53,8 +53,7 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
     stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(more or {})}
     if c.flag("position_biased_input"):
         stack["position"] = bert_positions(c)
-    if c.count("type_vocab_size"):
-        stack["type_vocab_size"] = c.size("type_vocab_size")
+    stack |= token_types(c.count("type_vocab_size"))
     if norm is not None and not c.flag("relative_attention"):
         raise c.wrong("norm_rel_ebd", c.get("norm_rel_ebd"), "none without relative_attention")
     if c.flag("relative_attention"):

@@ -54,7 +54,7 @@ def _deepseek_v4(c: Config) -> Table:
         "hc_sinkhorn_iters": c.size("hc_sinkhorn_iters"),
     }  # fmt: skip
     stack = crossed((_sights(c, depth), kinds), (_routing(c, depth), networks))
-    return decoder(c, block, norm, stack={**stack, "hyper_streams": {"hc_mult": c.size("hc_mult")}})
+    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
 
 
 def _turned(c: Config) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .bert import DECODER, OLD, after_padding, bert_head, bert_score
 from .config import Config, Family
-from .parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, rope
+from .parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
 
 
 def _esm(c: Config) -> Table:
@@ -29,7 +29,7 @@ def _esm(c: Config) -> Table:
         "norm_placement": "pre",
     }
     stack: Table = {"final_norm": norm}
-    model: Table = {"pooler": c.head == "none", "contact_head": True}
+    model: Table = {**pooler(c.head == "none"), "contact_head": {}}
     kind = c.get("position_embedding_type")
     if kind == "absolute":
         stack["position"] = after_padding(c)

@@ -77,7 +77,11 @@ def _gemma3n(c: Config) -> Table:
         c,
         block,
         norm,
-        stack={**laid_out(layers), "per_layer_embedding": table, "streams": {"altup_num_inputs": streams}},
+        stack={
+            **laid_out(layers),
+            "per_layer_embedding": table,
+            "streams": {"type": "altup", "altup_num_inputs": streams},
+        },
     )
 
 

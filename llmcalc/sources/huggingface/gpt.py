@@ -64,7 +64,7 @@ def _choosing(c: Config) -> Table:
         return {}
     c.must("summary_use_proj", True)
     c.must("summary_proj_to_labels", True)
-    return {"pooler_labels": 1}
+    return {"pooler": {"dense": False, "num_labels": 1}}
 
 
 def _gpt2(c: Config) -> Table:

@@ -43,7 +43,7 @@ def _hy_v4(c: Config) -> Table:
         "hc_eps": c.number("hc_eps"),
     }
     stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
-    return decoder(c, block, norm, stack={**stack, "hyper_streams": {"hc_mult": c.size("hc_mult")}})
+    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
 
 
 DEFAULTS: dict[str, Any] = {

@@ -28,8 +28,10 @@ from .parts import (
     listed,
     mlp,
     of_sequences,
+    pooler,
     rmsnorm,
     rope,
+    token_types,
 )
 
 
@@ -114,9 +116,9 @@ def _nomic_bert(c: Config) -> Table:
     }
     block = {"attention": attention(c), "feed_forward": network, "norm": norm, "norm_placement": "post"}
     types = c.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
+    stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
-    return encoder(c, block, stack, head, {}, pooler=of_sequences(c))
+    return encoder(c, block, stack, head, {}, **pooler(of_sequences(c)))
 
 
 def _gte(c: Config) -> Table:
@@ -126,17 +128,17 @@ def _gte(c: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    return _turned(c, network, 160000.0, {}, pooler=of_sequences(c))
+    return _turned(c, network, 160000.0, {}, pooled=of_sequences(c))
 
 
 def _jina_embeddings_v3(c: Config) -> Table:
     """Without the low-rank adapters of its tasks, which are another library's."""
     return _turned(
-        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooler=c.head == "none"
+        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooled=c.head == "none"
     )
 
 
-def _turned(c: Config, network: Table, theta: float, score: Table, pooler: bool) -> Table:
+def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool) -> Table:
     """BERT's post-norm layers with rotary positions. theta: of those, where the config says nothing."""
     norm, types, heads = (
         layernorm(c.number("layer_norm_eps")),
@@ -155,8 +157,8 @@ def _turned(c: Config, network: Table, theta: float, score: Table, pooler: bool)
         **biases(True, *QKVO),
     }
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    stack = {"embedding_norm": norm, **({"type_vocab_size": types} if types else {})}
-    return encoder(c, block, stack, bert_head(c, "gelu"), score, pooler=pooler)
+    stack = {"embedding_norm": norm, **token_types(types)}
+    return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(pooled))
 
 
 MODERN: dict[str, Any] = {

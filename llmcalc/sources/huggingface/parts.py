@@ -164,6 +164,18 @@ def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | N
     return table
 
 
+def token_types(types: int, tasks: int | None = None) -> Table:
+    """Tables of segments and of tasks, where there are any: `{token_types: …}` of a stack."""
+    table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
+    found = {name: size for name, size in table.items() if size is not None}
+    return {"token_types": found} if found else {}
+
+
+def pooler(there: bool, scores: int | None = None) -> Table:
+    """BERT's pooler, where there is one: `{pooler: …}` of a model. scores: how many are made of its vector."""
+    return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if there else {}
+
+
 OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
     "ForTokenClassification",
     "ForQuestionAnswering",

@@ -9,13 +9,13 @@ from typing import Any
 
 from .bert import COMMON, DECODER, OLD, bert_act, bert_block, bert_head, bert_score, bert_stack
 from .config import Config, Family
-from .parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences
+from .parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
 
 
 def _bert_generation(c: Config) -> Table:
     """A plain map to the vocabulary, and no segments."""
     stack = bert_stack(c)
-    stack.pop("type_vocab_size", None)  # which its configs may have
+    stack.pop("token_types", None)  # which its configs may have
     return encoder(c, bert_block(c), stack, {"bias": True})
 
 
@@ -28,7 +28,7 @@ def _rembert(c: Config) -> Table:
     model: Table = {
         "embedding_size": width,
         "tie_word_embeddings": False,
-        "pooler": c.head == "none" or of_sequences(c),
+        **pooler(c.head == "none" or of_sequences(c)),
     }
     return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
 

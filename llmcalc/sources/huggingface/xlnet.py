@@ -31,7 +31,7 @@ def _xlnet(c: Config) -> Table:
         c.head = "classification"
         model["head"] = {"type": "classification", "num_labels": labels(c), "over": "token"}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
-    return encoder(c, block, {"second_stream": True}, {"bias": True}, _summary(c), **model)
+    return encoder(c, block, {"second_stream": {}}, {"bias": True}, _summary(c), **model)
 
 
 def _summary(c: Config) -> Table:

@@ -269,7 +269,11 @@ def _speaking(kind: str, spec: ModelSpec) -> list[str]:
     if spec.kind == "encoder-decoder":
         return [LM_HEADS.get(kind, "ForConditionalGeneration")] if kind in CONDITIONAL else []
     if spec.kind == "encoder" and kind in MASKED | CONDITIONAL:
-        return ["ForPreTraining" if kind in PRETRAINED and spec.pooler else "ForMaskedLM"] if kind in MASKED else []
+        return (
+            ["ForPreTraining" if kind in PRETRAINED and spec.pooler is not None else "ForMaskedLM"]
+            if kind in MASKED
+            else []
+        )
     if kind in MASKED | CONDITIONAL and kind not in CAUSAL_TOO:
         return []
     return ["ForCausalLM" if kind in CONDITIONAL else LM_HEADS.get(kind, "ForCausalLM")]

@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 from ...components.base import Part
 from ...components.mixers.attention import Attention
+from ...components.mtp import MultiTokenPrediction
 from ...components.norm import Norm
 from ...components.position import Rope
 from ...components.stack import Stack
-from ...model import ModelSpec, MultiTokenPrediction
+from ...model import ModelSpec
 
 NUMERICS = frozenset({"eps", "norm_eps", "rope_theta", "router_aux_loss_coef", "router_z_loss_coef"})
 
@@ -93,7 +94,7 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
         return None
     return {
         "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
-        "layer": _plain(spec.mtp_block(), spec.hidden_size),
+        "layer": _plain(mtp.block_in(spec.main), spec.hidden_size),
     }
 
 

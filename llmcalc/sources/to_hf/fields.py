@@ -95,7 +95,7 @@ def _identities(s: Facts) -> int:
 def _labels(s: Facts) -> int:
     if isinstance(s.spec.head, Classifier):
         return s.spec.head.num_labels
-    found: int = present(s.spec.pooler_labels)
+    found: int = present(present(s.spec.pooler).num_labels)
     return found
 
 
@@ -133,7 +133,7 @@ FIELDS: dict[str, Value] = {
     "max_position_embeddings": _positions,
     "n_positions": lambda s: s.spec.max_position_embeddings,
     "is_decoder": lambda s: s.spec.kind == "decoder",
-    "type_vocab_size": lambda s: s.first.type_vocab_size or 0,
+    "type_vocab_size": lambda s: 0 if s.first.token_types is None else s.first.token_types.type_vocab_size or 0,
     "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
     "num_labels": _labels,
     "use_bidirectional_attention": _bidirectional,

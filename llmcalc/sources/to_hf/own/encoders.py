@@ -12,6 +12,12 @@ from ..facts import Absent, Facts, present
 from ..fields import FIELDS, Value
 
 
+def _tasks(s: Facts) -> int | None:
+    """ERNIE: the number of tasks."""
+    types = s.first.token_types
+    return None if types is None else types.task_type_vocab_size
+
+
 def _offset(s: Facts) -> int:
     """Rows of the table of positions below the first."""
     return s.first.position.offset if isinstance(s.first.position, Learned) else 0
@@ -151,8 +157,8 @@ OWN: dict[str, dict[str, Value]] = {
         ROBERTA,
     ),
     "ernie": {
-        "use_task_id": lambda s: s.first.task_type_vocab_size is not None,
-        "task_type_vocab_size": lambda s: present(s.first.task_type_vocab_size),
+        "use_task_id": lambda s: _tasks(s) is not None,
+        "task_type_vocab_size": lambda s: present(_tasks(s)),
     },
     "rembert": {
         "input_embedding_size": lambda s: s.spec.embedding_size,
@@ -192,7 +198,7 @@ OWN: dict[str, dict[str, Value]] = {
     **dict.fromkeys(("bart", "mbart", "m2m_100", "pegasus", "blenderbot", "blenderbot-small", "plbart", "mvp"), SIDES),
     "marian": {
         **SIDES,
-        "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding,
+        "share_encoder_decoder_embeddings": lambda s: s.first.vocab_size is None or s.spec.unused_embedding is not None,
         "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size,
         "decoder_vocab_size": lambda s: s.spec.vocab_size,
     },

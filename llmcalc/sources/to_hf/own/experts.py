@@ -154,7 +154,7 @@ OWN: dict[str, dict[str, Value]] = {
     },
     "deepseek_v4": {
         "layer_types": _compressed,
-        "mlp_layer_types": lambda s: ["hash_moe" if n.reads_token_ids() else "moe" for n in s.networks],
+        "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
         "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
         "compress_rates": _rates,
     },

@@ -1,0 +1,56 @@
+"""ESM's contact head: a logistic regression that reads every layer's attention maps and says which residues touch.
+
+Rao 2020 (Transformer protein language models are unsupervised structure learners). transformers: models/esm
+(`EsmContactPredictionHead`), which holds it and runs it only where somebody asks for contacts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from ..algebra import Number
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, TokenMixer
+from .output import ModelOutput, OutputPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..flow.tree import Role
+    from .stack import Stack
+
+
+class ContactHead(OutputPart):
+    """A linear map with a bias from all attention maps of a pair of tokens to one score; held, and never run."""
+
+    kind: ClassVar[str] = "classifier"
+    role: ClassVar[Role] = "idle"
+
+    def check_output(self, output: ModelOutput) -> None:
+        mixer = output.stack.block.attention
+        maps = isinstance(mixer, TokenMixer) and mixer.heads(output.hidden_size) is not None
+        if output.kind != "encoder" or output.stack.variants or not maps:
+            raise ValueError(
+                "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
+            )
+
+    def source(self) -> str:
+        return "Rao et al. 2020"
+
+    def flow(self, f: Flow, x: Value, stack: Stack) -> Value:
+        """stack: the encoder, whose attention maps are read."""
+        heads: Number = stack.block.attention.heads(x.width).heads
+        maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
+        return f.linear("", maps, Axis("one", 1), bias=True)
+
+    def reference(self, around: Around, stack: Stack) -> nn.Module:
+        """A map that no forward pass calls."""
+        from torch import nn
+
+        return nn.Linear(stack.num_hidden_layers * stack.block.attention.num_attention_heads, 1)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]

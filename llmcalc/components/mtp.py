@@ -1,0 +1,149 @@
+"""Multi-token prediction: modules on top of a decoder that predict tokens further ahead.
+
+DeepSeek-V3 (arXiv:2412.19437), §2.2. They are in the checkpoint, and count only where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import Field
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from ..optional import MTP
+from ..run.rows import LOGITS
+from .base import Around
+from .head import LMHead
+from .norm import Norm
+from .output import ModelOutput, OutputPart
+from .runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .layers.block import Layer
+    from .stack import Stack
+
+
+class MultiTokenPrediction(OutputPart):
+    """Modules that predict one token further ahead each.
+
+    A module joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one
+    layer of the decoder's kind and a norm, and shares embedding and output head with the model.
+
+    num_nextn_predict_layers: the number of modules.
+    layer: which kind of the decoder's layers they run; by default the last one that its pattern names.
+    norm: every norm of a module.
+    """
+
+    kind: ClassVar[str] = "mtp"
+
+    num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
+    layer: str | None = None
+    norm: Norm = Norm(type="rmsnorm")
+
+    def block_in(self, stack: Stack) -> Layer:
+        """The layer of that decoder that each module runs."""
+        return stack.layer(self.layer or stack.pattern[-1])
+
+    def check_output(self, output: ModelOutput) -> None:
+        stack, head = output.stack, output.head
+        if output.kind != "decoder" or not isinstance(head, LMHead):
+            raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
+        if self.layer not in (None, "block", *stack.variants):
+            raise ValueError(
+                f"mtp.layer: there is no layer called '{self.layer}'; expected one of "
+                f"{', '.join(('block', *stack.variants))}"
+            )
+        if output.embedding_size is not None or head.transform is not None:
+            raise ValueError(
+                "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
+            )
+        borrowed = self.block_in(stack).borrows()
+        if borrowed:
+            raise ValueError(
+                f"mtp.layer: a layer with {borrowed} needs what stands around it in the decoder; expected another "
+                "kind, or no mtp"
+            )
+
+    def source(self) -> str:
+        return "DeepSeek-V3 2024, §2.2"
+
+    def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight) -> Value:
+        """All modules, one after the other. x: the last hidden states. table: the embedding's weight."""
+        n, block = self.num_nextn_predict_layers, self.block_in(stack)
+        which = range(n) if isinstance(n, int) else None
+        about = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
+        return f.layers(x, lambda v: self._module(f, v, block, vocab, table), n, which, "mtp", **about)
+
+    def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight) -> Value:
+        """x: the hidden states of the model, or of the module before this one."""
+        embedded, before = (
+            f.part("enorm", self.norm, f.look_up(table, x.rows).seen(*x.axes)),
+            f.part("hnorm", self.norm, x),
+        )
+        joined = f.cat(embedded, before, axes=(Beside((x.axes, x.axes)),))
+        y = f.linear("eh_proj", joined, *x.axes)
+        y = f.part("norm", self.norm, f.part("block", block, y))
+        f.linear("lm_head", y, vocab, weight=table, rows=LOGITS)
+        return y
+
+    def reference(self, around: Around, stack: Stack, output: Tensor) -> nn.Module:
+        """forward(hidden states, embedded tokens) → the logits of each module. output: the weight of the head."""
+        *_, last = stack.pattern
+        layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
+        return _reference()(self, around, layers[last if self.layer is None else self.layer], output)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_nextn_predict_layers=2), cls(num_nextn_predict_layers=1, norm=Norm(type="layernorm"))]
+
+
+@cache
+def _reference() -> Callable[..., nn.Module]:
+    import torch
+    from torch import nn
+
+    class Tied(nn.Linear):
+        """An output map that shares another's weight and holds none of its own."""
+
+        def __init__(self, weight: nn.Parameter) -> None:
+            nn.Module.__init__(self)
+            self.out_features, self.in_features = weight.shape
+            self.weight = weight
+            self.register_parameter("bias", None)
+
+    class ModuleReference(nn.Module):
+        """Hidden states and the embeddings of the tokens after them → hidden states one token further on, and their
+        logits.
+        """
+
+        def __init__(self, spec: MultiTokenPrediction, around: Around, block: Layer, output: nn.Parameter) -> None:
+            super().__init__()
+            self.enorm, self.hnorm = spec.norm.reference(around), spec.norm.reference(around)
+            self.eh_proj = nn.Linear(2 * around.hidden_size, around.hidden_size, bias=False)
+            self.block, self.norm = block.reference(around), spec.norm.reference(around)
+            self.lm_head = Tied(output)
+
+        def forward(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+            joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            out: Tensor = self.block(joined, Run())
+            return out, self.lm_head(self.norm(out))
+
+    class PredictionReference(nn.ModuleList):
+        def forward(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
+            ahead = []
+            for module in self:
+                hidden, logits = module(hidden, embedded)
+                ahead.append(logits)
+            return ahead
+
+    def build(spec: MultiTokenPrediction, around: Around, block: Layer, output: nn.Parameter) -> nn.Module:
+        number = spec.num_nextn_predict_layers
+        return PredictionReference(ModuleReference(spec, around, block, output) for _ in range(number))
+
+    return build

@@ -1,0 +1,83 @@
+"""The pooler: one vector for each sequence, and perhaps scores made of it, beside the model's head.
+
+BERT maps the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`) and scores it while it is
+pretrained (`BertPreTrainingHeads`). GPT's classes with two heads score the last token's hidden state as it is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import model_validator
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import SEQUENCES
+from .base import Around, Flag, Labels
+from .output import OutputPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .stack import Stack
+
+
+class Pooler(OutputPart):
+    """One vector for each sequence, and perhaps scores made of it.
+
+    dense: whether a dense map and a tanh make the vector of the first token's hidden state (BERT), true by default;
+        else the vector is the last token's hidden state (GPT's choice between continuations).
+    num_labels: how many scores a linear map makes of the vector (next sentence); none by default.
+    """
+
+    kind: ClassVar[str] = "pooler"
+
+    dense: Flag = True
+    num_labels: Labels | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.dense and self.num_labels is None:
+            raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
+        return self
+
+    def source(self) -> str:
+        return "Devlin et al. 2019"
+
+    def flow(self, f: Flow, x: Value, stack: Stack | None = None) -> Value:
+        """x: the hidden states, of which the vector is given back."""
+        pooled = x.seen(*x.axes, rows=SEQUENCES)
+        if self.dense:
+            pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
+        if self.num_labels is not None:
+            f.linear("out_proj", pooled, Axis("labels", self.num_labels), bias=True)
+        return pooled
+
+    def reference(self, around: Around, stack: Stack | None = None) -> nn.Module:
+        """forward(hidden states [batch, tokens, hidden]) → (the vector [batch, 1, hidden], its scores or itself)."""
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(), cls(num_labels=2), cls(dense=False, num_labels=1)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class PoolerReference(nn.Module):
+        def __init__(self, spec: Pooler, hidden: int) -> None:
+            super().__init__()
+            self.dense = nn.Linear(hidden, hidden) if spec.dense else None
+            if spec.num_labels is not None:
+                self.out_proj = nn.Linear(hidden, spec.num_labels)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            pooled = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))
+            return pooled, self.out_proj(pooled) if hasattr(self, "out_proj") else pooled
+
+    return PoolerReference

@@ -1,0 +1,80 @@
+"""Token types: tables of segments (BERT, Devlin 2019, §3) and of tasks (ERNIE 2.0, Sun 2019, arXiv:1907.12412, §4.1).
+
+A row of each is added to every embedded token.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import model_validator
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Around, Positions, StackPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class TokenTypes(StackPart):
+    """Tables whose rows are added to the embedded tokens, before the norm on their sum.
+
+    type_vocab_size: the number of segments (BERT); none by default.
+    task_type_vocab_size: the number of tasks (ERNIE); none by default.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type_vocab_size: Positions | None = None
+    task_type_vocab_size: Positions | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.type_vocab_size is None and self.task_type_vocab_size is None:
+            raise ValueError(
+                "type_vocab_size: missing; token_types have a type_vocab_size or a task_type_vocab_size, or are left "
+                "out"
+            )
+        return self
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """x: the embedded tokens. Their sum with a row of each table."""
+        for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
+            if types is not None:
+                x = f.add(x, f.table(name, Axis("types", types), *x.axes, of=x.rows, kind=self.kind)[0])
+        return x
+
+    def reference(self, around: Around) -> nn.Module:
+        """forward(embedded tokens [batch, tokens, width]) → the same. The stack holds its children as its own."""
+        return _reference()(self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(type_vocab_size=2), cls(task_type_vocab_size=3), cls(type_vocab_size=4, task_type_vocab_size=5)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class TokenTypesReference(nn.Module):
+        """Every token is of the first type."""
+
+        def __init__(self, spec: TokenTypes, width: int) -> None:
+            super().__init__()
+            if spec.type_vocab_size is not None:
+                self.embed_types = nn.Embedding(spec.type_vocab_size, width)
+            if spec.task_type_vocab_size is not None:
+                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)
+            for table in self.children():
+                x = x + table(first)
+            return x
+
+    return TokenTypesReference
