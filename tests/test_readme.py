@@ -25,7 +25,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
 from llmcalc.verify.deviations import DEVIATIONS
 from tests.components.towers.tower_shapes import WRAPPERS
-from tests.test_families import CASES
+from tests.verify.test_families import CASES
 
 README = Path(__file__).parent.parent / "README.md"
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)

@@ -26,7 +26,7 @@ from llmcalc.run.execution import EAGER
 from llmcalc.run.rows import TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
-from tests.test_parts import around_a_model
+from tests.contracts.test_parts import around_a_model
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")

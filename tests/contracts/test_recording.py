@@ -20,7 +20,7 @@ from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.formulas.symbolic import letter_of
 from llmcalc.model import ModelSpec
-from tests.test_parts import around_a_model, decoder
+from tests.contracts.test_parts import around_a_model, decoder
 
 EXAMPLES = [
     pytest.param(example, id=f"{part.__name__}-{i}")

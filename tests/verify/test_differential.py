@@ -1,7 +1,8 @@
 """A few of the variations of `differential.py` for every model type, and that it tells a wrong reading from a right
 one.
 
-Which fields are changed, a hash chooses among all that the installed class has today; `python -m tests.differential`
+Which fields are changed, a hash chooses among all that the installed class has today; `python -m
+tests.verify.differential`
 takes them all.
 """
 
@@ -14,8 +15,8 @@ import pytest
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
-from tests import differential
-from tests.differential import COMPARED, judged, sampled
+from tests.verify import differential
+from tests.verify.differential import COMPARED, judged, sampled
 
 DRAWN = 4
 """Variations drawn at most of each model type, until one compares something."""

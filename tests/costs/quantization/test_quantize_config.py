@@ -326,7 +326,7 @@ def test_every_name_is_counted(model: str) -> None:
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_state_space_models(case: str) -> None:
     """dt_proj has rows of 48 in the smaller: F16 in llama.cpp's mixes of 256, and no type at all in those of 32."""
-    spec = llmcalc.load(str(Path(__file__).parent / "data/cases" / case)).model
+    spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
     for name in ("q4_k_m", "q8_0", "q2_k", "iq4_xs", "fp8", "nf4-double", "int8", "w8a8"):
         assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
     if case == "mamba-130m":

@@ -34,7 +34,7 @@ Place: TypeAlias = tuple[str | int, ...]
 
 CASES = {
     p.parent.name: json.loads(p.read_text())
-    for p in sorted((Path(__file__).parent / "data/cases").glob("*/config.json"))
+    for p in sorted((Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 }
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 WRAPPING = [kind for kind in model_types() if family_of(kind).text is not None]

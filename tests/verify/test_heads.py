@@ -25,7 +25,7 @@ from llmcalc.verify.measure import count_flops
 from llmcalc.verify.transformers import build, verify_config
 from llmcalc.verify.witness import witness_of
 from tests.builders import sight
-from tests.differential import shapes_of
+from tests.verify.differential import shapes_of
 
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 

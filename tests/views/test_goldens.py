@@ -1,6 +1,6 @@
 """What the commands print, kept as files: any change of a number, a unit or a word is seen in a diff.
 
-To write them anew: `python -m tests.test_goldens`. At 80 columns, without colour, in a pipe; times are left out.
+To write them anew: `python -m tests.views.test_goldens`. At 80 columns, without colour, in a pipe; times are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from llmcalc.cli.main import COMMANDS
 
-if __package__:  # python -m tests.test_goldens
+if __package__:  # python -m tests.views.test_goldens
     from .test_readme import printed, without_times
 else:
     from test_readme import printed, without_times
@@ -65,7 +65,7 @@ def screen(name: str) -> str:
 @pytest.mark.parametrize("name", ALL)
 def test_the_screen_is_the_golden(name: str) -> None:
     assert screen(name) == (GOLDENS / f"{name}.txt").read_text(encoding="utf-8"), (
-        "if this is meant: python -m tests.test_goldens, and read the diff"
+        "if this is meant: python -m tests.views.test_goldens, and read the diff"
     )
 
 

@@ -27,7 +27,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.studies.literature import critical_depth, kaplan_range, scaled_optimum, verdicts
 from llmcalc.studies.shape import HEAD_SIZES, Budget, Family, budget_for, family, proportion, search, spread, study
 from tests.builders import sight
-from tests.test_parts import decoder
+from tests.contracts.test_parts import decoder
 
 DECODERS = ["llama3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "gpt-oss-20b", "falcon-7b", "qwen2.5-72b"]
 

@@ -33,7 +33,7 @@ from llmcalc.components.position import LayerBias, RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
-from tests.test_parts import around_a_model, decoder
+from tests.contracts.test_parts import around_a_model, decoder
 
 
 def changed(part: Any, **fields: Any) -> Any:

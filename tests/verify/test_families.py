@@ -26,7 +26,7 @@ from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
 from tests.builders import sight
 
-CASES = sorted(p.parent for p in (Path(__file__).parent / "data/cases").glob("*/config.json"))
+CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 
 
 def _read(path: Path) -> dict[str, Any]:

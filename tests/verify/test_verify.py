@@ -22,7 +22,7 @@ from llmcalc.verify.measure import count_flops, parameters
 from llmcalc.verify.published import has_exact_count, verify_published
 from llmcalc.verify.reference import build, verify_reference
 from llmcalc.verify.transformers import verify_transformers
-from tests.test_convert import WITHOUT_A_CLASS
+from tests.sources.test_convert import WITHOUT_A_CLASS
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -27,7 +27,7 @@ from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.target import load
 from llmcalc.verify.checkpoint import match
-from tests.test_families import _shapes
+from tests.verify.test_families import _shapes
 
 
 def test_safetensors(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from llmcalc.verify.transformers import build, verify_config
 from tests.builders import sight
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
-from tests.test_families import CASES, _known
+from tests.verify.test_families import CASES, _known
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 

@@ -12,7 +12,7 @@ import torch
 from llmcalc.verify.measured import Measured, measured_tree
 from llmcalc.views.measured import report
 
-CASES = Path(__file__).parent / "data/cases"
+CASES = Path(__file__).parents[1] / "data/cases"
 
 
 @pytest.mark.parametrize("name", ["jamba-1.5-mini", "llama-3.1-8b"])

@@ -272,7 +272,7 @@ def test_bits_a_weight_that_llama_cpp_publishes(name: str) -> None:
     assert round(8 * quantized(spec, scheme_named(name)).total / params(spec).total, 4) == LLAMA_CPP_BITS[name]
 
 
-FILE_SIZES = json.loads((Path(__file__).parent / "data/gguf/file_sizes.json").read_text())
+FILE_SIZES = json.loads((Path(__file__).parents[2] / "data/gguf/file_sizes.json").read_text())
 
 
 def spec_of(entry: dict[str, Any], folder: Path) -> ModelSpec:

@@ -1,5 +1,5 @@
 """Every field of every family's config changed, one at a time, and the counts held against the class: `python -m
-tests.differential [MODEL_TYPE …]`.
+tests.verify.differential [MODEL_TYPE …]`.
 
 The shapes of `tests/families` are what somebody thought of. Here each is a start, and every field that its
 configuration class knows takes other values. Where the class builds and runs, the counts are equal, the difference is
@@ -268,7 +268,7 @@ def sampled(kind: str, many: int) -> list[tuple[int, str, Any, dict[str, Any]]]:
 def main(arguments: list[str]) -> int:
     import logging
 
-    parser = argparse.ArgumentParser(prog="python -m tests.differential")
+    parser = argparse.ArgumentParser(prog="python -m tests.verify.differential")
     parser.add_argument("kinds", nargs="*", metavar="MODEL_TYPE")
     parser.add_argument("--sample", type=int, metavar="N")
     given = parser.parse_args(arguments)

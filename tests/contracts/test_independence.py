@@ -18,7 +18,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference
-from tests.independence import faults, members, modules, parts
+from tests.contracts.independence import faults, members, modules, parts
 
 NORM = "llmcalc.components.norm"
 MODEL = "llmcalc.model"
