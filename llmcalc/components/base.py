@@ -297,10 +297,6 @@ class Network(Component):
         """Units of the feed-forward networks that one token passes through."""
         return None
 
-    def reads_token_ids(self) -> bool:
-        """Whether it reads the tokens' ids beside their vectors."""
-        return False
-
     def activation(self) -> str:
         """What papers call its activation: `SwiGLU`, `GELU`; empty where it has none of these."""
         return ""

@@ -40,6 +40,7 @@ from ..choice import only
 from ..norm import Norm, norm_reference
 from ..position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
 from ..runtime import Run, allowed, cache_class, vector
+from .output_gate import OutputGate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,9 +77,7 @@ class Attention(TokenMixer):
     sliding_window: a token sees so many tokens, itself included (in an encoder in the middle of them).
     attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their
     norm and positions, so there is no value projection; both are still cached (Gemma 4).
-    output_gate: what the heads give is multiplied by the sigmoid of a map of the layer's input (Qiu 2025,
-    arXiv:2505.06708), one value for each element of it or one for each head; Qwen3-Next holds that map in q_proj.
-    gate_bias: of that map.
+    output_gate: a gate on the output of the heads, none by default.
     sub_norm: on what the heads give together, before the output map (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
     v_norm: on each value. kv_shared: keys and values are those of the nearest layer below that attends alike and makes
     its own (Gemma 3n, Gemma 4).
@@ -88,6 +87,7 @@ class Attention(TokenMixer):
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    renamed: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
 
     type: Literal["attention"] = "attention"
     num_attention_heads: Heads
@@ -103,8 +103,7 @@ class Attention(TokenMixer):
     attention_chunk_size: Window | None = None
     sinks: Flag = False
     attention_k_eq_v: Flag = False
-    output_gate: Literal["element", "head"] | None = None
-    gate_bias: Flag = False
+    output_gate: OutputGate | None = None
     sub_norm: Norm | None = None
     v_norm: Norm | None = None
     kv_shared: Flag = False
@@ -135,8 +134,6 @@ class Attention(TokenMixer):
             raise ValueError(
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
-        if self.gate_bias and self.output_gate is None:
-            raise ValueError("gate_bias: there is no output_gate to have one")
         if isinstance(self.position, TransformerXL) and (
             self.sliding_window is not None or self.attention_chunk_size is not None
         ):
@@ -257,9 +254,7 @@ class Attention(TokenMixer):
         y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, **limits)
         if self.sinks:
             f.vector("sinks", heads)
-        if self.output_gate is not None:
-            gates = (heads, size) if self.output_gate == "element" else (heads,)
-            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.gate_bias), "sigmoid"))
+        y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
@@ -393,11 +388,10 @@ class Attention(TokenMixer):
                 num_attention_heads=4,
                 num_key_value_heads=2,
                 head_dim=8,
-                output_gate="element",
-                gate_bias=True,
+                output_gate=OutputGate(per="element", bias=True),
                 position=rope,
             ),
-            cls(num_attention_heads=4, num_key_value_heads=2, output_gate="head", position=rope),
+            cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
             cls(
                 num_attention_heads=4,
@@ -405,7 +399,7 @@ class Attention(TokenMixer):
                 head_dim=8,
                 v_head_dim=5,
                 sliding_window=5,
-                output_gate="element",
+                output_gate=OutputGate(per="element"),
                 position=rope,
             ),
             cls(
@@ -476,8 +470,7 @@ def _reference() -> type[nn.Module]:
                 self.v_proj = nn.Linear(seen, self.kv_heads * self.value_dim, bias=spec.v_bias)
             self.o_proj = nn.Linear(self.heads * self.value_dim, around.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
-                gates = self.heads * self.value_dim if spec.output_gate == "element" else self.heads
-                self.gate_proj = nn.Linear(width, gates, bias=spec.gate_bias)
+                self.gate_proj = spec.output_gate.reference(around, self.heads, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = Core()

@@ -23,6 +23,7 @@ from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
 from .indexer import Indexer
+from .output_gate import OutputGate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,10 +37,10 @@ class MLA(TokenMixer):
     qk_rope_head_dim with positions, the latter's key shared by all heads. attention_bias: on the projections that read
     or write the residual stream (not on a direct q_proj).
     mla_use_nope: no positions at all; the shared key has the same size, and is not turned (Kimi Linear).
-    output_gate: each head's output is multiplied by the sigmoid of a map of the layer's input (Ling 3), one value a
-    head, or one for each `element` of it (Hy 4). query_gate: that gate, for each element, and the queries are one map
-    of the compressed query, after its norm and before it side by side (A.X-K2). sinks: one more key for each head, with
-    a learned score and no value (Hy 4).
+    output_gate: a gate on the output of the heads (Ling 3, Hy 4), none by default.
+    query_gate: one projection gives such a gate, with one value per element, and the queries. It reads the compressed
+        query after its norm and before it, side by side (A.X-K2). False by default.
+    sinks: one more key for each head, with a learned score and no value (Hy 4).
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -54,7 +55,7 @@ class MLA(TokenMixer):
     v_head_dim: ValueDim
     attention_bias: Flag = False
     mla_use_nope: Flag = False
-    output_gate: Flag | Literal["element"] = False
+    output_gate: OutputGate | None = None
     query_gate: Flag = False
     sinks: Flag = False
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
@@ -70,7 +71,7 @@ class MLA(TokenMixer):
                 "indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a "
                 "q_lora_rank and a wider index_head_dim"
             )
-        if self.query_gate and (self.q_lora_rank is None or self.output_gate):
+        if self.query_gate and (self.q_lora_rank is None or self.output_gate is not None):
             raise ValueError(
                 "query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it"
             )
@@ -133,9 +134,7 @@ class MLA(TokenMixer):
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
         if self.sinks:
             f.vector("sinks", heads)
-        if self.output_gate:
-            gates = (heads, size) if self.output_gate == "element" else (heads,)
-            y = f.mul(y, f.act(f.linear("gate_proj", x, *gates), "sigmoid"))
+        y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _turned(self, f: Flow, x: Value) -> Value:
@@ -181,7 +180,7 @@ class MLA(TokenMixer):
                 qk_rope_head_dim=4,
                 v_head_dim=6,
                 mla_use_nope=True,
-                output_gate=True,
+                output_gate=OutputGate(per="head"),
             ),
             cls(
                 num_attention_heads=4,
@@ -199,7 +198,7 @@ class MLA(TokenMixer):
                 qk_rope_head_dim=4,
                 v_head_dim=6,
                 sinks=True,
-                output_gate="element",
+                output_gate=OutputGate(per="element"),
             ),
             cls(
                 num_attention_heads=4,
@@ -252,10 +251,8 @@ def _reference() -> type[nn.Module]:
             self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
-            if spec.output_gate:
-                self.gate_proj = nn.Linear(
-                    hidden, heads * spec.v_head_dim if spec.output_gate == "element" else heads, bias=False
-                )
+            if spec.output_gate is not None:
+                self.gate_proj = spec.output_gate.reference(around, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
@@ -282,7 +279,8 @@ def _reference() -> type[nn.Module]:
                 q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
                 return q, gate, small
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
-            return q.unflatten(-1, apart), self.gate_proj(x).unflatten(-1, apart) if spec.output_gate else None, small
+            gate = None if spec.output_gate is None else self.gate_proj(x).unflatten(-1, apart)
+            return q.unflatten(-1, apart), gate, small
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads

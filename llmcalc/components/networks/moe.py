@@ -178,9 +178,6 @@ class MoE(Network):
         shared = 0 if self.shared_expert is None else self.shared_expert.intermediate_size
         return self.num_experts_per_tok * self.expert.intermediate_size + shared
 
-    def reads_token_ids(self) -> bool:
-        return self.router.reads_token_ids
-
     def widened(self, change: Callable[[int], Number]) -> Self:
         if self.latent is not None:
             raise Unscalable("experts of a latent width do not scale with hidden_size alone; expected no latent")
@@ -188,7 +185,7 @@ class MoE(Network):
         return self.model_copy(update={name: one.widened(change) for name, one in slots.items() if one is not None})
 
     def borrows(self) -> str:
-        return "router.type 'token_table'" if self.reads_token_ids() else ""
+        return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def source(self) -> str:
         return "Shazeer et al. 2017, §2"

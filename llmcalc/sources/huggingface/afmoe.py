@@ -48,7 +48,7 @@ def _networks(c: Config, names: list[str], shared: int) -> tuple[list[str], Tabl
 def _afmoe(c: Config) -> Table:
     """A norm before and after each sublayer; layers that see everything have no positions."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
-    mixer = attention(c, output_gate="element", **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    mixer = attention(c, output_gate={"per": "element"}, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
     every = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
     sliding = {"position": mixer.pop("position"), **_window(c)}
     ranges = (
@@ -74,7 +74,7 @@ def _laguna(c: Config) -> Table:
         raise c.wrong("gating_types", c.get("gating_types"), f"per_{gate} for every layer, as gating says")
     mixer = attention(
         c,
-        output_gate=gate,
+        output_gate={"per": gate},
         num_key_value_heads=c.size("num_key_value_heads"),
         **biases(c.flag("attention_bias"), *QKVO),
         **qk_norm(norm),

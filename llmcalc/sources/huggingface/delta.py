@@ -52,7 +52,11 @@ def _qwen(c: Config, sparse: list[bool]) -> Table:
     """sparse: whether each layer has experts. A layer is `linear`, `full`, or either with `_moe`."""
     norm, depth, biased = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
     full = attention(
-        c, position=rope(c, 0.25), output_gate="element", **biases(biased, *QKVO, "gate_bias"), **qk_norm(norm)
+        c,
+        position=rope(c, 0.25),
+        output_gate={"per": "element", "bias": biased},
+        **biases(biased, *QKVO),
+        **qk_norm(norm),
     )
     mixers: Table = {"linear": gated_delta_net(c), "full": {"type": "attention", **full}}
     networks: Table = {}
@@ -143,7 +147,9 @@ def _bailing_hybrid(c: Config) -> Table:
     linear = _kda(c, heads, head_dim, kernel, low_rank_gates=False, **bound)
     default = ["linear" if (i + 1) % period else "full" for i in range(c.size("num_hidden_layers"))]
     c.must("q_lora_rank", None)
-    return _with_latent(c, linear, mla(c, output_gate=True), listed(c, "layer_types", LINEAR_OR_FULL, default))
+    return _with_latent(
+        c, linear, mla(c, output_gate={"per": "head"}), listed(c, "layer_types", LINEAR_OR_FULL, default)
+    )
 
 
 def _kda(c: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Table:

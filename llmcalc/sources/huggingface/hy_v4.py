@@ -34,7 +34,7 @@ def _hy_v4(c: Config) -> Table:
     network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
-        "attention": mla(c, indexer=indexer, output_gate="element", sinks=True),
+        "attention": mla(c, indexer=indexer, output_gate={"per": "element"}, sinks=True),
         "feed_forward": network,
         "norm": norm,
         "hc_mult": c.size("hc_mult"),

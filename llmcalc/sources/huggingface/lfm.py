@@ -73,7 +73,7 @@ def _lfm2_moe(c: Config) -> Table:
 
 def _lfm3(c: Config) -> Table:
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
-    gate = {"output_gate": "head"} if c.flag("use_attention_gate") else {}
+    gate = {"output_gate": {"per": "head"}} if c.flag("use_attention_gate") else {}
     mixers = _mixers(c, norm, **gate, **biases(c.flag("attention_bias"), *QKVO))
     mixers["sliding"] = {
         **mixers["full"],

@@ -113,7 +113,7 @@ OWN: dict[str, dict[str, Value]] = {
     "hunyuan_v1_moe": {"moe_topk": _each_top_k},
     "ernie4_5_moe": {"moe_layer_start_index": _start, "moe_layer_end_index": _end, "moe_layer_interval": _interval},
     "laguna": {
-        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate)],
+        "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate).per],
         "num_attention_heads_per_layer": _each_heads,
         "mlp_layer_types": FIELDS["mlp_layer_types"],
     },
@@ -154,7 +154,7 @@ OWN: dict[str, dict[str, Value]] = {
     },
     "deepseek_v4": {
         "layer_types": _compressed,
-        "mlp_layer_types": lambda s: ["hash_moe" if n.reads_token_ids() else "moe" for n in s.networks],
+        "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
         "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
         "compress_rates": _rates,
     },

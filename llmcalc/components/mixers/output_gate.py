@@ -1,0 +1,37 @@
+"""A gate on the output of attention's heads: it is multiplied by the sigmoid of a projection of the layer's input.
+
+Qiu et al. 2025 (arXiv:2505.06708). Qwen3-Next holds that projection in q_proj; transformers: models/qwen3_next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Around, Flag, Part
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class OutputGate(Part):
+    """The gate. The attention that has it holds its projection as `gate_proj`.
+
+    per: whether there is one value per `element` of the heads' output or one per `head`.
+    bias: whether the projection has a bias, false by default.
+    """
+
+    per: Literal["element", "head"]
+    bias: Flag = False
+
+    def flow(self, f: Flow, x: Value, y: Value) -> Value:
+        """x: the layer's input. y: the output of the heads, of axes (heads, size)."""
+        gates = y.axes if self.per == "element" else y.axes[:1]
+        return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
+
+    def reference(self, around: Around, heads: int, size: int) -> nn.Module:
+        """The projection, to [..., heads * size] or [..., heads]."""
+        from torch import nn
+
+        return nn.Linear(around.hidden_size, heads * size if self.per == "element" else heads, bias=self.bias)
