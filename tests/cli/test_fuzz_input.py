@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from damage import ENDLESS, NO_SIZES, anything_of, fuzzed, numbers, refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from llmcalc.sources.files import validated
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import presets_dir
 from llmcalc.sources.target import load
+from tests.cli.damage import ENDLESS, NO_SIZES, anything_of, fuzzed, numbers, refused
 
 FUZZED = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b")
 TABLES = {name: tomllib.loads((presets_dir() / "models" / f"{name}.toml").read_text())["model"] for name in FUZZED}

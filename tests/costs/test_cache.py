@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 
 import llmcalc
 from llmcalc.cli import main as cli
@@ -27,6 +26,7 @@ from llmcalc.ops import Op
 from llmcalc.ops.base import CACHE
 from llmcalc.run.sight import Sight
 from llmcalc.verify.measure import held_bytes
+from tests.contracts.test_parts import CAUSAL, around_a_model, decoder, encoder_decoder, source_of
 
 
 def if_(cache: CacheSize) -> dict[str, int]:

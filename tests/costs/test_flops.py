@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_parts import around_a_model, decoder, encoder_decoder
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,6 +35,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.verify.measure import convolution_backward
 from tests.builders import sight
+from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
 LOGITS = 4096 * 128256

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_parts import EXAMPLES, around_a_model, decoder
 from torch import nn
 
 import llmcalc
@@ -21,6 +20,7 @@ from llmcalc.costs.resident import Setup, memory
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, ParamTensor
+from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
 
 MIXTURE = decoder(
     feed_forward=MoE.examples()[3], tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
@@ -136,7 +136,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer_state(spec.tree(), name, "float32", momentum=name == "sgd")
+    state = optimizer_state(spec.tree(), name, "float32", momentum=name == "sgd", include=WITH_MTP)
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 import pytest
 import sympy
-from test_parts import FEED_FORWARD, decoder
 
 import llmcalc
 from llmcalc.cli import main as cli
@@ -27,6 +26,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.views.memory import report
+from tests.contracts.test_parts import FEED_FORWARD, decoder
 
 CORRECTED = next(example for example in MoE.examples() if getattr(example.router, "score_correction", None) == "buffer")
 MIXTURE = decoder(

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from conftest import Result
-from test_fuzz_config import LLAMA, SIZED, Config, shapes
+
+from tests.sources.test_fuzz_config import LLAMA, SIZED, Config, shapes
 
 DEEP = {**LLAMA, "num_hidden_layers": 100_000}
 MIXED = {**DEEP, "model_type": "qwen3", "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 16}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from llmcalc.costs.quantization.config import METHODS
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
+from tests.cli.damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
 from tests.components.towers.tower_shapes import WRAPPERS
 
 Config: TypeAlias = dict[str, Any]

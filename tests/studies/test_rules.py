@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import pytest
-from test_parts import decoder, encoder_decoder
 
 import llmcalc
 from llmcalc.cli import main as cli
@@ -33,6 +32,7 @@ from llmcalc.studies.rules import (
     palm_appendix_b,
     sizes,
 )
+from tests.contracts.test_parts import decoder, encoder_decoder
 
 
 def rules(count: FlopCount) -> dict[str, Rule]:

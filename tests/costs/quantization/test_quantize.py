@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import sympy
-from test_parts import decoder
 
 import llmcalc
 from llmcalc.components.mixers.attention import Attention
@@ -22,6 +21,7 @@ from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_n
 from llmcalc.costs.quantization.base import Site, sites
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
+from tests.contracts.test_parts import decoder
 
 GATED = FeedForward(intermediate_size=192, hidden_act="silu", gated=True)
 DENSE = decoder(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
 
 import llmcalc
 from llmcalc.cli import main as cli
@@ -18,6 +17,7 @@ from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_n
 from llmcalc.costs.resident import Setup, memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from tests.costs.quantization.test_quantize import DENSE, MIXTURE, WEIGHTS, deep, size
 
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
 

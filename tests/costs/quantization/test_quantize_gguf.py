@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_parts import decoder
-from test_quantize import DENSE, deep
 
 import llmcalc
 from llmcalc.components.mixers.attention import Attention
@@ -25,6 +23,8 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
 from llmcalc.sources.huggingface.registry import read_config
+from tests.contracts.test_parts import decoder
+from tests.costs.quantization.test_quantize import DENSE, deep
 
 # Files
 
