@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import IMAGES, PATCHES, WithMore
-from ..base import Around, Flag, Part, Positions, Width
+from ..base import Around, Flag, Part, Positions, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
@@ -96,7 +96,7 @@ class VisionTower(TowerPart):
     def _check(self) -> Self:
         self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=True)
         if self.pooling is not None:
-            self.pooling.attention.check_width("pooling.attention", self.hidden_size)
+            self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.class_embedding and any(
             getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()
         ):
