@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Around, Flag, HiddenSize, Part, Positions, Vocab, Width
+from .components.base import Around, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.head import Classifier, LMHead, NoHead
@@ -85,66 +85,17 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
+        source = None if self.encoder is None else self.encoder.hidden_size or self.hidden_size
         for side, stack in self.stacks():
-            stack.check_mixers(side, stack.hidden_size or self.hidden_size, side, grid=False)
-            for name, block in {"block": stack.block, **stack.variants}.items():
-                where = f"{side}.block" if name == "block" else f"{side}.variants.{name}"
-                crosses, idle = block.cross_attention is not None, getattr(block, "idle_cross_attention", False)
-                if idle and self.encoder is not None:
-                    raise ValueError(f"{where}.idle_cross_attention: there is an encoder to attend to; expected false")
-                if crosses and not idle and (side == "encoder" or self.encoder is None):
-                    raise ValueError(f"{where}.cross_attention: only the decoder of an encoder-decoder has one")
-        merged = self.decoder is not None and self.decoder.block.attention.type == "merged"
-        if merged and (
-            self.encoder is None or self.encoder.hidden_size is not None or self.main.block.cross_attention is not None
-        ):
-            raise ValueError(
-                "decoder.block.attention.type: 'merged' reads an encoder of the decoder's width; expected one, and "
-                "no cross_attention"
-            )
-        if (
-            self.encoder is not None
-            and self.decoder is not None
-            and self.decoder.block.cross_attention is None
-            and not merged
-        ):
+            width = stack.hidden_size or self.hidden_size
+            stack.check_place(Standing(side, width, side, source_width=source if side == "decoder" else None))
+        if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
-        if self.main.input_size not in (None, self.embedding_size):
-            raise ValueError(
-                f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}"
-            )
-        if self.kind == "encoder-decoder" and self.encoder is not None:
-            if self.encoder.input_size is not None:
-                raise ValueError(
-                    "encoder.input_size: embeddings narrower than the layers are for a model of one stack; "
-                    "expected none"
-                )
-            if self.embedding_size is not None and self.encoder.vocab_size is None and self.encoder.stem is None:
-                raise ValueError(
-                    "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
-                )
-        if self.main.vocab_size is not None or self.main.hidden_size is not None:
-            raise ValueError(
-                f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
-            )
-        if (
-            self.encoder is not None
-            and self.encoder.hidden_size is not None
-            and self.encoder.vocab_size is None
-            and self.encoder.stem is None
-        ):
-            raise ValueError(
-                "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
-                "of its own"
-            )
-        if self.main.stem is not None:
-            raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
-        transform = getattr(self.head, "transform", None)
-        if (
-            transform is not None
-            and transform.size is not None
-            and (self.tie_word_embeddings or not isinstance(self.head, LMHead))
-        ):
+        self._check_main()
+        if self.encoder is not None and self.decoder is not None:
+            self._check_encoder(self.encoder)
+        change = self.head.transform if isinstance(self.head, LMHead) else None
+        if change is not None and change.size is not None and self.tie_word_embeddings:
             raise ValueError(
                 "head.transform.size: of a language-model head of its own; expected none, or tie_word_embeddings = "
                 "false"
@@ -154,6 +105,36 @@ class ModelSpec(Part):
             part.check_output(output)
         check_widths(self.towers)
         return self
+
+    def _check_main(self) -> None:
+        """Raises `ValueError` where the stack that makes the output reads something else than the embedding."""
+        if self.main.input_size not in (None, self.embedding_size):
+            raise ValueError(
+                f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}"
+            )
+        if self.main.vocab_size is not None or self.main.hidden_size is not None:
+            raise ValueError(
+                f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
+            )
+        if self.main.stem is not None:
+            raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
+
+    def _check_encoder(self, encoder: Stack) -> None:
+        """Raises `ValueError` where an encoder beside a decoder has nothing to read that is as wide as its layers."""
+        own = encoder.vocab_size is not None or encoder.stem is not None
+        if encoder.input_size is not None:
+            raise ValueError(
+                "encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none"
+            )
+        if self.embedding_size is not None and not own:
+            raise ValueError(
+                "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
+            )
+        if encoder.hidden_size is not None and not own:
+            raise ValueError(
+                "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
+                "of its own"
+            )
 
     @property
     def kind(self) -> Literal["decoder", "encoder", "encoder-decoder"]:

@@ -203,15 +203,20 @@ class ScoreBias:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a part stands that mixes tokens, for the checks that only its place decides.
+    """Where a part of a stack stands, for the checks that only its place decides.
 
-    where: what an error calls it. width: of what it reads. side: of which stack. grid: tokens stand in a grid.
+    where: what an error calls it.
+    width: the width of what it reads.
+    side: which stack it is in, `encoder` or `decoder`.
+    grid: whether tokens stand in a grid, as the patches of an image do.
+    source_width: the width of the output of the encoder beside the decoder; None where there is none to attend to.
     """
 
     where: str
     width: int
     side: str
     grid: bool = False
+    source_width: int | None = None
 
 
 class Unscalable(ValueError):
@@ -219,7 +224,12 @@ class Unscalable(ValueError):
 
 
 class TokenMixer(Component):
-    """A part that moves information between tokens, with what other code may ask of any of them."""
+    """A part that moves information between tokens, with what other code may ask of any of them.
+
+    reads_encoder: of the class: it attends to the encoder's output beside its own tokens.
+    """
+
+    reads_encoder: ClassVar[bool] = False
 
     def heads(self, width: Any) -> HeadSizes | None:
         """Its heads in a layer of that width; None where it has none."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
+from pydantic import model_validator
+
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -99,6 +101,12 @@ class Classifier(Component):
     bias: Flag = True
     over: Literal["sequence", "token"] = "sequence"
     transform: Transform | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.transform is not None and self.transform.size is not None:
+            raise ValueError("transform.size: of a language-model head of its own; expected none")
+        return self
 
     def source(self) -> str:
         return "Devlin et al. 2019, §4.1"

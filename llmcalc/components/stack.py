@@ -8,6 +8,7 @@ dense layers, then mixture-of-experts).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -172,16 +173,12 @@ class Stack(Component):
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def check_mixers(self, where: str, width: int, side: str, grid: bool) -> None:
-        """Raises `ValueError` where a layer of that width cannot mix tokens as its spec says, in an encoder or a
-        decoder, or where a part beside the layers cannot stand there. grid: tokens stand in one.
-        """
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where a layer cannot stand there as its spec says, or a part beside the layers."""
         for name, block in self.kinds().items():
-            of = f"{where}.{BASE}" if name == BASE else f"{where}.variants.{name}"
-            for field, mixer, seen in block.mixers(width):
-                mixer.check_place(Standing(f"{of}.{field}", seen, side, grid))
+            block.check_place(replace(place, where=f"{place.where}.{BASE if name == BASE else f'variants.{name}'}"))
         for name, part in self.slots().items():
-            part.check_place(Standing(f"{where}.{name}", width, side, grid))
+            part.check_place(replace(place, where=f"{place.where}.{name}"))
 
     def layer_names(self) -> list[str]:
         """The variant that each layer is, bottom first."""

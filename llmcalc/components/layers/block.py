@@ -12,7 +12,7 @@ Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -23,7 +23,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Around, Component, Flag, HeadSizes, Network, Nothing, TokenMixer, Unscalable
+from ..base import Around, Component, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -100,6 +100,15 @@ class Layer(Component):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where it cannot stand there."""
+        for field, part, width in self.mixers(place.width):
+            part.check_place(replace(place, where=f"{place.where}.{field}", width=width))
+
+    def reads_encoder(self) -> bool:
+        """Whether it attends to the output of an encoder."""
+        return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.requires() if isinstance(self.attention, Component) else {}
@@ -182,6 +191,19 @@ class Block(Layer):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         crossing = self.cross_attention
         return [*super().mixers(width), *([] if crossing is None else [("cross_attention", crossing, width)])]
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        there, idle = place.source_width is not None, self.idle_cross_attention
+        if idle and (there or place.side == "encoder"):
+            raise ValueError(f"{place.where}.idle_cross_attention: there is an encoder to attend to; expected false")
+        if self.cross_attention is not None and not idle and not there:
+            raise ValueError(f"{place.where}.cross_attention: only the decoder of an encoder-decoder has one")
+        if self.cross_attention is not None and super().reads_encoder():
+            raise ValueError(f"{place.where}.cross_attention: the layer's attention reads the encoder; expected none")
+
+    def reads_encoder(self) -> bool:
+        return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """What the layer runs, in order, under the names of the tree."""

@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Window, check_groups
+from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Standing, TokenMixer, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class
@@ -36,6 +36,8 @@ class MergedAttention(TokenMixer):
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
+
+    reads_encoder: ClassVar[bool] = True
 
     type: Literal["merged"] = "merged"
     num_attention_heads: Heads
@@ -72,6 +74,14 @@ class MergedAttention(TokenMixer):
         self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        if place.source_width != place.width:
+            raise ValueError(
+                f"{place.where}.type: 'merged' reads an encoder of the decoder's width; expected one, and no "
+                "cross_attention"
+            )
 
     def source(self) -> str:
         return "Zhang et al. 2025 (T5Gemma 2)"

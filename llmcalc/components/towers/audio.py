@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Width
+from ..base import Around, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -40,7 +40,7 @@ class AudioTower(TowerPart):
     def _check(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an encoder of sound reads frames")
-        self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=False)
+        self.stack.check_place(Standing("stack", self.hidden_size, "encoder"))
         return self
 
     @property

@@ -94,7 +94,7 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.stack.check_mixers("stack", self.hidden_size, "encoder", grid=True)
+        self.stack.check_place(Standing("stack", self.hidden_size, "encoder", grid=True))
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.class_embedding and any(
