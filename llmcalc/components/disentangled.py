@@ -20,9 +20,10 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import Table
-from .base import Around, Flag, Kernel, Part, Positions, StackPart, Standing
+from .base import Around, Flag, Kernel, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
+from .position import AttentionPosition
 from .runtime import Run
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .layers.block import Layer
 
 
-class Disentangled(Part):
+class Disentangled(AttentionPosition):
     """Scores are (q·k + q·p + k·r) / √(3d) with p and r maps of the row for the distance between query and key.
 
     c2p, p2c: whether there is q·p, and k·r. max_relative_positions: the longest distance told apart. position_buckets:
@@ -40,6 +41,8 @@ class Disentangled(Part):
     key_bias: of the map that makes p. within_sequence: only distances that occur in the sequence are mapped (version
     1).
     """
+
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["disentangled"] = "disentangled"
     max_relative_positions: Positions
@@ -68,11 +71,14 @@ class Disentangled(Part):
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The table of the stack that it maps, as `TokenMixer.requires` has it."""
         return {"relative_embedding": {"span": self.span}}
 
-    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
-        """What is added to the scores. biases: of the maps that make q and k, where those are shared."""
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        with f.scope("disentangled", source="He et al. 2020, §3.1"):
+            return q, self._added(f, x, q, keys, biases)
+
+    def _added(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
+        """The scores of the positions."""
         added: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,20 @@ from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE, Distances
-from .base import Around, Component, Flag, Heads, HeadSizes, Part, Positions, Real, StackPart, TokenMixer, Unscalable
+from .base import (
+    Around,
+    Component,
+    Flag,
+    Heads,
+    HeadSizes,
+    Part,
+    Positions,
+    Real,
+    StackPart,
+    Standing,
+    TokenMixer,
+    Unscalable,
+)
 from .choice import PartChoice
 from .runtime import Run, vector
 
@@ -28,9 +41,43 @@ if TYPE_CHECKING:
 
     from .disentangled import Disentangled
     from .layers.block import Layer
+    from .mixers.attention import Attention
 
 
-class Rope(Part):
+class AttentionPosition(Part):
+    """A position that stands in attention: on its queries and keys, or on its scores.
+
+    sides: class attribute: the stacks whose attention may have it.
+    """
+
+    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+
+    def check_attention(self, attention: Attention) -> None:
+        """Raises `ValueError` where attention with such fields cannot have it."""
+
+    def check_place(self, place: Standing, head_dim: int) -> None:
+        """Raises `ValueError` where attention with heads of that size cannot have it there. place: of the attention."""
+        if place.side not in self.sides:
+            kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
+            directions, side = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
+            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
+
+    def check_heads(self, sizes: HeadSizes) -> None:
+        """Raises `Unscalable` where it cannot stand in attention with these heads."""
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        """What it needs of the stack, as `TokenMixer.requires` has it."""
+        return {}
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        """The queries that meet the keys, and what is added to their scores.
+
+        biases: of the projections that make queries and keys.
+        """
+        return q, None
+
+
+class Rope(AttentionPosition):
     """Rotary positions on the first `rotary_dim` of each head's dimensions (or a fraction of them; by default all)."""
 
     type: Literal["rope"] = "rope"
@@ -56,6 +103,10 @@ class Rope(Part):
         if turned < 2 or turned % 2:
             raise ValueError(f"{where}: {would}; expected an even number, for it turns pairs")
 
+    def check_place(self, place: Standing, head_dim: int) -> None:
+        super().check_place(place, head_dim)
+        self.check(head_dim, f"{place.where}.position")
+
     def check_whole(self, size: str) -> None:
         """Raises `ValueError` where it is to turn a part only of what the field `size` says is turned."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
@@ -64,7 +115,6 @@ class Rope(Part):
             )
 
     def check_heads(self, sizes: HeadSizes) -> None:
-        """Raises `Unscalable` where it turns more dimensions than these heads have."""
         if isinstance(sizes.head_dim, int) and self.turned(sizes.head_dim) > sizes.head_dim:
             turned = self.turned(sizes.head_dim)
             raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
@@ -77,29 +127,48 @@ class Rope(Part):
         return rotate(x, run, start, turned, self.rope_theta)
 
 
-class Alibi(Part):
-    """A penalty on the scores, linear in the distance, with a fixed slope a head."""
+class Alibi(AttentionPosition):
+    """A penalty on the scores, linear in the distance, with a fixed slope per head."""
 
     type: Literal["alibi"] = "alibi"
 
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        return q, Value(ONCE, q.axes[:1], fixed=True)
 
-class TransformerXL(Part):
+
+class TransformerXL(AttentionPosition):
     """Relative positions by content: scores are (q + u)·k + (q + v)·r, r a learned map of the distance's sinusoid.
 
     u and v are vectors of a head each. Gopher and Chinchilla have it.
     """
 
+    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+
     type: Literal["transformer_xl"] = "transformer_xl"
 
-    def flow(self, f: Flow, x: Value, q: Value, heads: Axis, dim: Axis) -> tuple[Value, Value]:
-        """The queries that meet the keys, and the scores of the queries against every distance."""
-        distance = Value(Distances(of=x.rows), x.axes, fixed=True)
-        mapped = f.linear("r_proj", distance, heads, dim)
-        content = f.vector("content_bias", heads, dim, heads=heads)
-        position = f.vector("position_bias", heads, dim, heads=heads)
-        beside = mapped.seen(heads, dim, rows=q.rows)
-        scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
-        return f.add(q, content), scores
+    def check_attention(self, attention: Attention) -> None:
+        if attention.v_head_dim is not None:
+            raise ValueError(
+                "v_head_dim: with position.type 'transformer_xl' a value has the size of a key; expected none"
+            )
+        if attention.sliding_window is not None or attention.attention_chunk_size is not None:
+            raise ValueError(
+                "position.type: 'transformer_xl' is for full attention; expected no sliding_window and no "
+                "attention_chunk_size"
+            )
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        """What is added are the scores of the queries against every distance."""
+        heads, dim = q.axes
+        assert isinstance(heads, Axis)
+        with f.scope("relative", source="Dai et al. 2019, §3.3"):
+            distance = Value(Distances(of=x.rows), x.axes, fixed=True)
+            mapped = f.linear("r_proj", distance, heads, dim)
+            content = f.vector("content_bias", heads, dim, heads=heads)
+            position = f.vector("position_bias", heads, dim, heads=heads)
+            beside = mapped.seen(heads, dim, rows=q.rows)
+            scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
+            return f.add(q, content), scores
 
     def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
         return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
@@ -127,14 +196,15 @@ class Buckets(Part):
         return self
 
 
-class LayerBias(Buckets):
+class LayerBias(Buckets, AttentionPosition):
     """T5's bias with a table of the layer's own (UMT5)."""
 
     type: Literal["relative_bias"] = "relative_bias"
 
-    def flow(self, f: Flow, heads: Axis) -> Value:
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        return f.table("relative_bias", buckets, heads, of=ONCE, source="Chung et al. 2023 (UniMax), §4")[0]
+        bias, _ = f.table("relative_bias", buckets, q.axes[0], of=ONCE, source="Chung et al. 2023 (UniMax), §4")
+        return q, bias
 
     def reference(self, around: Around, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance

@@ -18,7 +18,6 @@ from ...algebra import Number, exact_div, same
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import ONCE
 from ..base import (
     Around,
     Flag,
@@ -65,23 +64,31 @@ class QKNorm(Part):
 Adapter: TypeAlias = Callable[[Value, Shape], Value]
 """A part beside a map: what it adds to the map's output, of the value that the map reads and the output's axes."""
 
-SIDES_OF_POSITIONS = {"disentangled": "encoder", "transformer_xl": "decoder"}
-"""Positions that are for attention in both directions alone, or for causal attention alone."""
-
 
 class Attention(TokenMixer):
     """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
 
-    num_key_value_heads: all heads, if not given. head_dim: hidden_size / num_attention_heads, if not given. v_head_dim:
-    of a value, where it is not that of a query and a key (MiMo-V2).
-    sliding_window: a token sees so many tokens, itself included (in an encoder in the middle of them).
-    attention_chunk_size: a token sees only its own chunk. attention_k_eq_v: values are the projected keys, before their
-    norm and positions, so there is no value projection; both are still cached (Gemma 4).
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads, by default that of query heads.
+    head_dim: the size of a query and a key, hidden_size / num_attention_heads by default.
+    v_head_dim: the size of a value, head_dim by default (MiMo-V2 has another).
+    q_bias, k_bias, v_bias, o_bias: which projections have a bias, none by default.
+    qk_norm: the norm on queries and keys, none by default.
+    sliding_window: the number of tokens that a token sees, itself included, all by default. In an encoder the token
+        stands in their middle.
+    attention_chunk_size: the size of the chunks outside of which a token sees nothing, none by default.
+    sinks: whether each head has one more key, with a learned score and no value; false by default.
+    attention_k_eq_v: whether values are the projected keys before their norm and positions (Gemma 4). There is no value
+        projection then, and both are cached. False by default.
     output_gate: a gate on the output of the heads, none by default.
-    sub_norm: on what the heads give together, before the output map (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
-    v_norm: on each value. kv_shared: keys and values are those of the nearest layer below that attends alike and makes
-    its own (Gemma 3n, Gemma 4).
-    block_indexer: chooses which blocks of earlier tokens are attended to (MiniMax-M3).
+    sub_norm: the norm on the output of all heads, before the output projection (Sub-LN: Wang 2022, arXiv:2210.06423;
+        BitNet); none by default.
+    v_norm: the norm on each value, none by default.
+    kv_shared: whether keys and values are those of the nearest layer below that attends alike and makes its own (Gemma
+        3n, Gemma 4); false by default.
+    attn_logit_softcapping: the bound of the scores, none by default.
+    position: what tells the positions of queries and keys apart, none by default.
+    block_indexer: what chooses the blocks of earlier tokens that are attended to (MiniMax-M3), none by default.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -118,43 +125,12 @@ class Attention(TokenMixer):
             check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
-        if self.v_head_dim is not None and (self.attention_k_eq_v or isinstance(self.position, TransformerXL)):
-            raise ValueError(
-                "v_head_dim: values that are the keys, and transformer_xl, have the size of a key; expected none"
-            )
-        if self.block_indexer is not None and (
-            self.sliding_window is not None or self.attention_chunk_size is not None or self.kv_shared
-        ):
-            raise ValueError(
-                "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
-            )
-        if self.block_indexer is not None and (
-            self.num_attention_heads % self.block_indexer.index_n_heads or self.block_indexer.index_head_dim % 2
-        ):
-            raise ValueError(
-                "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
-            )
-        if isinstance(self.position, TransformerXL) and (
-            self.sliding_window is not None or self.attention_chunk_size is not None
-        ):
-            raise ValueError(
-                "position.type: 'transformer_xl' is for full attention; expected no sliding_window and no "
-                "attention_chunk_size"
-            )
+        if self.v_head_dim is not None and self.attention_k_eq_v:
+            raise ValueError("v_head_dim: values that are the keys have the size of a key; expected none")
+        for part in (self.position, self.block_indexer):
+            if part is not None:
+                part.check_attention(self)
         return self
-
-    def check_width(self, where: str, width: int) -> None:
-        """Raises `ValueError` where no whole heads can be made of what it reads, or RoPE cannot turn them.
-        where: what to call it.
-        """
-        a = self.num_attention_heads
-        if self.head_dim is None and width % a:
-            raise ValueError(
-                f"{where}.num_attention_heads: {a} does not divide hidden_size {width}; expected a divisor, or a "
-                "head_dim of its own"
-            )
-        if isinstance(self.position, Rope):
-            self.position.check(width // a if self.head_dim is None else self.head_dim, f"{where}.position")
 
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(width))
@@ -180,23 +156,25 @@ class Attention(TokenMixer):
         other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
         if other_size and self.v_head_dim is not None:
             raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
-        if isinstance(self.position, Rope):
+        if self.position is not None:
             self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
         return self.model_copy(update=fields)
 
     def check_place(self, place: Standing) -> None:
         super().check_place(place)
-        self.check_width(place.where, place.width)
-        kind = "" if self.position is None else self.position.type
-        expected = SIDES_OF_POSITIONS.get(kind, place.side)
-        if place.side != expected:
-            directions = "in both directions" if expected == "encoder" else "that is causal"
-            side = "an encoder" if expected == "encoder" else "a decoder"
-            raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
-        for field in ("attention_chunk_size", "block_indexer"):
-            if place.side == "encoder" and getattr(self, field) is not None:
-                raise ValueError(f"{place.where}.{field}: stands in causal attention; expected a decoder")
+        a = self.num_attention_heads
+        if self.head_dim is None and place.width % a:
+            raise ValueError(
+                f"{place.where}.num_attention_heads: {a} does not divide hidden_size {place.width}; expected a "
+                "divisor, or a head_dim of its own"
+            )
+        if self.position is not None:
+            self.position.check_place(place, place.width // a if self.head_dim is None else self.head_dim)
+        if self.attention_chunk_size is not None and place.side == "encoder":
+            raise ValueError(f"{place.where}.attention_chunk_size: stands in causal attention; expected a decoder")
+        if self.block_indexer is not None:
+            self.block_indexer.check_place(place)
 
     def sizes(self, hidden_size: Number) -> tuple[Number, Number, Number]:
         """(query heads, key/value heads, head size)."""
@@ -211,8 +189,7 @@ class Attention(TokenMixer):
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        position = self.position
-        return position.requires() if position is not None and position.type == "disentangled" else {}
+        return {} if self.position is None else self.position.requires()
 
     def takes_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
@@ -242,7 +219,9 @@ class Attention(TokenMixer):
         q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         seen = x if memory is None else memory
         keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
-        q, bias = self._scored_by_position(f, x, q, keys, heads, dim)
+        bias: Value | None = None
+        if self.position is not None:
+            q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
             bias = f.memo.get("relative_bias")
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
@@ -301,23 +280,6 @@ class Attention(TokenMixer):
         if not crossing:
             made.append((self, keys, values))
         return keys, values
-
-    def _scored_by_position(
-        self, f: Flow, x: Value, q: Value, keys: Value, heads: Axis, dim: Axis
-    ) -> tuple[Value, Value | None]:
-        """The queries, and what their positions add to the scores, with what makes it."""
-        position, added = self.position, None
-        if isinstance(position, LayerBias):
-            added = position.flow(f, heads)
-        elif isinstance(position, Alibi):
-            added = Value(ONCE, (heads,), fixed=True)
-        elif isinstance(position, TransformerXL):
-            with f.scope("relative", source="Dai et al. 2019, §3.3"):
-                q, added = position.flow(f, x, q, heads, dim)
-        elif position is not None and position.type == "disentangled":
-            with f.scope("disentangled", source="He et al. 2020, §3.1"):
-                added = position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
-        return q, added
 
     def _held(self, crossing: bool) -> tuple[Number, str]:
         """How many tokens the cache holds, and what kind of cache that is."""
@@ -475,7 +437,8 @@ def _reference() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = Core()
             if spec.block_indexer is not None:
-                self.indexer: Any = spec.block_indexer.reference(around, getattr(spec.position, "rope_theta", 10000.0))
+                theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
+                self.indexer: Any = spec.block_indexer.reference(around, theta)
             if isinstance(spec.position, LayerBias):
                 self.relative_bias = spec.position.reference(around, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":

@@ -14,13 +14,15 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, HeadDim, Heads, Part, TopK, Window
+from ..base import Around, HeadDim, Heads, Part, Standing, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import rotate
 from ..runtime import Run, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from .attention import Attention
 
 
 class BlockIndexer(Part):
@@ -32,6 +34,22 @@ class BlockIndexer(Part):
     index_topk_blocks: TopK
     index_local_blocks: TopK = 1
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+
+    def check_attention(self, attention: Attention) -> None:
+        """Raises `ValueError` where attention with such fields cannot have it."""
+        if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
+            raise ValueError(
+                "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
+            )
+        if attention.num_attention_heads % self.index_n_heads or self.index_head_dim % 2:
+            raise ValueError(
+                "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
+            )
+
+    def check_place(self, place: Standing) -> None:
+        """Raises `ValueError` where its attention cannot stand there. place: of the attention."""
+        if place.side == "encoder":
+            raise ValueError(f"{place.where}.block_indexer: stands in causal attention; expected a decoder")
 
     @property
     def chosen_tokens(self) -> int:

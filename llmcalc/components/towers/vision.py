@@ -96,7 +96,7 @@ class VisionTower(TowerPart):
     def _check(self) -> Self:
         self.stack.check_place(Standing("stack", self.hidden_size, "encoder", grid=True))
         if self.pooling is not None:
-            self.pooling.attention.check_width("pooling.attention", self.hidden_size)
+            self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.class_embedding and any(
             getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()
         ):
