@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -76,7 +77,7 @@ class Node:
 
     def place(self, sight: Sight | None = None) -> Place:
         """Where this node stands as the root of a tree."""
-        return Place(self, "", self.repeat, self.kind, frozenset({self.role}), sight, self.optional)
+        return Place(self, None, self.repeat, self.kind, frozenset({self.role}), sight, self.optional)
 
     def walk(self, sight: Sight | None = None) -> Iterator[Place]:
         """This node as a root, and every node below it, parents first."""
@@ -91,11 +92,11 @@ class Node:
         return self.place(sight).each(cost, include)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """A node where it stands in a model.
 
-    path: the segments of its ancestors and its own, empty for the root.
+    above: where its parent stands; None for the root.
     times: how often it occurs in the model: the repeats of all its ancestors and its own.
     kind: the component it counts under. roles: its own and those of its ancestors.
     sight: the run; None where only parameters are asked for.
@@ -103,18 +104,25 @@ class Place:
     """
 
     node: Node
-    path: str
+    above: Place | None
     times: Number
     kind: str
     roles: frozenset[Role]
     sight: Sight | None
     optional: str
 
+    @cached_property
+    def path(self) -> str:
+        """The segments of its ancestors and its own, empty for the root."""
+        if self.above is None:
+            return ""
+        return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
+
     def below(self, node: Node) -> Place:
         """Where a child of this node stands."""
         return Place(
             node,
-            f"{self.path}.{node.segment}" if self.path else node.segment,
+            self,
             times(self.times, node.repeat),
             node.kind or self.kind,
             self.roles if node.role == "own" else self.roles | {node.role},
