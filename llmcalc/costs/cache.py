@@ -36,6 +36,11 @@ def cache_bits_of(dtype_name: str) -> Cost:
     return cache_bits(DTYPE_BITS[dtype_name])
 
 
+def _keeping(spec: ModelSpec) -> Node:
+    """The parts of the model that keep something between tokens: a cache is asked for at many lengths."""
+    return spec.tree().only("cache_bits")
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Caches that are alike: `layers` of them,
@@ -51,7 +56,10 @@ class Held:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The cache after `context + seq` tokens of each sequence. source: what an encoder was told to read, if it was."""
+    """The cache after `context + seq` tokens of each sequence.
+
+    tree: the parts of the model that keep something. source: what an encoder was told to read, if it was.
+    """
 
     spec: ModelSpec
     tree: Node
@@ -124,7 +132,7 @@ class CacheSize:
     @property
     def what_if(self) -> list[WhatIf]:
         """The same model with other heads, or without windows, through the same closed form."""
-        changed = [(what, replace(self, spec=spec, tree=spec.tree())) for what, spec in what_ifs(self.spec)]
+        changed = [(what, replace(self, spec=spec, tree=_keeping(spec))) for what, spec in what_ifs(self.spec)]
         return [WhatIf(what, cache, cache.bytes / self.bytes) for what, cache in changed]
 
     @property
@@ -176,4 +184,4 @@ def kv(
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
     check_source(spec, source)
     workload = Workload(batch=batch, seq=seq, source=source, phase="prefill")
-    return CacheSize(spec, spec.tree(), workload, dtype(dtype_name), source)
+    return CacheSize(spec, _keeping(spec), workload, dtype(dtype_name), source)

@@ -10,7 +10,7 @@ have. So costs are asked of a `Place`, and every walk goes from place to place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -74,6 +74,14 @@ class Node:
     def is_stack(self) -> bool:
         """Whether layers stand directly below it."""
         return any(child.kind == "layer" for child in self.children)
+
+    def only(self, effect: str) -> Node:
+        """This node with those parts below it alone that may have an effect: its totals of that effect are the same."""
+        kept = tuple(child for each in self.children if (child := each.only(effect)).children or child._has(effect))
+        return replace(self, children=kept)
+
+    def _has(self, effect: str) -> bool:
+        return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def place(self, sight: Sight | None = None) -> Place:
         """Where this node stands as the root of a tree."""
@@ -143,13 +151,7 @@ class Place:
     @property
     def use(self) -> Use | None:
         """The node's own primitive as it is used here; None for a group."""
-        node = self.node
-        if node.op is None:
-            return None
-        op = node.op
-        if node.forms and self.sight is not None:
-            op = node.forms.get(self.sight.execution.form(("", *node.forms), self.sight.workload), op)
-        return Use(op, self.roles, self.sight)
+        return _use(self.node, self.roles, self.sight)
 
     def own(self, cost: Cost) -> Number:
         """The cost of one of the repeats of this node, without what is below it."""
@@ -161,11 +163,7 @@ class Place:
 
         include: the optional parts below it that count.
         """
-        value = self.own(cost)
-        for child in self.children():
-            if not child.node.optional or child.node.optional in include:
-                value = add(value, child.total(cost, include))
-        return value
+        return _each(self.node, self.roles, self.sight, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """The cost of all repeats of this node in one of its parent."""
@@ -217,6 +215,29 @@ class Use:
 
     def spared_evenly(self) -> Number:
         return self._of("spared_evenly")
+
+
+def _use(node: Node, roles: frozenset[Role], sight: Sight | None) -> Use | None:
+    """The node's own primitive where it stands in these roles, in the form that runs."""
+    op = node.op
+    if op is None:
+        return None
+    if node.forms and sight is not None:
+        op = node.forms.get(sight.execution.form(("", *node.forms), sight.workload), op)
+    return Use(op, roles, sight)
+
+
+def _each(node: Node, roles: frozenset[Role], sight: Sight | None, cost: Cost, include: frozenset[str]) -> Number:
+    """The cost of one of the repeats of a node in these roles. It goes without places: it is asked most often."""
+    use = _use(node, roles, sight)
+    value: Number = 0 if use is None else cost(use)
+    for child in node.children:
+        if not child.optional or child.optional in include:
+            below = roles if child.role == "own" else roles | {child.role}
+            cost_below = _each(child, below, sight, cost, include)
+            if not is_zero(cost_below):
+                value = add(value, times(cost_below, child.repeat))
+    return value
 
 
 Cost: TypeAlias = Callable[[Use], Number]
