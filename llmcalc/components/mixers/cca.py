@@ -26,7 +26,6 @@ from ..base import (
     HeadSizes,
     Kernel,
     KVHeads,
-    TokenMixer,
     Unscalable,
     Window,
     check_groups,
@@ -34,6 +33,7 @@ from ..base import (
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
+from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=0.0)
 """Queries and keys are divided by their length and multiplied by √d."""
 
 
-class CompressedConvAttention(TokenMixer):
+class CompressedConvAttention(WindowedMixer):
     """Softmax attention whose queries and keys pass two causal convolutions first.
 
     cca_time0: how many tokens the convolution of each channel sees.
@@ -81,29 +81,15 @@ class CompressedConvAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
-    def trait(self) -> str:
-        return self.type if self.sliding_window is None else "sliding"
-
-    def reach(self) -> tuple[int, ...]:
-        return () if self.sliding_window is None else (self.sliding_window,)
-
     def with_kv_heads(self, number: int, width: int) -> Self:
         """Itself where the values of so many heads have no two halves."""
-        return self if number * self.head_dim % 2 else self.model_copy(update={"num_key_value_heads": number})
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
+        return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         width = sizes.kv_heads * sizes.head_dim
         if not same(2 * floor_div(width, 2), width):
             raise Unscalable("the values of all heads are made of two halves; expected an even head_dim")
-        self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
-        return self.model_copy(update=fields)
+        return super().with_heads(sizes)
 
     def source(self) -> str:
         return "Figliolia et al. 2025, §3"

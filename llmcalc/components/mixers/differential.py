@@ -9,7 +9,7 @@ It runs as two usual attentions over the two halves of V, as fused kernels need 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,16 +18,17 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import ONCE
-from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, TokenMixer, Unscalable
+from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from .grouped import GroupedQueryMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DifferentialAttention(TokenMixer):
+class DifferentialAttention(GroupedQueryMixer):
     """Attention whose heads are two softmaxes, of which one is subtracted from the other.
 
     num_key_value_heads: an even number, because values are halved by heads.
@@ -56,19 +57,14 @@ class DifferentialAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
     def with_kv_heads(self, number: int, width: int) -> Self:
         """Itself for an odd number, of which no half can be taken."""
-        return self if number % 2 else self.model_copy(update={"num_key_value_heads": number})
+        return self if number % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(2 * floor_div(sizes.kv_heads, 2), sizes.kv_heads):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
-        self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
-        return self.model_copy(update=fields)
+        return super().with_heads(sizes)
 
     def source(self) -> str:
         return "Ye et al. 2024, §2.1"

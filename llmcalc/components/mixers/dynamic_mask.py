@@ -19,16 +19,17 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import WithPast
-from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window, check_groups
+from ..base import Around, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, vector
+from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DynamicMaskAttention(TokenMixer):
+class DynamicMaskAttention(WindowedMixer):
     """Attention under a mask that is learned from the values.
 
     keep_window_size: how many keys a token attends to at most.
@@ -56,25 +57,8 @@ class DynamicMaskAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
-    def trait(self) -> str:
-        return self.type if self.sliding_window is None else "sliding"
-
     def reach(self) -> tuple[int, ...]:
-        return tuple(n for n in (self.keep_window_size, self.sliding_window) if n is not None)
-
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
-
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
-        return self.model_copy(update=fields)
+        return (self.keep_window_size, *super().reach())
 
     def source(self) -> str:
         return "Shi et al. 2024 (Doge)"

@@ -8,7 +8,7 @@ models/t5gemma2.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,16 +16,17 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Standing, TokenMixer, Window, check_groups
+from ..base import Around, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class
+from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MergedAttention(TokenMixer):
+class MergedAttention(WindowedMixer):
     """A decoder's attention over its own tokens and the output of an encoder of its width at once.
 
     sliding_window: how many of its own tokens a token sees, itself included. It always sees all of the encoder's.
@@ -54,26 +55,6 @@ class MergedAttention(TokenMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
-
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
-    def trait(self) -> str:
-        return self.type if self.sliding_window is None else "sliding"
-
-    def reach(self) -> tuple[int, ...]:
-        return () if self.sliding_window is None else (self.sliding_window,)
-
-    def with_kv_heads(self, number: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": number})
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
-
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        self.position.check_heads(sizes)
-        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
-        return self.model_copy(update=fields)
 
     def check_place(self, place: Standing) -> None:
         super().check_place(place)

@@ -1,0 +1,51 @@
+"""What mixers with grouped queries answer alike, whose heads have a size of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from ..base import HeadSizes, TokenMixer
+
+if TYPE_CHECKING:
+    from ..position import Rope
+
+
+class GroupedQueryMixer(TokenMixer):
+    """Attention with num_key_value_heads keys and values for num_attention_heads queries, each of head_dim, with RoPE.
+
+    A subclass declares these fields, in the order in which they are written.
+    """
+
+    if TYPE_CHECKING:
+        num_attention_heads: int
+        num_key_value_heads: int
+        head_dim: int
+        position: Rope
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    def with_kv_heads(self, number: int, width: int) -> Self:
+        return self.model_copy(update={"num_key_value_heads": number})
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        self.position.check_heads(sizes)
+        fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+        return self.model_copy(update=fields)
+
+
+class WindowedMixer(GroupedQueryMixer):
+    """The same where a token may see the last sliding_window tokens alone, itself included."""
+
+    if TYPE_CHECKING:
+        type: str
+        sliding_window: int | None
+
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def reach(self) -> tuple[int, ...]:
+        return () if self.sliding_window is None else (self.sliding_window,)
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
