@@ -101,7 +101,7 @@ def memory(
     of them.
 
     `.quantized` where weights are stored under a scheme (quantize, or the config's). The defaults are those of
-    `costs.memory.Setup`. Raises `InputError` for a setting that the phase has no use for.
+    `costs.resident.Setup`. Raises `InputError` for a setting that the phase has no use for.
     """
     setup = Setup(
         phase=phase,

@@ -329,24 +329,26 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
     hooks = [
         module.register_forward_hook(lambda *_, path=path: ran.add(path)) for path, module in model.named_modules()
     ]
+    body: Any = model.base_model  # some heads do not give back the cache that it filled
+    if body is not model:
+        hooks.append(body.register_forward_hook(lambda _, __, given: out.append(given)))
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
-    held = next(
-        (
-            c
-            for c in (getattr(out[0], name, None) for name in ("past_key_values", "cache_params", "state"))
-            if c is not None
-        ),
-        None,
-    )
+    held = next((cache for given in reversed(out) for cache in _caches_of(given)), None)
     if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
         config: Any = model.config
-        held = DynamicCache(config=config)  # the class fills a cache and does not give it back
+        held = DynamicCache(config=config)  # the class fills a cache that it is given, and makes none
         model(**inputs, past_key_values=held)
     states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
     held = [held, *states] if states else held
     return Pass(forward, frozenset(ran), None if spec.kind == "encoder" or held is None else cache_bytes(held))
+
+
+def _caches_of(outputs: Any) -> Iterator[Any]:
+    """What a module gave back beside its states, under the names that classes give a cache."""
+    named = (getattr(outputs, name, None) for name in ("past_key_values", "cache_params", "state"))
+    return (cache for cache in named if cache is not None)
 
 
 def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:

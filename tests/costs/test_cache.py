@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.cli import main as cli
 from llmcalc.components.base import Component
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
@@ -226,17 +224,8 @@ def test_contexts(limit: int | None, seq: int, expected: list[int]) -> None:
 # The command
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmcalc", "kv", *words])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
-
-def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(capsys, monkeypatch, "llama3-8b", "gemma3-27b", "--batch", "2", "--format", "json")
+def test_json(run: Any) -> None:
+    code, out, err = run("kv", "llama3-8b", "gemma3-27b", "--batch", "2", "--format", "json")
     first, second = json.loads(out)
     assert (code, err) == (0, "")
     cache = first["cache"]
@@ -250,36 +239,30 @@ def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("target", ["llama3-8b", "deepseek-v3", "gemma3-27b", "t5-base"])
-def test_the_tables_say_it_in_eighty_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, target, "--batch", "1024", "--seq", "131072", "--dtype", "fp32")
+def test_the_tables_say_it_in_eighty_columns(run: Any, target: str) -> None:
+    code, out, _ = run("kv", target, "--batch", "1024", "--seq", "131072", "--dtype", "fp32")
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
     for text in ("what if", "as MQA", "tokens a sequence", "in fp32", "int4", "TiB"):
         assert text in out
 
 
-def test_more_tokens_than_the_model_was_made_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, out, err = run(capsys, monkeypatch, "llama3-8b", "--seq", "8193", "--format", "csv")
+def test_more_tokens_than_the_model_was_made_for(run: Any) -> None:
+    _, out, err = run("kv", "llama3-8b", "--seq", "8193", "--format", "csv")
     assert (
         err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all "
         "the same\n"
     )
     assert out.splitlines()[0] == "layer_kind,layers,tokens,elements_per_token,bytes,share"
-    assert "8,193 tokens are more" in " ".join(run(capsys, monkeypatch, "llama3-8b", "--seq", "8193")[1].split())
-    assert "more than" not in run(capsys, monkeypatch, "llama3-8b")[1]
+    assert "8,193 tokens are more" in " ".join(run("kv", "llama3-8b", "--seq", "8193")[1].split())
+    assert "more than" not in run("kv", "llama3-8b")[1]
 
 
 @pytest.mark.parametrize(
     "words",
     [("bert-base",), ("llama3-8b", "--dtype", "bf17"), ("llama3-8b", "--source", "4"), ("llama3-8b", "--seq", "0")],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    code, out, err = run(capsys, monkeypatch, *words)
+def test_bad_usage_is_one_line_and_exit_code_2(run: Any, words: tuple[str, ...]) -> None:
+    code, out, err = run("kv", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")

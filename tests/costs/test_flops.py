@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import llmcalc
-from llmcalc.cli import main as cli
 from llmcalc.components.base import Nothing
 from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.layers.block import Block
@@ -290,19 +288,8 @@ def test_what_early_stopping_skips_is_not_always_nothing() -> None:
 # The command
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmcalc", "flops", *words])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
-
-def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run(
-        capsys, monkeypatch, "llama3-8b", "gpt2", "--seq", "512", "--pairs", "causal", "--format", "json"
-    )
+def test_json(run: Any) -> None:
+    code, out, err = run("flops", "llama3-8b", "gpt2", "--seq", "512", "--pairs", "causal", "--format", "json")
     documents = json.loads(out)
     assert (code, err) == (0, "")
     assert [d["model"]["name"] for d in documents] == ["llama3-8b", "gpt2"]
@@ -314,7 +301,7 @@ def test_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     assert "conventions" not in found
 
 
-def test_every_level_of_the_tree_adds_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_level_of_the_tree_adds_up(run: Any) -> None:
     def check(node: dict[str, Any]) -> int:
         """How many nodes below this one, itself included, are sums."""
         inside = [c for c in node.get("children", ()) if not c.get("optional")]
@@ -323,17 +310,15 @@ def test_every_level_of_the_tree_adds_up(capsys: pytest.CaptureFixture[str], mon
         return bool(inside) + sum(check(child) for child in inside)
 
     for target in ("t5-base", "deepseek-v3"):
-        _, out, _ = run(capsys, monkeypatch, target, "--seq", "64", "--phase", "train", "--format", "json")
+        _, out, _ = run("flops", target, "--seq", "64", "--phase", "train", "--format", "json")
         assert check(json.loads(out)["tree"]) > 8
 
 
 @pytest.mark.parametrize(
     "words", [(), ("--phase", "train", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
 )
-def test_the_table_says_it_in_eighty_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    code, out, _ = run(capsys, monkeypatch, "llama3-8b", "deepseek-v3", *words)
+def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
+    code, out, _ = run("flops", "llama3-8b", "deepseek-v3", *words)
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
     for text in ("total, full pairs", "total, causal pairs", "1 multiply-add = 2 FLOPs", "TFLOPs"):
@@ -342,22 +327,18 @@ def test_the_table_says_it_in_eighty_columns(
     assert ("one new token of each sequence after 2,048 in its cache" in " ".join(out.split())) == ("decode" in words)
 
 
-def test_more_tokens_than_positions_are_said_in_every_format(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_tokens_than_positions_are_said_in_every_format(run: Any) -> None:
     for fmt in ("table", "json", "markdown", "csv"):
-        _, out, err = run(capsys, monkeypatch, "gpt2", "--format", fmt)  # 2048 tokens, 1024 positions
+        _, out, err = run("flops", "gpt2", "--format", fmt)  # 2048 tokens, 1024 positions
         assert "1,024 learned positions" in " ".join((err if fmt == "csv" else out).split())
-        _, out, err = run(capsys, monkeypatch, "gpt2", "--format", fmt, "--seq", "1024")
+        _, out, err = run("flops", "gpt2", "--format", fmt, "--seq", "1024")
         assert "learned positions" not in out + err
 
 
 @pytest.mark.parametrize(
     "words", [("--phase", "sideways"), ("--seq", "0"), ("--source", "4"), ("--phase", "decode", "--context", "0")]
 )
-def test_bad_usage_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    code, out, err = run(capsys, monkeypatch, "llama3-8b", *words)
+def test_bad_usage_is_one_line_and_exit_code_2(run: Any, words: tuple[str, ...]) -> None:
+    code, out, err = run("flops", "llama3-8b", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")

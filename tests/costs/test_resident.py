@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import numpy
@@ -11,7 +10,6 @@ import pytest
 import sympy
 
 import llmcalc
-from llmcalc.cli import main as cli
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.moe import MoE
@@ -228,15 +226,6 @@ def test_an_encoder_keeps_no_cache() -> None:
 # The command
 
 
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["llmcalc", "memory", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code, out, err
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -249,10 +238,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
         (("--grad-dtype", "fp32"), 2),
     ],
 )
-def test_exit_codes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
-) -> None:
-    got, out, err = run(capsys, monkeypatch, "llama3-8b", *words, "--format", "json")
+def test_exit_codes(run: Any, words: tuple[str, ...], code: int) -> None:
+    got, out, err = run("memory", "llama3-8b", *words, "--format", "json")
     assert got == code, err
     if code == 2:
         assert not out
@@ -263,8 +250,8 @@ def test_exit_codes(
         assert len(json.loads(out)["fits"]) == (named or len(hardware_names()))
 
 
-def test_every_accelerator_is_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, out, _ = run(capsys, monkeypatch, "gpt2", "--format", "json")
+def test_every_accelerator_is_listed(run: Any) -> None:
+    _, out, _ = run("memory", "gpt2", "--format", "json")
     listed = json.loads(out)["fits"]
     assert {one["hardware"] for one in listed} == set(hardware_names())
     assert all(
@@ -274,11 +261,8 @@ def test_every_accelerator_is_listed(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 @pytest.mark.parametrize("words", [("llama3-8b",), ("deepseek-v3", "--phase", "training", "--optimizer", "muon")])
-def test_the_table_says_it_in_eighty_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = run(capsys, monkeypatch, *words)
+def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
+    _, out, _ = run("memory", *words)
     lines = out.splitlines()
     assert "GiB resident" in lines[0]
     assert all(len(line) <= 80 for line in lines)

@@ -6,7 +6,6 @@ import json
 import tomllib
 from copy import deepcopy
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
@@ -32,6 +31,7 @@ from llmcalc.verify.transformers import build, verify_config
 from tests.builders import sight
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
+from tests.families import shapes_of
 from tests.verify.test_families import CASES, _known
 
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
@@ -109,17 +109,6 @@ def test_presets_without_a_class_say_what_the_nearest_lacks(name: str) -> None:
         to_config(load(name).model)
 
 
-def _shapes_of(kind: str) -> list[dict[str, Any]]:
-    file = next(f for f, kinds in FILES.items() if kind in kinds)
-    shapes = import_module(f"tests.families.{file}").SHAPES
-    return [
-        {"architectures": [cls], **shape}
-        for cls, several in shapes.items()
-        for shape in several
-        if shape["model_type"] == kind
-    ]
-
-
 def _spec_of(config: dict[str, Any]) -> ModelSpec:
     return ModelSpec.model_validate(read_config(config)[0])
 
@@ -146,7 +135,7 @@ def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
     """Whatever is written reads back as the spec that it is of,
     though it need not be of the family that the spec is from.
     """
-    for shape in _shapes_of(kind):
+    for shape in shapes_of(kind):
         config = _config_of(shape)
         if config is not None:
             assert _same(_spec_of(shape), config)
@@ -156,7 +145,7 @@ def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
 @pytest.mark.parametrize("kind", READ)
 def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
     """A shape of each family, held against the class that the config names."""
-    shape = _shapes_of(kind)[-1]
+    shape = shapes_of(kind)[-1]
     config = _config_of(shape)
     if config is not None:
         verdict = verify_config(_spec_of(shape), config)
@@ -198,7 +187,7 @@ def test_a_model_is_written_without_its_towers_where_that_is_asked_for(run: Any,
 
 
 def test_nearly_all_shapes_have_a_class() -> None:
-    written = [_config_of(shape) for kind in FAMILIES for shape in _shapes_of(kind)]
+    written = [_config_of(shape) for kind in FAMILIES for shape in shapes_of(kind)]
     assert written.count(None) <= len(written) // 20
 
 

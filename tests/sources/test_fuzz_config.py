@@ -12,7 +12,6 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,11 +22,12 @@ from hypothesis import strategies as st
 
 import llmcalc
 from llmcalc.costs.quantization.config import METHODS
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
 from tests.cli.damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
 from tests.components.towers.tower_shapes import WRAPPERS
+from tests.families import shapes_of
 
 Config: TypeAlias = dict[str, Any]
 Place: TypeAlias = tuple[str | int, ...]
@@ -137,18 +137,6 @@ QUANTIZED: dict[str, list[Config]] = {
 """Method → configs that it is read from."""
 
 
-def shapes(kind: str) -> list[Config]:
-    """The small configs of a model type, with the class that they are for."""
-    file = next(f for f, kinds in FILES.items() if kind in kinds)
-    found = import_module(f"tests.families.{file}").SHAPES.items()
-    return [
-        json.loads(json.dumps({"architectures": [cls], **shape}))
-        for cls, several in found
-        for shape in several
-        if shape["model_type"] == kind
-    ]
-
-
 def wrapped(kind: str) -> list[Config]:
     """Configs of a wrapper around a small text model, beside each of its towers' shapes."""
     text = family_of(kind).text
@@ -157,14 +145,14 @@ def wrapped(kind: str) -> list[Config]:
     outer = {
         "model_type": kind,
         "architectures": [cls],
-        "text_config": shapes(text)[0],
+        "text_config": shapes_of(text)[0],
         "quantization_config": {"quant_method": "fp8"},
     }
     return [json.loads(json.dumps({**outer, **tower})) for tower in towers]
 
 
 def quantized(method: str) -> list[Config]:
-    base = {**shapes("mixtral")[0], **SIZED} if method == "mxfp4" else LLAMA
+    base = {**shapes_of("mixtral")[0], **SIZED} if method == "mxfp4" else LLAMA
     return [{**base, "quantization_config": {"quant_method": method, **fields}} for fields in QUANTIZED[method]]
 
 
@@ -229,7 +217,7 @@ def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, sever
 @pytest.mark.parametrize("kind", READ)
 def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
     """Of its first shape, lists and tables within it included, and every field that its class has a default for."""
-    shape = shapes(kind)[0]
+    shape = shapes_of(kind)[0]
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
     assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) > 20
 
@@ -237,7 +225,7 @@ def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", READ)
 def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(kind: str, tmp_path: Path) -> None:
     """Whatever the description calls what was made of it: the field itself, or the one behind it, is in the message."""
-    shape = shapes(kind)[0]
+    shape = shapes_of(kind)[0]
     for name, size in {**family_of(kind).defaults, **shape}.items():
         for other in (1, 3, 7 * size, 10**6, 2**39) if type(size) is int else ():
             message = read(tmp_path / "config.json", {**shape, name: other})
@@ -272,7 +260,7 @@ def test_every_method_has_a_config() -> None:
 # --- random damage ----------------------------------------------------------------------------------------------------
 
 CONFIGS: dict[str, Config] = {
-    **{kind: shapes(kind)[-1] for kind in READ},
+    **{kind: shapes_of(kind)[-1] for kind in READ},
     **{f"wrapped {kind}": wrapped(kind)[0] for kind in WRAPPING},
     **{f"quantized {method}": quantized(method)[-1] for method in METHODS},
     **CASES,

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
-from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.hardware import Hardware
 from llmcalc.sources.files import validated
@@ -42,16 +40,6 @@ MINIMAL = {
     "title": "X", "vendor": "Y", "released": "2024-01", "memory_bytes": 2**30, "memory_bandwidth": 10**12,
     "sources": [{"url": "https://example.org/x", "gives": "all", "checked": "2026-11-21"}],
 }  # fmt: skip
-
-
-def run(monkeypatch, capsys, *args):
-    """(exit code, stdout, stderr) of the command line at 80 columns."""
-    monkeypatch.setattr(sys, "argv", ["llmcalc", *args])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as end:
-        main()
-    out = capsys.readouterr()
-    return end.value.code, out.out, out.err
 
 
 def test_the_accelerators_are_there():
@@ -175,8 +163,8 @@ def test_bad_files_are_refused(change, message):
         validated(Hardware, {**MINIMAL, **change}, "x")
 
 
-def test_the_list_fits_80_columns_and_names_everything(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "hardware")
+def test_the_list_fits_80_columns_and_names_everything(run):
+    code, out, err = run("hardware")
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
     assert [line.split()[0] for line in out.splitlines() if line.split() and line.split()[0] in NAMES] == list(NAMES)
@@ -184,16 +172,16 @@ def test_the_list_fits_80_columns_and_names_everything(monkeypatch, capsys):
     assert "989.50" in out
 
 
-def test_one_accelerator_in_full(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "hardware", "H100")
+def test_one_accelerator_in_full(run):
+    code, out, _ = run("hardware", "H100")
     assert code == 0
     assert all(len(line) <= 80 for line in out.splitlines() if "://" not in line)
     assert "1,979,000,000,000,000" in out  # float8
     assert "checked 2026" in " ".join(out.split())
 
 
-def test_json_holds_raw_integers(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "hardware", "h100", "m4-max", "--format", "json")
+def test_json_holds_raw_integers(run):
+    code, out, _ = run("hardware", "h100", "m4-max", "--format", "json")
     document = json.loads(out)
     h100, m4 = document["hardware"]
     assert code == 0
@@ -206,21 +194,21 @@ def test_json_holds_raw_integers(monkeypatch, capsys):
     assert m4["interconnect"] is None
 
 
-def test_json_without_names_holds_all(monkeypatch, capsys):
-    _, out, _ = run(monkeypatch, capsys, "hardware", "--format", "json")
+def test_json_without_names_holds_all(run):
+    _, out, _ = run("hardware", "--format", "json")
     assert [one["name"] for one in json.loads(out)["hardware"]] == list(NAMES)
 
 
-def test_a_mistyped_name_exits_with_2(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "hardware", "h1000")
+def test_a_mistyped_name_exits_with_2(run):
+    code, out, err = run("hardware", "h1000")
     assert (code, out) == (2, "")
     assert err.startswith("error: no accelerator called 'h1000'")
     assert err.count("\n") == 1
 
 
-def test_output_to_a_file(monkeypatch, capsys, tmp_path):
+def test_output_to_a_file(run, tmp_path):
     target = tmp_path / "hardware.csv"
-    code, out, _ = run(monkeypatch, capsys, "hardware", "--format", "csv", "-o", str(target))
+    code, out, _ = run("hardware", "--format", "csv", "-o", str(target))
     lines = target.read_text().splitlines()
     assert (code, out) == (0, "")
     assert lines[0].startswith("name,memory_bytes,memory_bandwidth_bytes_per_s")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from llmcalc.cli.main import main
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.sources.presets import find_preset, load_preset, model_names, plain
@@ -26,16 +24,6 @@ BY_HAND = {
     # the checkpoint's tensors less the score corrections of 60 routers over 384 experts
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
 }
-
-
-def run(monkeypatch, capsys, *args):
-    """(exit code, stdout, stderr) of the command line at 80 columns."""
-    monkeypatch.setattr(sys, "argv", ["llmcalc", *args])
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as end:
-        main()
-    out = capsys.readouterr()
-    return end.value.code, out.out, out.err
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,15 +121,15 @@ class TestSearch:
             search_presets([text])
 
 
-def test_the_list_fits_80_columns(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "presets")
+def test_the_list_fits_80_columns(run):
+    code, out, err = run("presets")
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
     assert [line.split()[0] for line in out.splitlines() if line.split() and line.split()[0] in NAMES] == list(NAMES)
 
 
-def test_one_preset_in_full(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "presets", "deepseek-v3")
+def test_one_preset_in_full(run):
+    code, out, _ = run("presets", "deepseek-v3")
     flat = " ".join(out.split())
     assert code == 0
     assert "671,026,419,200" in flat
@@ -150,15 +138,15 @@ def test_one_preset_in_full(monkeypatch, capsys):
     assert "weight decay 0.1" in flat
 
 
-def test_details_of_a_list(monkeypatch, capsys):
-    _, short, _ = run(monkeypatch, capsys, "presets", "gpt-oss")
-    _, long, _ = run(monkeypatch, capsys, "presets", "gpt-oss", "--details")
+def test_details_of_a_list(run):
+    _, short, _ = run("presets", "gpt-oss")
+    _, long, _ = run("presets", "gpt-oss", "--details")
     assert "source of" not in short
     assert long.count("source of config") == 2
 
 
-def test_json(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "presets", "mixtral-8x7b", "--format", "json")
+def test_json(run):
+    code, out, _ = run("presets", "mixtral-8x7b", "--format", "json")
     (mixtral,) = json.loads(out)["presets"]
     assert code == 0
     assert mixtral["name"] == "mixtral-8x7b"
@@ -168,7 +156,7 @@ def test_json(monkeypatch, capsys):
     assert mixtral["sources"][0].keys() == {"url", "gives", "checked", "revision"}
 
 
-def test_a_mistyped_name_exits_with_2(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "presets", "mixtrl")
+def test_a_mistyped_name_exits_with_2(run):
+    code, out, err = run("presets", "mixtrl")
     assert (code, out) == (2, "")
     assert err.startswith("error: no preset has 'mixtrl'")

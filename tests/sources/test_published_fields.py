@@ -6,14 +6,14 @@ Each is laid over every shape of its family. Values that would contradict what i
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.huggingface.registry import read_config
+from tests.families import shapes_of
 
 ANY = {
     "bos_token": "<s>",
@@ -137,15 +137,9 @@ CONTRADICTIONS = [
 ]
 
 
-def _shapes(kind: str) -> list[dict[str, Any]]:
-    file = next(file for file, kinds in FILES.items() if kind in kinds)
-    shapes = import_module(f"tests.families.{file}").SHAPES
-    return [{"architectures": [cls], **shape} for cls in shapes for shape in shapes[cls] if shape["model_type"] == kind]
-
-
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
-    shapes = _shapes(kind)
+    shapes = shapes_of(kind)
     assert shapes
     for shape in shapes:
         given = {
@@ -158,7 +152,7 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
 
 
 def test_a_field_that_nobody_knows_is_warned_of() -> None:
-    (shape, *_) = _shapes("llama")
+    (shape, *_) = shapes_of("llama")
     assert read_config({**shape, **ANY, "author": "somebody"})[1] == [
         "not understood, and taken to change no count: author"
     ]
@@ -166,7 +160,7 @@ def test_a_field_that_nobody_knows_is_warned_of() -> None:
 
 @pytest.mark.parametrize(("kind", "fields"), CONTRADICTIONS)
 def test_a_published_field_that_says_otherwise_is_an_error(kind: str, fields: dict[str, Any]) -> None:
-    (shape, *_) = _shapes(kind)
+    (shape, *_) = shapes_of(kind)
     with pytest.raises(InputError, match=next(iter(fields))):
         read_config({**shape, **fields})
 

@@ -18,7 +18,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,10 +31,11 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.run.workload import Workload
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.verify.checks import Check
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
+from tests.families import shapes_of
 
 UNTOUCHED = frozenset(
     {
@@ -226,17 +226,6 @@ def _runs(config: dict[str, Any]) -> bool:
     except Exception:
         return False
     return True
-
-
-def shapes_of(kind: str) -> list[dict[str, Any]]:
-    file = next(f for f, kinds in FILES.items() if kind in kinds)
-    shapes = import_module(f"tests.families.{file}").SHAPES
-    return [
-        {"architectures": [cls], **shape}
-        for cls, several in shapes.items()
-        for shape in several
-        if shape["model_type"] == kind
-    ]
 
 
 def starts(kind: str) -> Iterator[tuple[int, dict[str, Any]]]:

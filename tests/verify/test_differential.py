@@ -15,6 +15,7 @@ import pytest
 
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from tests.families import shapes_of
 from tests.verify import differential
 from tests.verify.differential import COMPARED, judged, sampled
 
@@ -129,7 +130,7 @@ def test_a_known_difference_excuses_no_other(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_refused_is_held_against_the_class() -> None:
     assert judged({**MISTRAL, "hidden_act": "none"})[0] == "unbuilt"
-    assert judged({**differential.shapes_of("deepseek_v2")[0], "moe_layer_freq": 2})[0] == "refused"
+    assert judged({**shapes_of("deepseek_v2")[0], "moe_layer_freq": 2})[0] == "refused"
 
 
 def test_the_sample_is_of_the_variations_and_always_the_same() -> None:

@@ -11,7 +11,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import class_of, fields_of
-from tests.verify.differential import shapes_of
+from tests.families import shapes_of
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis
@@ -21,7 +21,7 @@ from ..base import Around, Component, LaurelRank
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
-from .block import Layer, Sharing
+from .block import Layer, Sharing, WholeLayer
 from .per_layer import PerLayerGate
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class AltUp(ResidualStreams):
         return _references()["streams"](self.altup_num_inputs, around.hidden_size)
 
 
-class AltUpLayer(Layer):
+class AltUpLayer(WholeLayer):
     """A layer predicts all streams from all, runs its sublayers on the first, corrects all by what these did, and adds
     its per-layer embedding to the others.
 
@@ -92,11 +92,6 @@ class AltUpLayer(Layer):
     norm_placement: Literal["sandwich"] = "sandwich"
     parallel: None = None
     cross_attention: None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.check_whole()
-        return self
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}

@@ -70,15 +70,6 @@ class Layer(Component):
     parallel: Literal["shared", "separate"] | None = None
     without_norms: tuple[str, ...] = ()
 
-    def check_whole(self) -> None:
-        """Raises `ValueError` where one of its sublayers, or a norm of theirs, is not there."""
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            kind = type(self).model_fields["type"].default
-            raise ValueError(
-                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
-                "both, with all of its norms"
-            )
-
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
         """The same layer with `change` made to everything in it that mixes tokens. width: of the layer."""
         found = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
@@ -132,6 +123,20 @@ class Layer(Component):
     def reference(self, around: Around) -> nn.Module:
         """forward(x [batch, tokens, hidden], run) → the same."""
         raise TypeError(f"{type(self).__name__} has no reference")
+
+
+class WholeLayer(Layer):
+    """A layer that always has attention and a feed-forward network, with all of their norms."""
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
+            kind = type(self).model_fields["type"].default
+            raise ValueError(
+                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
+                "both, with all of its norms"
+            )
+        return self
 
 
 class Block(Layer):

@@ -8,8 +8,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -19,7 +17,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
-from .block import Layer, Sharing
+from .block import Sharing, WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,7 +26,7 @@ GATE = "_pre_norm_gate"
 """How the name of a norm's gate ends in the tree."""
 
 
-class GatedNormLayer(Layer):
+class GatedNormLayer(WholeLayer):
     """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), n the norm of x.
 
     gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has
@@ -43,11 +41,6 @@ class GatedNormLayer(Layer):
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.check_whole()
-        return self
 
     def source(self) -> str:
         return "A.X-K2 2026"

@@ -23,14 +23,14 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
-from .block import Layer, Sharing
+from .block import Sharing, WholeLayer
 from .per_layer import PerLayerGate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Gemma4Layer(Layer):
+class Gemma4Layer(WholeLayer):
     """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the sum.
 
     dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual
@@ -47,7 +47,6 @@ class Gemma4Layer(Layer):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.check_whole()
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self

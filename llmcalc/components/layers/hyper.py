@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ... import ops
 from ...flow.axis import Axis, Beside
@@ -25,7 +25,7 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
 from ..streams import ResidualStreams
-from .block import Layer, Sharing
+from .block import Layer, Sharing, WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +35,7 @@ PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """On all streams of a token together, before the map that makes weights of them."""
 
 
-class HyperLayer(Layer):
+class HyperLayer(WholeLayer):
     """Each sublayer reads a weighted sum of several streams through a norm, and is added to all of them, mixed among
     each other. One map of all streams of a token gives the weights.
 
@@ -57,11 +57,6 @@ class HyperLayer(Layer):
     norm_placement: Literal["pre"] = "pre"
     parallel: None = None
     cross_attention: None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.check_whole()
-        return self
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}

@@ -104,7 +104,7 @@ class CompressedConvAttention(WindowedMixer):
         k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
         k, v = f.cache(
             "cache",
-            "full_attention" if window is None else "sliding_attention",
+            self.cache_kind,
             k,
             self._values(f, x, kv_heads, dim),
             limit=window,

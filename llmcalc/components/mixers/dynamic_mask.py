@@ -70,8 +70,7 @@ class DynamicMaskAttention(WindowedMixer):
         q = f.rope(q, self.position)
         k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
         k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
-        held = "full_attention" if window is None else "sliding_attention"
-        k, v = f.cache("cache", held, k, v, limit=window)
+        k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
         steps = f.linear("dt_proj", v, kv_heads, bias=biased, rows=WithPast(of=x.rows, window=window))
         strength = f.act(f.mul(f.act(steps, "softplus"), f.vector("A", kv_heads)), "exp")
         k, v, strength = (f.repeat(value, heads) for value in (k, v, strength))

@@ -49,3 +49,8 @@ class WindowedMixer(GroupedQueryMixer):
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
+
+    @property
+    def cache_kind(self) -> str:
+        """What `llmcalc kv` lists its cache under."""
+        return "full_attention" if self.sliding_window is None else "sliding_attention"

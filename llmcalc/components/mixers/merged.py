@@ -78,8 +78,7 @@ class MergedAttention(WindowedMixer):
         values = f.linear("v_proj", x, kv_heads, dim, bias=biased, beside=memory)
         near, near_values = (v.seen(kv_heads, dim, rows=x.rows) for v in (keys, values))
         far, far_values = (v.seen(kv_heads, dim, rows=memory.rows) for v in (keys, values))
-        held = "full_attention" if window is None else "sliding_attention"
-        near, near_values = f.cache("cache", held, f.rope(near, self.position), near_values, limit=window)
+        near, near_values = f.cache("cache", self.cache_kind, f.rope(near, self.position), near_values, limit=window)
         far, far_values = f.cache("cross_cache", "cross_attention", far, far_values)
         near, near_values, far, far_values = (f.repeat(v, heads) for v in (near, near_values, far, far_values))
         cap = self.attn_logit_softcapping

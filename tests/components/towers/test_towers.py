@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
+from llmcalc.sources.huggingface.registry import family_of, read_config
 from llmcalc.sources.huggingface.towers import FILES as TOWER_FILES
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
+from tests.families import shapes_of
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,
@@ -94,14 +94,7 @@ def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
     text, cls = family_of(kind).text, WRAPPERS[kind][0] if kind in WRAPPERS else "ForConditionalGeneration"
     if text is None:
         return {**FLAT, "model_type": kind, "architectures": [cls], **shape}
-    file = next(f for f, kinds in FILES.items() if text in kinds)
-    shapes = [
-        s
-        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
-        for s in shapes
-        if s["model_type"] == text
-    ]
-    small = {"tie_word_embeddings": False, **shapes[0]}
+    small = {"tie_word_embeddings": False, **shapes_of(text)[0]}
     return {
         "model_type": kind,
         "architectures": [cls],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import llmcalc
-from llmcalc.cli import main as cli
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized, scheme_named, scheme_of_config
 from llmcalc.costs.resident import Setup, memory
@@ -273,16 +271,8 @@ def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
         memory(DENSE, Setup(quantize="int8", dtype="int4"))
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["llmcalc", "memory", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert isinstance(stopped.value.code, int)
-        return stopped.value.code, out, err
-
-    code, out, _ = run("llama3-8b", "--quantize", "q4_k_m", "--format", "json")
+def test_the_command(run: Any) -> None:
+    code, out, _ = run("memory", "llama3-8b", "--quantize", "q4_k_m", "--format", "json")
     found = json.loads(out)["memory"]
     assert code == 0
     assert (
@@ -293,11 +283,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert tuple(found["weights_by_part"]) == PARTS
     assert sum(sum(parts.values()) for parts in found["weights_by_component"].values()) == found["weights"]
     assert found["quantization"] == {"scheme": "q4_k_m", "source": "llama.cpp", "unconverted_dtype": "float32"}
-    assert json.loads(run("gpt2", "--format", "json")[1])["memory"]["weights_by_part"] is None
-    code, out, err = run("llama3-8b", "--quantize", "q4km")
+    assert json.loads(run("memory", "gpt2", "--format", "json")[1])["memory"]["weights_by_part"] is None
+    code, out, err = run("memory", "llama3-8b", "--quantize", "q4km")
     assert (code, out) == (2, "")
     assert "Did you mean" in err
-    assert run("llama3-8b", "--quantize", "q4_k_m", "--phase", "training")[0] == 2
+    assert run("memory", "llama3-8b", "--quantize", "q4_k_m", "--phase", "training")[0] == 2
 
 
 def test_optional_parts() -> None:
