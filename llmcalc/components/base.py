@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..flow.record import Flow
     from ..flow.value import Value
     from .layers.block import Layer
+    from .position import AttentionPosition
 
 LARGEST = 2**40
 """Of any size."""
@@ -209,6 +210,7 @@ class Standing:
     width: the width of what it reads.
     side: which stack it is in, `encoder` or `decoder`.
     grid: whether tokens stand in a grid, as the patches of an image do.
+    before_grid: whether a token that is no patch stands before them.
     source_width: the width of the output of the encoder beside the decoder; None where there is none to attend to.
     """
 
@@ -216,6 +218,7 @@ class Standing:
     width: int
     side: str
     grid: bool = False
+    before_grid: bool = False
     source_width: int | None = None
 
 
@@ -242,6 +245,14 @@ class TokenMixer(Component):
     def reach(self) -> tuple[int, ...]:
         """The numbers of tokens after which nothing about it changes: windows, chunks, selections."""
         return ()
+
+    def window(self) -> int | None:
+        """How many tokens a token sees at most, itself included; None where all of them, or where it has no window."""
+        return None
+
+    def score_position(self) -> AttentionPosition | None:
+        """How its scores know the order of tokens; None where they do not."""
+        return None
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         """The same part with so many heads of keys and values, all of which are cached; itself where it has none."""

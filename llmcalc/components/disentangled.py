@@ -43,6 +43,7 @@ class Disentangled(AttentionPosition):
     """
 
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    label: ClassVar[str] = "disentangled"
 
     type: Literal["disentangled"] = "disentangled"
     max_relative_positions: Positions

@@ -48,9 +48,13 @@ class AttentionPosition(Part):
     """A position that stands in attention: on its queries and keys, or on its scores.
 
     sides: class attribute: the stacks whose attention may have it.
+    by_distance: class attribute: it needs queries and keys of one sequence.
+    label: class attribute: what a heading calls it.
     """
 
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    by_distance: ClassVar[bool] = True
+    label: ClassVar[str] = ""
 
     def check_attention(self, attention: Attention) -> None:
         """Raises `ValueError` where attention with such fields cannot have it."""
@@ -79,6 +83,9 @@ class AttentionPosition(Part):
 
 class Rope(AttentionPosition):
     """Rotary positions on the first `rotary_dim` of each head's dimensions (or a fraction of them; by default all)."""
+
+    by_distance: ClassVar[bool] = False
+    label: ClassVar[str] = "RoPE"
 
     type: Literal["rope"] = "rope"
     rope_theta: Real = Field(default=10000.0, gt=0)
@@ -130,6 +137,8 @@ class Rope(AttentionPosition):
 class Alibi(AttentionPosition):
     """A penalty on the scores, linear in the distance, with a fixed slope per head."""
 
+    label: ClassVar[str] = "ALiBi"
+
     type: Literal["alibi"] = "alibi"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
@@ -143,6 +152,7 @@ class TransformerXL(AttentionPosition):
     """
 
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
+    label: ClassVar[str] = "Transformer-XL relative"
 
     type: Literal["transformer_xl"] = "transformer_xl"
 
@@ -199,6 +209,8 @@ class Buckets(Part):
 class LayerBias(Buckets, AttentionPosition):
     """T5's bias with a table of the layer's own (UMT5)."""
 
+    label: ClassVar[str] = "relative bias"
+
     type: Literal["relative_bias"] = "relative_bias"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
@@ -236,6 +248,9 @@ class Learned(Component):
     type: Literal["learned"] = "learned"
     max_position_embeddings: Positions
     offset: int = Field(default=0, ge=0, le=64, strict=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"learned {self.max_position_embeddings}"
 
     def flow(self, f: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from ..algebra import is_zero
-from ..components.base import Component, Part
+from ..components.base import Component, Part, TokenMixer
 from ..components.layers.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
-
-SCORE_POSITIONS = {
-    "rope": "RoPE",
-    "alibi": "ALiBi",
-    "transformer_xl": "Transformer-XL relative",
-    "relative_bias": "relative bias",
-    "disentangled": "disentangled",
-}
-"""What a heading calls the positions that an attention has in its scores, by their type."""
 
 
 def headline(spec: ModelSpec) -> str:
@@ -25,9 +17,9 @@ def headline(spec: ModelSpec) -> str:
     depth = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     blocks = distinct_blocks(spec)
     parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
-    beside = [part for part in (getattr(b, "dense", None) for b in blocks) if part is not None]
-    for mixers in ([b.attention for b in blocks], [b.feed_forward for b in blocks], beside):
-        parts += _merged(unique(describe(mixer, spec.hidden_size) for mixer in mixers))
+    networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
+    for several in ([b.attention for b in blocks], *networks):
+        parts += _merged(unique(describe(part, spec.hidden_size) for part in several))
     parts += unique(norm_style(b) for b in blocks)
     parts += unique(positions(spec))
     return ", ".join(parts)
@@ -44,7 +36,7 @@ def _merged(texts: list[str]) -> list[str]:
     ]
 
 
-def describe(part: Part, hidden_size: int) -> str:
+def describe(part: Part | None, hidden_size: int) -> str:
     """A part in a few words; nothing for one that is not there."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
 
@@ -79,16 +71,12 @@ def positions(spec: ModelSpec) -> list[str]:
     found: list[str] = []
     for _, stack in spec.stacks():
         if stack.position is not None:
-            found.append(
-                f"learned {stack.position.max_position_embeddings}"
-                if stack.position.type == "learned"
-                else "sinusoidal"
-            )
+            found.append(stack.position.describe(spec.hidden_size))
         if stack.relative_bias is not None:
             found.append("relative bias")
     for block in distinct_blocks(spec):
-        position = getattr(block.attention, "position", None)
-        found.append("" if position is None else SCORE_POSITIONS[position.type])
+        position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
+        found.append("" if position is None else position.label)
     return unique(found) or ["no positions"]
 
 

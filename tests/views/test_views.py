@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 from llmcalc.cli.main import main
-from llmcalc.components.position import SCORE_POSITIONS
+from llmcalc.components.position import SCORE_POSITIONS, AttentionPosition
 from llmcalc.costs import cache, flops, params
 from llmcalc.costs import resident as memory
 from llmcalc.formulas.explain import explain
@@ -27,7 +27,6 @@ from llmcalc.views import flops as flops_view
 from llmcalc.views import kv as kv_view
 from llmcalc.views import memory as memory_view
 from llmcalc.views import params as params_view
-from llmcalc.views import summary
 from llmcalc.views.document import Report
 from llmcalc.views.formats import pipe, plain
 from tests.builders import sight
@@ -104,4 +103,6 @@ def test_warnings_are_not_lost_in_csv(
 
 
 def test_a_name_for_every_position() -> None:
-    assert set(summary.SCORE_POSITIONS) == set(SCORE_POSITIONS.homes)
+    labels = [cls.label for cls in SCORE_POSITIONS.classes() if issubclass(cls, AttentionPosition)]
+    assert all(labels)
+    assert len({*labels}) == len(SCORE_POSITIONS.homes)

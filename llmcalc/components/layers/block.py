@@ -88,6 +88,10 @@ class Layer(Component):
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if sizes is None else heads(sizes))
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
+    def networks(self) -> list[Any]:
+        """What works on each token by itself: its feed-forward network, then one that stands beside it."""
+        return [self.feed_forward]
+
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
         return [("attention", self.attention, width)]
@@ -168,30 +172,12 @@ class Block(Layer):
         if self.idle_cross_attention and self.cross_attention is None:
             raise ValueError("idle_cross_attention: there is no cross_attention to hold")
         if self.cross_attention is not None:
-            self._check_crossing(self.cross_attention)
+            self.cross_attention.check_crossing()
         possible = [f"{name}_{where}_norm" for name, _ in self.sublayers() for where in ("pre", "post")]
         for name in self.without_norms:
             if name not in possible:
                 raise ValueError(f"without_norms: there is no '{name}'; expected some of {', '.join(possible)}")
         return self
-
-    def _check_crossing(self, mixer: Attention) -> None:
-        """Raises `ValueError` for what has no meaning where keys and values are of another sequence."""
-        if (
-            mixer.sliding_window is not None
-            or mixer.attention_chunk_size is not None
-            or mixer.block_indexer is not None
-            or mixer.kv_shared
-        ):
-            raise ValueError(
-                "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
-                "block_indexer or kv_shared"
-            )
-        if mixer.position is not None and not isinstance(mixer.position, Rope):
-            raise ValueError(
-                f"cross_attention.position: '{mixer.position.type}' goes by distances, of which two sequences have "
-                "none; expected none"
-            )
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         crossing = self.cross_attention

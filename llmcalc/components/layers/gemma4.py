@@ -51,6 +51,9 @@ class Gemma4Layer(WholeLayer):
             raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
         return self
 
+    def networks(self) -> list[Any]:
+        return [self.feed_forward, *([] if self.dense is None else [self.dense])]
+
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         layer = super().scaled(width, heads, widened)
         return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})

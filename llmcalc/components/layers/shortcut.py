@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -54,6 +54,9 @@ class ShortcutLayer(Layer):
         if not isinstance(self.feed_forward, MoE):
             raise ValueError("feed_forward.type: what stands on the shortcut are experts; expected 'moe'")
         return self
+
+    def networks(self) -> list[Any]:
+        return [self.feed_forward, self.dense]
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})

@@ -140,6 +140,30 @@ class Attention(TokenMixer):
             return "sliding"
         return "full" if self.attention_chunk_size is None else "chunked"
 
+    def check_crossing(self) -> None:
+        """Raises `ValueError` for what has no meaning as `cross_attention`: keys and values of another sequence."""
+        if (
+            self.sliding_window is not None
+            or self.attention_chunk_size is not None
+            or self.block_indexer is not None
+            or self.kv_shared
+        ):
+            raise ValueError(
+                "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
+                "block_indexer or kv_shared"
+            )
+        if self.position is not None and self.position.by_distance:
+            raise ValueError(
+                f"cross_attention.position: '{self.position.type}' goes by distances, of which two sequences have "
+                "none; expected none"
+            )
+
+    def window(self) -> int | None:
+        return self.sliding_window
+
+    def score_position(self) -> ScorePosition | None:
+        return self.position
+
     def reach(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)

@@ -107,6 +107,12 @@ class CompressedAttention(TokenMixer):
     def trait(self) -> str:
         return "sliding"
 
+    def window(self) -> int:
+        return self.sliding_window
+
+    def score_position(self) -> Rope:
+        return self.position
+
     def reach(self) -> tuple[int, ...]:
         rate = self.compress_rate
         chosen = None if self.indexer is None or rate is None else self.indexer.index_topk * rate

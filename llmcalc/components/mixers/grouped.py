@@ -25,6 +25,9 @@ class GroupedQueryMixer(TokenMixer):
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
+    def score_position(self) -> Rope:
+        return self.position
+
     def with_kv_heads(self, number: int, width: int) -> Self:
         return self.model_copy(update={"num_key_value_heads": number})
 
@@ -43,6 +46,9 @@ class WindowedMixer(GroupedQueryMixer):
 
     def trait(self) -> str:
         return self.type if self.sliding_window is None else "sliding"
+
+    def window(self) -> int | None:
+        return self.sliding_window
 
     def reach(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)

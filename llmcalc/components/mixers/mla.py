@@ -83,6 +83,9 @@ class MLA(TokenMixer):
     def heads(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
+    def score_position(self) -> Rope:
+        return self.position
+
     def reach(self) -> tuple[int, ...]:
         return () if self.indexer is None else (self.indexer.index_topk,)
 

@@ -59,6 +59,9 @@ class MixtureOfAttention(TokenMixer):
         k = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
 
+    def score_position(self) -> Rope:
+        return self.position
+
     def with_kv_heads(self, number: int, width: int) -> Self:
         """Itself: an expert has as many query heads as there are key/value heads, so its queries would change too."""
         return self

@@ -53,6 +53,10 @@ class ShortConv(TokenMixer):
             super().check_place(place)
         elif not place.grid:
             raise ValueError(f"{place.where}.grid: tokens stand in no grid; expected false, but in a tower of images")
+        elif place.before_grid:
+            raise ValueError(
+                "class_embedding: a convolution over the grid of patches has no place for it; expected false"
+            )
 
     def source(self) -> str:
         return "Liquid AI 2025, §2"

@@ -94,15 +94,9 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.stack.check_place(Standing("stack", self.hidden_size, "encoder", grid=True))
+        self.stack.check_place(Standing("stack", self.hidden_size, "encoder", True, self.class_embedding))
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
-        if self.class_embedding and any(
-            getattr(block.attention, "grid", False) for _, block, _, _ in self.stack.groups()
-        ):
-            raise ValueError(
-                "class_embedding: a convolution over the grid of patches has no place for it; expected false"
-            )
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
             raise ValueError(
                 "stack: a tower reads patches; expected no position, stem or token_types (positions stand beside it)"

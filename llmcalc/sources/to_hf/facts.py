@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from ...components.base import Part
+from ...components.base import Part, TokenMixer
 from ...components.layers.block import Layer
 from ...components.mixers.attention import Attention
 from ...components.mixers.mla import MLA
 from ...components.networks.feed_forward import FeedForward
 from ...components.networks.moe import MoE
-from ...components.position import Rope
+from ...components.position import AttentionPosition, Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 
@@ -103,13 +103,21 @@ class Facts:
     @property
     def sliding(self) -> Any:
         """The first mixer with a window."""
-        return present(
-            next((mixer for mixer in self.mixers if getattr(mixer, "sliding_window", None) is not None), None)
-        )
+        return present(next((m for m, window in zip(self.mixers, self.windows, strict=True) if window), None))
 
     @cached_property
     def mixers(self) -> list[Any]:
         return [layer.attention for layer in self.layers]
+
+    @cached_property
+    def windows(self) -> list[int | None]:
+        """How many tokens a token of each layer sees, as `TokenMixer.window` has it."""
+        return [mixer.window() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+
+    @cached_property
+    def positions(self) -> list[AttentionPosition | None]:
+        """How the scores of each layer know the order of tokens."""
+        return [mixer.score_position() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def networks(self) -> list[Any]:
@@ -129,7 +137,7 @@ class Facts:
     def dense(self) -> FeedForward:
         """The network of a layer without experts, or the one that stands beside them."""
         for layer in map(self.first.layer, dict.fromkeys(self.first.layer_names())):
-            for network in (layer.feed_forward, getattr(layer, "dense", None)):
+            for network in layer.networks():
                 if isinstance(network, FeedForward):
                     return network
         raise Absent
@@ -150,19 +158,13 @@ class Facts:
     @property
     def position(self) -> Rope:
         """Rotary positions, those of a layer without a window where there are both."""
-        for mixer in sorted(self.mixers, key=lambda mixer: getattr(mixer, "sliding_window", None) is not None):
-            position = getattr(mixer, "position", None)
-            if isinstance(position, Rope):
-                return position
-        raise Absent
+        placed = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
+        found: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
+        return found
 
     @property
     def window(self) -> int | None:
-        try:
-            found: int = self.sliding.sliding_window
-        except Absent:
-            return None
-        return found
+        return next((window for window in self.windows if window is not None), None)
 
     @property
     def head_dim(self) -> int:
@@ -207,9 +209,10 @@ def kind_of(mixer: Any) -> str:
         return "mamba"
     if kind in ("short_conv", "rglru", "none"):
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
-    if getattr(mixer, "attention_chunk_size", None) is not None:
+    if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
-    return "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+    windowed = isinstance(mixer, TokenMixer) and mixer.window() is not None
+    return "sliding_attention" if windowed else "full_attention"
 
 
 def _within(value: Any) -> Iterator[Part]:

@@ -101,9 +101,7 @@ def _labels(s: Facts) -> int:
 
 def _latest(s: Facts) -> int | None:
     """How many layers stand below the first with a window."""
-    return next(
-        (i for i, mixer in enumerate(s.mixers) if getattr(mixer, "sliding_window", None) is not None), len(s.layers)
-    )
+    return next((i for i, window in enumerate(s.windows) if window is not None), len(s.layers))
 
 
 def _bidirectional(s: Facts) -> bool:
@@ -155,7 +153,7 @@ FIELDS: dict[str, Value] = {
     "use_sliding_window": lambda s: s.window is not None,
     "max_window_layers": _latest,
     "layer_types": lambda s: s.kinds(),
-    "no_rope_layers": lambda s: [int(getattr(mixer, "position", None) is not None) for mixer in s.mixers],
+    "no_rope_layers": lambda s: [int(position is not None) for position in s.positions],
     "relative_attention_num_buckets": lambda s: _buckets(s).relative_attention_num_buckets,
     "relative_attention_max_distance": lambda s: _buckets(s).relative_attention_max_distance,
     # feed-forward networks and experts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....components.mixers.attention import Attention
+from ....components.position import Rope
 from ..facts import Facts, present
 from ..fields import FIELDS, Value
 
@@ -60,7 +61,7 @@ def _sharing(s: Facts) -> int:
 
 def _wider(s: Facts) -> bool:
     """Whether layers that share keys and values have a wider network."""
-    networks: list[Any] = [getattr(layer, "dense", None) or layer.feed_forward for layer in s.layers]
+    networks: list[Any] = [layer.networks()[-1] for layer in s.layers]
     return len({network.intermediate_size for network in networks}) > 1
 
 
@@ -71,8 +72,7 @@ def _widths(s: Facts) -> Any:
 
 def _bases(s: Facts) -> Any:
     """RoPE's base in each layer, 0 for one without positions."""
-    positions = [getattr(layer.attention, "position", None) for layer in s.layers]
-    return [0 if position is None else position.rope_theta for position in positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in s.positions]
 
 
 LOCAL_THETA: dict[str, Value] = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}

@@ -131,7 +131,7 @@ OWN: dict[str, dict[str, Value]] = {
     "granitemoehybrid": {
         **MAMBA_2,
         "layer_types": lambda s: s.kinds(full_attention="attention"),
-        "position_embedding_type": lambda s: "rope" if any(getattr(m, "position", None) for m in s.mixers) else None,
+        "position_embedding_type": lambda s: "rope" if any(s.positions) else None,
         "shared_intermediate_size": lambda s: (
             s.shared.intermediate_size if s.with_experts() else s.network.intermediate_size
         ),
