@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
 from llmcalc.cli.main import main
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run beside each other, on small tensors
 
 
 class Result(NamedTuple):

@@ -26,7 +26,11 @@ def fetch_config(target: str) -> Path:
     with _explained(target, "config.json"):
         import huggingface_hub
 
-        return Path(huggingface_hub.hf_hub_download(repo, "config.json", revision=revision))
+        name = "config.json"
+        if not isinstance(huggingface_hub.try_to_load_from_cache(repo, name, revision=revision), str):
+            # Asked once: a download would ask a hub that does not answer for half a minute.
+            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repo, name, revision=revision))
+        return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision))
 
 
 def fetch_headers(target: str) -> Checkpoint:
@@ -60,6 +64,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
+    absent = f"its {what} is not in the cache, and the hub is not asked or does not answer"
     kinds: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -73,7 +78,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
         (
             (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled),
-            f"its {what} is not in the cache, and the hub is not asked or does not answer",
+            absent,
         ),
         ((errors.EntryNotFoundError,), f"has no {what}"),
         ((errors.HFValidationError,), "is no valid hub id"),
@@ -94,6 +99,8 @@ def _explained(target: str, what: str) -> Iterator[None]:
         for types, why in kinds:
             if isinstance(error, types):
                 raise InputError(f"{target}: {why}") from None
-        if type(error).__module__.startswith(("httpx", "httpcore", "requests", "huggingface_hub")):
+        if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
+            raise InputError(f"{target}: {absent}") from None
+        if type(error).__module__.startswith("huggingface_hub"):
             raise InputError(f"{target}: could not be fetched: {error}") from None
         raise

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from conftest import Result
 
-from tests.sources.test_fuzz_config import LLAMA, SIZED, Config, shapes
+from tests.families import shapes_of
+from tests.sources.test_fuzz_config import LLAMA, SIZED, Config
 
 DEEP = {**LLAMA, "num_hidden_layers": 100_000}
 MIXED = {**DEEP, "model_type": "qwen3", "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 16}
@@ -238,15 +239,15 @@ def test_the_worst_take_neither_time_nor_memory(tmp_path: Path) -> None:
 
 # --- the command line -------------------------------------------------------------------------------------------------
 
-GEMMA = shapes("gemma3_text")[0]
+GEMMA = shapes_of("gemma3_text")[0]
 DAMAGED: dict[str, tuple[Config, str]] = {
     "a wrong type": ({**LLAMA, "hidden_size": "64"}, "hidden_size: '64'; expected a positive whole number"),
     "a missing field": (
         {"model_type": "t5gemma", "encoder": {"hidden_size": 0}},
         "encoder.hidden_size: 0; expected a positive whole number",
     ),
-    "another name for it": ({**shapes("mixtral")[0], "num_local_experts": -1}, "num_local_experts: -1; expected"),
-    "a name of its family": ({**shapes("gpt2")[0], "n_embd": None}, "n_embd: None; expected"),
+    "another name for it": ({**shapes_of("mixtral")[0], "num_local_experts": -1}, "num_local_experts: -1; expected"),
+    "a name of its family": ({**shapes_of("gpt2")[0], "n_embd": None}, "n_embd: None; expected"),
     "in a wrapper": (
         {"model_type": "gemma3", "text_config": {**GEMMA, "num_hidden_layers": 0}},
         "text_config.num_hidden_layers: 0; expected",
@@ -268,7 +269,7 @@ DAMAGED: dict[str, tuple[Config, str]] = {
         "num_key_value_heads: 3 does not divide num_attention_heads 4",
     ),
     "what the description calls otherwise": (
-        {**shapes("mixtral")[0], "num_local_experts": 1},
+        {**shapes_of("mixtral")[0], "num_local_experts": 1},
         "num_experts_per_tok: 2 is more than num_experts 1 (in the config: num_local_experts)",
     ),
     "an unknown number format": ({**LLAMA, "torch_dtype": "float7"}, "'float7'"),
