@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from .shapes import remembered
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.flop_counter import FlopCounterMode
@@ -88,7 +90,8 @@ def count_flops(
     root = type(module).__name__
     owners = BackwardOwners(module) if train else None
     formulas = {torch.ops.aten.convolution_backward: convolution_backward}
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, torch.set_grad_enabled(train):
+    counting = FlopCounterMode(display=False, custom_mapping=formulas)
+    with remembered(), counting as counter, torch.set_grad_enabled(train):
         outputs = run()
         forward = flops_by_path(counter, root)
         if owners is None:
