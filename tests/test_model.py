@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from llmcalc.components.added_position import Learned, Sinusoidal
+from llmcalc.components.distance import RelativeBias
 from llmcalc.components.head import Classifier, LMHead, NoHead, Transform
 from llmcalc.components.idle import UnusedEmbedding
 from llmcalc.components.layers.block import Block
@@ -17,7 +19,7 @@ from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
-from llmcalc.components.position import Learned, RelativeBias, Rope, Sinusoidal
+from llmcalc.components.position import Rope
 from llmcalc.components.stack import Stack
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.costs.params import params

@@ -82,9 +82,9 @@ OTHERS = PartChoice(
     {
         "stem": "stem:ConvStem",
         "norm": "norm:Norm",
-        "learned": "position:Learned",
-        "sinusoidal": "position:Sinusoidal",
-        "relative_bias": "position:RelativeBias",
+        "learned": "added_position:Learned",
+        "sinusoidal": "added_position:Sinusoidal",
+        "relative_bias": "distance:RelativeBias",
         "relative_embedding": "disentangled:RelativeEmbedding",
         "side_convolution": "disentangled:SideConvolution",
         "pooler": "pooler:Pooler",

@@ -19,7 +19,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.rows import Table
+from ..run.derived import Table
 from .base import Around, Flag, Kernel, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm

@@ -25,13 +25,14 @@ from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
 from .norm import Norm
-from .position import Position, RelativeBias, Rope
+from .position import Position, Rope
 from .runtime import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .disentangled import RelativeEmbedding, SideConvolution
+    from .distance import RelativeBias
     from .idle import SecondStream
     from .layers.per_layer import PerLayerEmbedding
     from .stem import ConvStem
@@ -40,6 +41,7 @@ else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
+    RelativeBias = only("distance:RelativeBias")
 
 BASE = "block"
 """The name under which a pattern asks for `block` itself."""

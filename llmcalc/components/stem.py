@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.rows import Fixed, Multiple, Rows
+from ..run.derived import Multiple
+from ..run.rows import Fixed, Rows
 from .base import Around, Component, Positions, Width
 
 if TYPE_CHECKING:

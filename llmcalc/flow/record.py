@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from .. import ops
 from ..algebra import Number, same
 from ..ops.base import Op
-from ..run.rows import ONCE, TOKENS, Joined, Routed, Rows
+from ..run.rows import ONCE, TOKENS, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
@@ -197,7 +197,10 @@ class Flow:
         beside: a value of another sequence that the same map reads too; its rows stand after those of x.
         """
         seen = x.rows if rows is None else rows
-        seen = seen if beside is None else Joined(first=seen, second=beside.rows)
+        if beside is not None:
+            from ..run.derived import Joined
+
+            seen = Joined(first=seen, second=beside.rows)
         tied = weight is not None and weight.made
         if tied and weight is not None:
             weight.tied = True

@@ -14,8 +14,7 @@ from .base import Buffer, Elementwise, Op, ParamTensor, Weight
 from .linear import Embedding, ExpertLinear, Linear, Norm
 
 if TYPE_CHECKING:
-    from .attention import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
-    from .linear import (
+    from .products import (
         BlockLinear,
         BlockSums,
         Conv1d,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         SelectiveScan,
         State,
     )
+    from .sparse import BlockCore, DistanceScores, EntryCache, EntryScores, LastWindow, LocalCore, MaskedCore
 
 __all__ = [
     "AttentionCore",
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
     """The primitives of fewer architectures, from their file when they are first used."""
     from importlib import import_module
 
-    for file in ("attention", "linear", "recurrent"):
+    for file in ("products", "sparse", "recurrent"):
         if name in __all__ and hasattr(module := import_module(f".{file}", __name__), name):
             return getattr(module, name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .. import units
 from ..costs.limits import beyond
 from ..flow.tree import Node
 from ..model import ModelSpec
-from ..ops import IdentityExperts
+from ..ops.base import SPARED
 from ..run.workload import Workload
 from ..sources.preset import Preset
 
@@ -83,7 +84,8 @@ def warned(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 def identity_experts(tree: Node) -> str:
     """How tokens are counted whose experts need not all be real ones; nothing for a model without identity experts."""
-    found = dict.fromkeys(place.node.op for place in tree.walk() if isinstance(place.node.op, IdentityExperts))
+    ops = (place.node.op for place in tree.walk())
+    found: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     which = ", ".join(
         f"all {one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,} identity ones" for one in found
     )

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import MIXERS
 from llmcalc.components.disentangled import Disentangled, SideConvolution
+from llmcalc.components.distance import LayerBias, RelativeBias
 from llmcalc.components.head import LMHead, Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.gemma4 import Gemma4Layer
@@ -29,7 +30,6 @@ from llmcalc.components.mixers.moa import MixtureOfAttention
 from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
-from llmcalc.components.position import LayerBias, RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec
 from llmcalc.verify.reference import verify_reference

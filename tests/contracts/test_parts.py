@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from llmcalc.components.added_position import Learned, Sinusoidal
 from llmcalc.components.base import Component, Nothing
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
+from llmcalc.components.distance import RelativeBias
 from llmcalc.components.head import Classifier, LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.layers.block import Block, Layer
@@ -22,7 +24,6 @@ from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
-from llmcalc.components.position import Learned, RelativeBias, Sinusoidal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
 from llmcalc.components.token_types import TokenTypes

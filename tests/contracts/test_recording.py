@@ -11,9 +11,9 @@ import sympy
 
 from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import LAYERS, parts
+from llmcalc.components.distance import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.costs.params import active_of, total_of
 from llmcalc.flow.program import Alternatives, Scope, Step

@@ -25,7 +25,8 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART
-from llmcalc.run.rows import IMAGES, PATCHES, Fixed
+from llmcalc.run.derived import IMAGES, PATCHES
+from llmcalc.run.rows import Fixed
 from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import read_config
 from tests.components.towers.test_tower_parts import beside

@@ -37,7 +37,7 @@ from ..base import (
 )
 from ..choice import only
 from ..norm import Norm, norm_reference
-from ..position import Alibi, LayerBias, Rope, ScorePosition, TransformerXL, alibi_bias
+from ..position import Rope, ScorePosition
 from ..runtime import Run, allowed, cache_class, vector
 from .output_gate import OutputGate
 
@@ -335,9 +335,10 @@ class Attention(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
+        from ..distance import Alibi, LayerBias, TransformerXL
         from .block_indexer import BlockIndexer
 
+        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
         return [
@@ -412,6 +413,8 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
+    from ..distance import alibi_bias
+
     class Core(nn.Module):
         """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]."""
 
@@ -463,12 +466,13 @@ def _reference() -> type[nn.Module]:
             if spec.block_indexer is not None:
                 theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
                 self.indexer: Any = spec.block_indexer.reference(around, theta)
-            if isinstance(spec.position, LayerBias):
+            if spec.position is not None and spec.position.type == "relative_bias":
                 self.relative_bias = spec.position.reference(around, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":
                 self.disentangled = spec.position.reference(around, self.heads, self.head_dim)
-            if isinstance(spec.position, TransformerXL):
+            if spec.position is not None and spec.position.type == "transformer_xl":
                 self.relative = spec.position.reference(around, self.heads, self.head_dim)
+            self.alibi = spec.position is not None and spec.position.type == "alibi"
             self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:
                 self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
@@ -551,7 +555,7 @@ def _reference() -> type[nn.Module]:
             )
             if hasattr(self, "relative_bias"):
                 return mask, self.relative_bias(run.span(run.past, end, x.device), run.span(end - keys, end, x.device))
-            make: Any = partial(alibi_bias, self.heads) if isinstance(spec.position, Alibi) else run.bias
+            make: Any = partial(alibi_bias, self.heads) if self.alibi else run.bias
             if make is None:
                 return mask, None
             spans = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)

@@ -17,7 +17,7 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import WithStart
+from ...run.derived import WithStart
 from ..base import (
     Around,
     Flag,

@@ -18,8 +18,9 @@ from ...algebra import exact_div
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...ops.attention import COMPRESSED
-from ...run.rows import Blocks, Routed
+from ...ops.sparse import COMPRESSED
+from ...run.derived import Blocks
+from ...run.rows import Routed
 from ..base import (
     Around,
     Flag,

@@ -16,7 +16,7 @@ from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import Multiple
+from ...run.derived import Multiple
 from ..base import Around, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..runtime import Run, vector
 

@@ -14,12 +14,12 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
+from ..added_position import Learned
 from ..base import Around, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Learned
 from ..runtime import Run
 from ..stack import Stack
 from ..stem import ConvStem

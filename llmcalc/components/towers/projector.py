@@ -17,7 +17,7 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import PATCHES, Merged, WithMore
+from ...run.derived import PATCHES, Merged, WithMore
 from ..base import Around, Flag, Part, Vocab, Width
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm

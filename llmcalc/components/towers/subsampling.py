@@ -16,7 +16,7 @@ from ...algebra import floor_div
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import PATCHES, Multiple, Strided
+from ...run.derived import PATCHES, Multiple, Strided
 from ..base import Around, Component, Flag, Kernel, Part, Width
 from ..norm import Norm
 

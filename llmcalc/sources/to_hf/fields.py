@@ -10,11 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
+from ...components.added_position import Learned
+from ...components.distance import RelativeBias
 from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ...components.position import Learned, RelativeBias
 from .facts import Absent, Facts, present
 
 Value: TypeAlias = Callable[[Facts], Any]

@@ -17,9 +17,9 @@ from llmcalc.components.runtime import Run
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
-from llmcalc.ops.attention import MaskedCore
-from llmcalc.ops.linear import ExpertRows
-from llmcalc.run.rows import WithPast
+from llmcalc.ops.products import ExpertRows
+from llmcalc.ops.sparse import MaskedCore
+from llmcalc.run.derived import WithPast
 from llmcalc.sources.huggingface.registry import read_config
 from tests.builders import sight
 

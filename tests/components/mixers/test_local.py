@@ -7,20 +7,20 @@ import pytest
 import sympy
 import torch
 
+from llmcalc.components.distance import RelativeBias
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
-from llmcalc.components.position import RelativeBias
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, Op
-from llmcalc.ops.attention import LocalCore
-from llmcalc.ops.linear import BlockSums
+from llmcalc.ops.products import BlockSums
+from llmcalc.ops.sparse import LocalCore
 from llmcalc.run.counting import Pairs
-from llmcalc.run.rows import WithSums
+from llmcalc.run.derived import WithSums
 from llmcalc.sources.huggingface.registry import read_config
 from tests.builders import sight
 

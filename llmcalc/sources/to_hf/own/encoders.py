@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....components.added_position import Learned
 from ....components.head import Classifier
 from ....components.mixers.attention import Attention
 from ....components.networks.moe import MoE
-from ....components.position import Learned
 from ..facts import Absent, Facts, present
 from ..fields import FIELDS, Value
 

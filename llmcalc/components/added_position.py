@@ -1,0 +1,95 @@
+"""Positions that are added to the embeddings: learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import (
+    Around,
+    Component,
+    Positions,
+)
+from .position import angles_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Learned(Component):
+    """A table of positions. offset: rows before position 0 (OPT and BART have 2)."""
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["learned"] = "learned"
+    max_position_embeddings: Positions
+    offset: int = Field(default=0, ge=0, le=64, strict=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"learned {self.max_position_embeddings}"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
+        return f.table("", Axis("positions", rows), *x.axes, of=x.rows)[0]
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["learned"](self, around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(max_position_embeddings=64), cls(max_position_embeddings=64, offset=2)]
+
+
+class Sinusoidal(Component):
+    """Sines and cosines of geometrically spaced frequencies: computed, not learned."""
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["sinusoidal"] = "sinusoidal"
+
+    def source(self) -> str:
+        return "Vaswani et al. 2017, §3.5"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        return f.elementwise("", axes=x.axes, rows=x.rows)
+
+    def reference(self, around: Around) -> nn.Module:
+        return _references()["sinusoidal"](around.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class LearnedReference(nn.Embedding):
+        """positions: [tokens] → [tokens, hidden]."""
+
+        def __init__(self, spec: Learned, hidden_size: int) -> None:
+            super().__init__(spec.max_position_embeddings + spec.offset, hidden_size)
+            self.offset = spec.offset
+
+        def forward(self, positions: Tensor) -> Tensor:
+            return super().forward(positions + self.offset)
+
+    class SinusoidalReference(nn.Module):
+        """positions: [tokens] → [tokens, hidden]."""
+
+        def __init__(self, hidden_size: int) -> None:
+            super().__init__()
+            self.hidden_size = hidden_size
+
+        def forward(self, positions: Tensor) -> Tensor:
+            angles = angles_of(positions, self.hidden_size, 10000.0)
+            return torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size]
+
+    return {"learned": LearnedReference, "sinusoidal": SinusoidalReference}

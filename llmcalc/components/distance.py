@@ -1,0 +1,245 @@
+"""What attention adds to its scores for the distance between a query and a key.
+
+ALiBi (Press 2021, arXiv:2108.12409) adds a penalty, T5 (Raffel 2020, §2.1) a learned bias; Transformer-XL (Dai 2019,
+arXiv:1901.02860, §3.3) scores queries against mapped encodings of the distance. T5's bias has a table; only
+Transformer-XL's have products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..run.rows import ONCE
+from .base import (
+    Around,
+    Flag,
+    Heads,
+    Part,
+    Positions,
+    StackPart,
+    TokenMixer,
+)
+from .position import AttentionPosition, angles_of
+from .runtime import Run, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .layers.block import Layer
+    from .mixers.attention import Attention
+
+
+class Alibi(AttentionPosition):
+    """A penalty on the scores, linear in the distance, with a fixed slope per head."""
+
+    label: ClassVar[str] = "ALiBi"
+
+    type: Literal["alibi"] = "alibi"
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        return q, Value(ONCE, q.axes[:1], fixed=True)
+
+
+class TransformerXL(AttentionPosition):
+    """Relative positions by content: scores are (q + u)·k + (q + v)·r, r a learned map of the distance's sinusoid.
+
+    u and v are vectors of a head each. Gopher and Chinchilla have it.
+    """
+
+    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+    label: ClassVar[str] = "Transformer-XL relative"
+
+    type: Literal["transformer_xl"] = "transformer_xl"
+
+    def check_attention(self, attention: Attention) -> None:
+        if attention.v_head_dim is not None:
+            raise ValueError(
+                "v_head_dim: with position.type 'transformer_xl' a value has the size of a key; expected none"
+            )
+        if attention.sliding_window is not None or attention.attention_chunk_size is not None:
+            raise ValueError(
+                "position.type: 'transformer_xl' is for full attention; expected no sliding_window and no "
+                "attention_chunk_size"
+            )
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        """What is added are the scores of the queries against every distance."""
+        from ..run.derived import Distances
+
+        heads, dim = q.axes
+        assert isinstance(heads, Axis)
+        with f.scope("relative", source="Dai et al. 2019, §3.3"):
+            distance = Value(Distances(of=x.rows), x.axes, fixed=True)
+            mapped = f.linear("r_proj", distance, heads, dim)
+            content = f.vector("content_bias", heads, dim, heads=heads)
+            position = f.vector("position_bias", heads, dim, heads=heads)
+            beside = mapped.seen(heads, dim, rows=q.rows)
+            scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
+            return f.add(q, content), scores
+
+    def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
+        return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
+
+
+class Buckets(Part):
+    """How T5 bins distances: near ones have a bucket each, those up to relative_attention_max_distance share the rest;
+    half of all for each direction.
+    """
+
+    relative_attention_num_buckets: Positions = 32
+    relative_attention_max_distance: Positions = 128
+
+    @model_validator(mode="after")
+    def _check_buckets(self) -> Self:
+        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4:
+            raise ValueError(
+                f"relative_attention_num_buckets: {buckets} are too few for near and far in both directions; "
+                "expected at least 4"
+            )
+        if furthest <= buckets // 2:
+            near = f"the {buckets // 2} near distances that have one each of relative_attention_num_buckets {buckets}"
+            raise ValueError(f"relative_attention_max_distance: {furthest} is among {near}; expected more")
+        return self
+
+
+class LayerBias(Buckets, AttentionPosition):
+    """T5's bias with a table of the layer's own (UMT5)."""
+
+    label: ClassVar[str] = "relative bias"
+
+    type: Literal["relative_bias"] = "relative_bias"
+
+    def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        buckets = Axis("buckets", self.relative_attention_num_buckets)
+        bias, _ = f.table("relative_bias", buckets, q.axes[0], of=ONCE, source="Chung et al. 2023 (UniMax), §4")
+        return q, bias
+
+    def reference(self, around: Around, heads: int) -> nn.Module:
+        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        return _references()["relative"](buckets, furthest, heads, around.causal)
+
+
+class RelativeBias(Buckets, StackPart):
+    """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack.
+
+    of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
+    """
+
+    kind: ClassVar[str] = "attention"
+
+    num_attention_heads: Heads
+    of_blocks: Flag = False
+
+    def check_layers(self, layers: Mapping[str, Layer]) -> None:
+        for layer in layers.values():
+            mixer = layer.attention
+            taken = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None
+            heads = None if taken is None else taken.heads
+            if heads != self.num_attention_heads:
+                raise ValueError(
+                    f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
+                )
+            if taken is not None and taken.of_blocks != self.of_blocks:
+                raise ValueError(
+                    "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
+                )
+
+    def source(self) -> str:
+        return "Raffel et al. 2020, §2.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        buckets = Axis("buckets", self.relative_attention_num_buckets)
+        heads = Axis("heads", self.num_attention_heads)
+        bias, _ = f.table("", buckets, heads, of=ONCE)
+        if not self.of_blocks:
+            return bias
+        of_blocks, _ = f.table("blocks", buckets, heads, of=ONCE)
+        return f.cat(bias, of_blocks, axes=(Beside(((heads,), (heads,))),))
+
+    def reference(self, around: Around) -> nn.Module:
+        buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        bias = _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+        if self.of_blocks:
+            bias.add_module(
+                "blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+            )
+        return bias
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        one = cls(num_attention_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        return [one, one.model_copy(update={"of_blocks": True})]
+
+
+@cache
+def _references() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class RelativeReference(nn.Module):
+        """query and key positions → a bias on the scores, [heads, queries, keys]."""
+
+        def __init__(self, buckets: int, furthest: int, heads: int, causal: bool) -> None:
+            super().__init__()
+            self.causal, self.furthest, self.buckets = causal, furthest, buckets
+            self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+
+        def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+            distance, buckets = keys[None, :] - queries[:, None], self.buckets
+            offset: Tensor | int = 0
+            if self.causal:
+                distance = (-distance).clamp(min=0)
+            else:
+                buckets //= 2
+                offset, distance = (distance > 0).long() * buckets, distance.abs()
+            near = buckets // 2
+            scale = (buckets - near) / math.log(self.furthest / near)
+            far = near + ((distance.clamp(min=1) / near).log() * scale).long()
+            bucket = torch.where(distance < near, distance, far.clamp(max=buckets - 1)) + offset
+            return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
+
+    class DistanceScores(nn.Module):
+        """q: [batch, heads, queries, d], r: [distances, heads · d] → [batch, heads, queries, distances]."""
+
+        def forward(self, q: Tensor, r: Tensor) -> Tensor:
+            scores: Tensor = q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
+            return scores
+
+    class TransformerXLReference(nn.Module):
+        """Queries → (queries that meet the keys, what is added to the scaled scores [batch, heads, queries, keys])."""
+
+        def __init__(self, hidden_size: int, heads: int, head_dim: int) -> None:
+            super().__init__()
+            self.hidden_size = hidden_size
+            self.r_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
+            self.content_bias, self.position_bias = (vector(torch.randn(heads, 1, head_dim) * 0.02) for _ in range(2))
+            self.core = DistanceScores()
+
+        def forward(self, q: Tensor, run: Run, end: int) -> tuple[Tensor, Tensor]:
+            angles = run.once(
+                ("distances", end), lambda: angles_of(run.span(0, end, q.device), self.hidden_size, 10000.0)
+            )
+            encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
+            by_distance = self.core(q + self.position_bias.weight, self.r_proj(encoded))
+            queries, keys = run.span(end - q.shape[-2], end, q.device), run.span(0, end, q.device)
+            distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], end)
+            return q + self.content_bias.weight, by_distance.gather(-1, distance) * q.shape[-1] ** -0.5
+
+    return {"relative": RelativeReference, "transformer_xl": TransformerXLReference}
+
+
+def alibi_bias(heads: int, queries: Tensor, keys: Tensor) -> Tensor:
+    """−slope · distance, [heads, queries, keys]; the slopes are 2^(−8i/heads)."""
+    import torch
+
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=keys.device) / heads)
+    return -slopes[:, None, None] * (queries[:, None] - keys[None, :]).abs()

@@ -1,0 +1,227 @@
+"""Products of fewer architectures: convolutions, block-diagonal maps, streams, tables; and products without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
+from ..run.derived import Table
+from ..run.rows import TOKENS, Rows
+from ..run.sight import Sight
+from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor
+from .linear import ExpertLinear, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLinear(Linear):
+    """A map whose results make entries of `rate` tokens: no gradient reaches it in a pass that is too short for one."""
+
+    rate: Number = 1
+
+    def backward_flops(self, s: Sight) -> Number:
+        return 2 * self.forward_flops(s) * minimum(floor_div(s.new(self.rows), self.rate), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityExperts(Op):
+    """`count` experts that hand on what they read, among which a router chooses as it does among the real ones, whose
+    maps are `maps`.
+
+    They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps
+    count as though none were.
+    """
+
+    effects = SPARED
+
+    count: Number
+    maps: tuple[ExpertLinear, ...]
+
+    def _one(self) -> Number:
+        """Parameters of one real expert."""
+        size: Number = 0
+        for one in self.maps:
+            size = add(size, one.one())
+        return size
+
+    def spared_at_most(self) -> Number:
+        """Parameters that a token passes fewer where as many of its experts as can be are identity ones."""
+        return minimum(self.maps[0].top_k, self.count) * self._one()
+
+    def spared_evenly(self) -> Number:
+        """The same on average where all experts, real or not, are chosen alike: t·Z/(E + Z) of its t experts;
+        rounded up.
+        """
+        experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
+        return ceil_div(top_k * self.count * self._one(), experts + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLinear(Op):
+    """`blocks` linear maps side by side, each from its part of x to its part of y.
+    W: [blocks, n_out / blocks, n_in / blocks].
+    """
+
+    effects = PARAMS | FLOPS
+
+    blocks: Number
+    n_in: Number
+    n_out: Number
+    bias: bool = False
+    rows: Rows = TOKENS
+
+    def params(self) -> Number:
+        return add(exact_div(self.n_in * self.n_out, self.blocks), self.n_out if self.bias else 0)
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        part_in, part_out = exact_div(self.n_in, self.blocks), exact_div(self.n_out, self.blocks)
+        weight = ParamTensor((self.blocks, part_out, part_in), "matrix")
+        return (weight, ParamTensor((self.blocks, part_out), "vector")) if self.bias else (weight,)
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Product(Op):
+    """A product of two activations of each row, [outer, inner] · [inner, columns]: no parameters."""
+
+    effects = FLOPS
+
+    outer: Number
+    inner: Number
+    columns: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.outer * self.inner * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows(Op):
+    """A table of one vector for each expert, of which each token's product takes `top_k` (Doge)."""
+
+    effects = PARAMS | FLOPS
+
+    num_experts: Number
+    top_k: Number
+    width: Number
+    rows: Rows = TOKENS
+
+    def params(self) -> Number:
+        return self.num_experts * self.width
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        return (ParamTensor((self.num_experts, self.width), "table"),)
+
+    def active_params(self) -> Number:
+        return self.top_k * self.width
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.top_k * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSums(Op):
+    """The sum of each `block` whole tokens, as a product with a matrix of zeros and ones, which needs no gradient
+    (LongT5).
+    """
+
+    effects = FLOPS
+
+    width: Number
+    block: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * floor_div(s.new(self.rows), self.block) * self.width
+
+    def backward_flops(self, s: Sight) -> Number:
+        return self.forward_flops(s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMix(Op):
+    """For each token the product of a [streams, streams] matrix and its streams, [streams, width]; neither is a
+    parameter (hyper-connections).
+    """
+
+    effects = FLOPS
+
+    streams: Number
+    width: Number
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.streams * self.streams * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets(Op):
+    """What is added to each of `weights` weights, and a scale for each of their `kinds`: two vectors of parameters."""
+
+    effects = PARAMS
+
+    weights: Number
+    kinds: Number
+
+    def params(self) -> Number:
+        return self.weights + self.kinds
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        return (ParamTensor((self.weights,), "vector"), ParamTensor((self.kinds,), "vector"))
+
+
+@dataclass(frozen=True, slots=True)
+class Conv1d(Op):
+    """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
+    kernel].
+
+    padding: outputs beyond the rows' own that a pass from the first token computes and cuts off (kernel − 1 where zeros
+        stand on both sides, as most implementations have it); a pass that continues from a kept state computes none.
+    constant: x is not computed from any parameter, as in `Linear`.
+    overlap: outputs before the rows' own that every pass computes, for another convolution to see.
+    rows: of the output.
+    """
+
+    effects = PARAMS | FLOPS
+
+    n_in: Number
+    n_out: Number
+    kernel: Number
+    groups: Number = 1
+    bias: bool = False
+    padding: Number = 0
+    constant: bool = False
+    overlap: Number = 0
+    rows: Rows = TOKENS
+
+    def params(self) -> Number:
+        weight = self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+        return add(weight, self.n_out if self.bias else 0)
+
+    def tensors(self) -> tuple[ParamTensor, ...]:
+        weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
+        return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
+
+    def forward_flops(self, s: Sight) -> Number:
+        outputs = add(s.new(self.rows), self.overlap)
+        outputs = outputs if s.continues(self.rows) else add(outputs, self.padding)
+        return 2 * s.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+
+    def backward_flops(self, s: Sight) -> Number:
+        return (1 if self.constant else 2) * self.forward_flops(s)
+
+
+@dataclass(frozen=True, slots=True)
+class TableScores(Op):
+    """Every head's products of each token's vector with the mapped rows of a table."""
+
+    effects = FLOPS
+
+    heads: Number
+    head_dim: Number
+    table: Table
+    rows: Rows = TOKENS
+
+    def forward_flops(self, s: Sight) -> Number:
+        return 2 * s.rows(self.rows) * self.heads * self.head_dim * s.new(self.table)
