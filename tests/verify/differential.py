@@ -208,7 +208,7 @@ def _raised_in_transformers(error: BaseException) -> bool:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if theirs in Path(frame.filename).parents:
             return True
-        if ours in Path(frame.filename).parents:
+        if ours in Path(frame.filename).parents and frame.name != "__torch_dispatch__":  # which hands an op on
             return False
     return False
 

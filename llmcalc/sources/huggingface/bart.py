@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .config import Config, Family
+from .config import Config, Family, is_whole
 from .parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
 
 Side = Literal["encoder", "decoder"]
@@ -68,7 +68,7 @@ def _blenderbot_small(c: Config) -> Table:
 def _fsmt(c: Config) -> Table:
     """A vocabulary of each language, and sines as a table that no training changes. Its bare class has the head too."""
     reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
-    if type(padding) is not int or not 0 <= padding < min(64, reads):
+    if not is_whole(padding) or not 0 <= padding < min(64, reads):
         raise c.wrong("pad_token_id", padding, "the number of the padding token, below src_vocab_size and 64")
     if architecture(c).endswith("ForCausalLM"):
         raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")

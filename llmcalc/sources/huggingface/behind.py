@@ -1,114 +1,109 @@
-"""Which fields of a `config.json` a field of its description was made of: those that change it where they are changed
-and the config is read again.
+"""Which fields of a `config.json` a field of its description was made of.
 
 So an error about `num_experts` can name `n_routed_experts`, which is what the file says, and no family has to list what
-it makes of what.
+it makes of what: the config is read once more with numbers that know where they are from, and so does what is
+calculated from them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from time import process_time
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from ...errors import InputError
 from .config import IRRELEVANT, Config
 from .heads import head_of
 from .registry import family_of, text_of
 
-Values: TypeAlias = dict[str, list[Any]]
-"""Field → what it holds, in each of the tables that have it."""
 
-LONGEST = 0.5
-"""Seconds that the search may take; reading a model of 100 000 layers that are listed takes as long by itself."""
+class Told(int):
+    """A whole number that knows which fields of a config it is, or was calculated, from."""
+
+    fields: frozenset[str]
+
+    def __repr__(self) -> str:
+        return int.__repr__(self)
+
+
+class ToldReal(float):
+    """A number that is not whole and knows it too; `math.floor` of it does."""
+
+    fields: frozenset[str]
+
+    def __floor__(self) -> Any:
+        return _from(float.__floor__(self), self.fields)
+
+
+def _from(value: Any, fields: frozenset[str]) -> Any:
+    """A number that knows that it is from these fields; anything else as it is."""
+    if type(value) not in (int, float):
+        return value
+    told: Any = Told(value) if isinstance(value, int) else ToldReal(value)
+    told.fields = fields
+    return told
+
+
+def _calculated(cls: type, name: str) -> Callable[[Any, Any], Any]:
+    def calculate(self: Any, other: Any) -> Any:
+        value = getattr(cls, name)(self, other)
+        if value is NotImplemented and isinstance(other, float):
+            value = getattr(float, name)(float(self), other)
+        return _from(value, self.fields | getattr(other, "fields", frozenset()))
+
+    return calculate
+
+
+for _told_type, _plain in ((Told, int), (ToldReal, float)):
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+        for _side in ("", "r"):
+            setattr(_told_type, f"__{_side}{_name}__", _calculated(_plain, f"__{_side}{_name}__"))
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
     """` (…)` with the fields of a config that those which a message names were made of;
     empty where they are called the same.
     """
-    stop = process_time() + LONGEST
     try:
-        where, given, _ = text_of(config)
-        made = _made_of(config, given)
+        where, given, kind = text_of(config)
+        family = family_of(kind, where)
+        if family.read is None:
+            return ""
+        told = {name: value if name in IRRELEVANT else _told(value, name) for name, value in given.items()}
+        made = family.read(Config(told, family.defaults, kind, head_of(config), where, family.aliases))
     except InputError:  # of a .toml that holds something else under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named = {path.rpartition(".")[2] for path in paths}
-    asked = {name for name in named if name in made and not any(isinstance(value, dict) for value in made[name])}
-    if not asked:
-        return ""
-    places = ((path, value) for path, value in _places(given) if path[-1] not in named)
-    behind = [
-        ".".join(path)
-        for path, value in places
-        if process_time() < stop and _changes(config, given, path, value, made, asked)
-    ]
-    return f" (in the config: {', '.join(where + name for name in behind)})" if behind else ""
+    found = {field for number in _under(made, named) for field in number.fields}
+    behind = [path for path in _paths(given) if path in found and path.rpartition(".")[2] not in named]
+    return f" (in the config: {', '.join(where + path for path in behind)})" if behind else ""
 
 
-def _made_of(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Values:
-    """The values of the description that `fields`, in place of those of the config's text model, are read as."""
-    where, _, kind = text_of(config)
-    family = family_of(kind, where)
-    if family.read is None:
-        return {}
-    return _values(family.read(Config(fields, family.defaults, kind, head_of(config), where, family.aliases)), {})
+def _told(value: Any, path: str) -> Any:
+    """A value of a config whose numbers know its path."""
+    if isinstance(value, dict):
+        return {name: _told(inner, f"{path}.{name}") for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_told(one, path) for one in value]
+    return _from(value, frozenset({path}))
 
 
-def _values(table: Any, found: Values) -> Values:
+def _under(table: Any, names: set[str], there: bool = False) -> Iterator[Told | ToldReal]:
+    """The numbers that stand under one of the names in what was made of a config."""
     if isinstance(table, dict):
         for name, value in table.items():
-            found.setdefault(name, []).append(value)
-            _values(value, found)
-    return found
+            yield from _under(value, names, name in names and not isinstance(value, dict))
+    elif isinstance(table, list | tuple):
+        for value in table:
+            yield from _under(value, names, there)
+    elif there and isinstance(table, Told | ToldReal):
+        yield table
 
 
-def _places(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every field that may matter, and what it holds; those of a table within, too."""
+def _paths(given: Mapping[str, Any]) -> Iterator[str]:
+    """Every field, and those of the tables within, in the order of the file."""
     for name, value in given.items():
-        if name not in IRRELEVANT:
-            yield from (
-                (((name, inner), one) for inner, one in value.items())
-                if isinstance(value, dict)
-                else (((name,), value),)
-            )
-
-
-def _changes(
-    config: Mapping[str, Any],
-    given: Mapping[str, Any],
-    path: tuple[str, ...],
-    value: Any,
-    made: Values,
-    asked: set[str],
-) -> bool:
-    """Whether one of the fields asked for has other values where that of a config has another one that can be read.
-
-    Fewer or more of the same are none, for so a field changes that says how many layers are of a kind; but a flag can
-    change in no other way.
-    """
-    for other in _others(value):
-        inner = given[path[0]]
-        try:
-            now = _made_of(config, {**given, path[0]: {**inner, path[1]: other} if len(path) > 1 else other})
-        except InputError:
-            continue
-        pairs = [(made[name], now.get(name, [])) for name in asked]
-        if any(old != new and (len(old) == len(new) or isinstance(old[0], bool)) for old, new in pairs):
-            return True
-    return False
-
-
-def _others(value: Any) -> list[Any]:
-    """Other values of the same kind, such as may be read in its place."""
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [2 * value, value + 1, 3 * value, value - 1, value // 2, value // 8, 100 * value, 1]
-    if isinstance(value, float):
-        return [value / 2, value * 2]
-    if isinstance(value, list):
-        return [[2 * one if type(one) is int else one for one in value], value[::-1]]
-    return []
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _paths(value))

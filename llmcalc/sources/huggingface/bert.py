@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...components.base import MOST_LAYERS
-from .config import Config, Family
+from .config import Config, Family, is_whole
 from .parts import (
     ACTIVATIONS,
     OF_CHOICES,
@@ -171,7 +171,7 @@ def bert_positions(c: Config) -> Table:
 def after_padding(c: Config) -> Table:
     """The first position is the row after the padding token's."""
     rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
-    offset = padding + 1 if type(padding) is int and 0 <= padding < min(64, rows - 1) else 0
+    offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head import HeadKind
@@ -44,6 +44,16 @@ MOST: dict[str, int] = {
     ),
 }
 """Field, under its usual name → the largest value of it: adapters list layers one by one. `LARGEST` for any other."""
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number, which JSON's true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether it is a number."""
+    return is_whole(value) or isinstance(value, float)
 
 
 @dataclass
@@ -122,11 +132,11 @@ class Config:
 
     def _whole(self, names: tuple[str, ...], least: int, expected: str) -> int:
         value, most = self.get(*names), MOST.get(names[0], LARGEST)
-        if type(value) is not int or not least <= value <= most:
+        if not is_whole(value) or not least <= value <= most:
             raise self.wrong(
                 self._standing(names),
                 value,
-                expected + (f", at most {most}" if type(value) is int and value > most else ""),
+                expected + (f", at most {most}" if is_whole(value) and value > most else ""),
             )
         return value
 
@@ -144,9 +154,9 @@ class Config:
 
     def number(self, *names: str, least: float = 0) -> float:
         value = self.get(*names)
-        if type(value) not in (int, float) or not least <= value <= LARGEST:  # which no NaN is
+        if not is_number(value) or not least <= value <= LARGEST:  # which no NaN is
             raise self.wrong(self._standing(names), value, f"a number from {least} to {LARGEST}")
-        return float(value)
+        return value if isinstance(value, float) else float(value)
 
     def text(self, *names: str) -> str:
         value = self.get(*names)
@@ -157,7 +167,7 @@ class Config:
     def sizes(self, *names: str) -> list[int]:
         """A list of whole numbers, 0 allowed."""
         value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(type(v) is not int or not 0 <= v <= LARGEST for v in value):
+        if not isinstance(value, list | tuple) or any(not is_whole(v) or not 0 <= v <= LARGEST for v in value):
             raise self.wrong(self._standing(names), value, "a list of whole numbers")
         return list(value)
 
@@ -238,4 +248,4 @@ class Family:
     towers: str = ""
 
 
-__all__ = ["IRRELEVANT", "Config", "Family"]
+__all__ = ["IRRELEVANT", "Config", "Family", "is_number", "is_whole"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
-from .config import Config, Family
+from .config import Config, Family, is_whole
 from .parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 
 
@@ -27,7 +27,7 @@ def _deberta_v2(c: Config) -> Table:
     ):
         raise c.wrong("attention_head_size", c.get("attention_head_size"), "hidden_size / num_attention_heads")
     buckets = c.get("position_buckets")
-    binned = {"position_buckets": buckets} if type(buckets) is int and buckets > 0 else {}
+    binned = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
     norm = layernorm(c.number("layer_norm_eps")) if "layer_norm" in _parts(c, "norm_rel_ebd") else None
     position: Table = {"max_relative_positions": longest, **binned, "share_att_key": c.get("share_att_key") is True}
     return _model(c, block, binned.get("position_buckets", longest), position, norm, _convolution(c))
@@ -80,7 +80,7 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
 def _span(c: Config) -> int:
     """The longest distance told apart."""
     given = c.get("max_relative_positions")
-    return given if type(given) is int and given > 0 else c.size("max_position_embeddings")
+    return given if is_whole(given) and given > 0 else c.size("max_position_embeddings")
 
 
 def _parts(c: Config, name: str) -> list[str]:

@@ -5,6 +5,7 @@ transformers: models/deepseek_v4.
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any
 
 from .config import Config, Family
@@ -60,8 +61,8 @@ def _deepseek_v4(c: Config) -> Table:
 def _turned(c: Config) -> int:
     """Dimensions of a head that RoPE turns."""
     if c.has("partial_rotary_factor"):
-        return int(c.size("head_dim") * c.number("partial_rotary_factor"))
-    return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else int(c.size("head_dim") * 64 / 512)
+        return floor(c.size("head_dim") * c.number("partial_rotary_factor"))
+    return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else floor(c.size("head_dim") * 64 / 512)
 
 
 def _rates(c: Config) -> dict[str, int]:

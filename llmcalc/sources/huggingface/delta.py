@@ -7,6 +7,7 @@ models/bailing_hybrid.
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any
 
 from ...components.base import LARGEST
@@ -195,7 +196,7 @@ def _olmo_hybrid(c: Config) -> Table:
     depth, norm, heads = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.size("num_attention_heads")
     keys = c.maybe("linear_num_key_heads") or heads
     values = c.maybe("linear_num_value_heads") or heads
-    key_dim = c.maybe("linear_key_head_dim") or int(0.75 * c.size("hidden_size") / keys)
+    key_dim = c.maybe("linear_key_head_dim") or floor(c.size("hidden_size") * 0.75 / keys)
     linear = gated_delta_net(
         c,
         linear_num_key_heads=keys,

@@ -16,6 +16,7 @@ from .parts import (
     Table,
     attention,
     biases,
+    check_shared,
     decoder,
     every_nth_full,
     glu,
@@ -46,6 +47,7 @@ def _gemma3n(c: Config) -> Table:
         c.size("altup_num_inputs"),
     )
     kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared(c, kinds, shared)
     layers: list[tuple[str, Table]] = []
     for i, (kind, inner) in enumerate(zip(kinds, _widths(c, depth), strict=True)):
         local: Table = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import Config, Family
+from .config import Config, Family, is_whole
 from .gemma import local_theta
 from .parts import (
     FULL_OR_SLIDING,
@@ -18,6 +18,7 @@ from .parts import (
     Table,
     attention,
     biases,
+    check_shared,
     decoder,
     every_nth_full,
     glu,
@@ -39,7 +40,7 @@ def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
         known = {"head_dim", "num_key_value_heads"}
         layers = [table.get(str(i), {}) for i in range(len(kinds))]
         if not all(
-            isinstance(layer, dict) and set(layer) <= known and all(type(v) is int and v > 0 for v in layer.values())
+            isinstance(layer, dict) and set(layer) <= known and all(is_whole(v) and v > 0 for v in layer.values())
             for layer in layers
         ):
             raise c.wrong("per_layer_config", table, f"{' and '.join(sorted(known))} of some layers")
@@ -54,6 +55,7 @@ def _layers(c: Config, kinds: list[str], wider: str) -> Table:
     wider: the network that is twice as wide where keys are shared.
     """
     depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
+    check_shared(c, kinds, shared)
     wide = c.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     sizes = _full_heads(c, kinds)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...components.base import LARGEST
-from .config import Config, Family
+from .config import Config, Family, is_number
 from .parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
 
 
@@ -59,7 +59,7 @@ def _swa(c: Config, feed_forward: Table) -> Table:
     if bases is not None and (
         not isinstance(bases, list)
         or len(bases) < depth
-        or any(type(b) not in (int, float) or not 0 <= b <= LARGEST for b in bases)
+        or any(not is_number(b) or not 0 <= b <= LARGEST for b in bases)
     ):
         raise c.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...components.base import LARGEST
 from ...errors import shown
-from .config import Config, Family
+from .config import Config, Family, is_whole
 from .deepseek import SIGMOID
 from .llama import llama_like
 from .parts import (
@@ -69,7 +69,7 @@ def _each_layer(c: Config, name: str) -> list[int]:
     """One positive whole number a layer, from a number or a list."""
     depth, given = c.size("num_hidden_layers"), c.get(name)
     values = given if isinstance(given, list) else [c.size(name)] * depth
-    if len(values) < depth or any(type(v) is not int or not 0 < v <= LARGEST for v in values):
+    if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
         raise c.wrong(name, given, f"a positive whole number, or {depth} of them")
     return values[:depth]
 

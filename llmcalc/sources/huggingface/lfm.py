@@ -5,6 +5,7 @@ transformers: models/lfm2, models/lfm2_moe, models/lfm3.
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any
 
 from .config import Config, Family
@@ -36,10 +37,10 @@ def _lfm2(c: Config) -> Table:
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
     width = c.size("block_ff_dim", "intermediate_size")
     if c.flag("block_auto_adjust_ff_dim"):
-        width = int(2 * width / 3)
+        width = floor(2 * width / 3)
         if c.get("block_ffn_dim_multiplier") is not None:
             step = c.size("block_multiple_of")
-            width = -(-int(c.number("block_ffn_dim_multiplier") * width) // step) * step
+            width = -(-floor(width * c.number("block_ffn_dim_multiplier")) // step) * step
     full = set(range(depth)) if c.get("full_attn_idxs") is None else set(c.sizes("full_attn_idxs"))
     names = listed(c, "layer_types", CONV_OR_FULL, ["full" if i in full else "conv" for i in range(depth)])
     block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}

@@ -8,7 +8,7 @@ from typing import Any
 from ...components.base import LARGEST
 from ...components.stack import MOST_KINDS, merged
 from ...errors import InputError
-from .config import Config
+from .config import Config, is_number
 from .heads import HEAD_ENDINGS, architecture_of
 
 Table = dict[str, Any]
@@ -71,7 +71,7 @@ def rope(
     theta = theta if theta is not None else c.data.get(theta_name)
     part = part if part is not None else c.data.get(share_name)
     part = share if part is None else part
-    if type(part) not in (int, float) or not 0 < part <= 1:
+    if not is_number(part) or not 0 < part <= 1:
         raise c.wrong(share_name, part, "a number above 0 and at most 1")
     table: Table = {"type": "rope"} if part == 1 else {"type": "rope", "partial_rotary_factor": float(part)}
     return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
@@ -295,6 +295,14 @@ def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> 
     if "" in names or len(names) < len(default):
         raise c.wrong(field, given, f"{len(default)} times {' or '.join(kinds)}")
     return names[: len(default)]
+
+
+def check_shared(c: Config, kinds: list[str], shared: int) -> None:
+    """Raises `InputError` where one of the last `num_kv_shared_layers` has no layer of its kind below to share with."""
+    below = len(kinds) - shared
+    alone = {*kinds[max(below, 0) :]} - {*kinds[: max(below, 0)]}
+    if alone:
+        raise c.wrong("num_kv_shared_layers", shared, f"layers of every kind ({', '.join(sorted(alone))}) below those")
 
 
 def windowed(c: Config, default: list[str], sliding: Table | None = None, full: Table | None = None) -> Table:

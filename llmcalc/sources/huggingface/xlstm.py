@@ -5,6 +5,8 @@ transformers: models/xlstm, which never ties the head to the embedding.
 
 from __future__ import annotations
 
+from math import floor
+
 from .config import Config, Family
 from .parts import Table, biases, decoder, rmsnorm
 
@@ -27,7 +29,7 @@ def _xlstm(c: Config) -> Table:
     }
     mixer["gate_soft_cap"] = c.number("gate_soft_cap")
     step = c.size("ffn_round_up_to_multiple_of")
-    width = int((hidden * c.number("ffn_proj_factor") + step - 1) // step * step)
+    width = floor((hidden * c.number("ffn_proj_factor") + step - 1) // step * step)
     network: Table = {
         "intermediate_size": width,
         "hidden_act": "silu",
@@ -41,7 +43,7 @@ def _xlstm(c: Config) -> Table:
 
 def _head(c: Config, factor: str, hidden: int, heads: int) -> int:
     """hidden_size times the factor, over the heads; a multiple of 64 in all, or the class's cache would not fit."""
-    width = int(hidden * c.number(factor))
+    width = floor(hidden * c.number(factor))
     if width <= 0 or width % 64:
         raise c.wrong(factor, c.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
     return c.divided("num_heads", width, heads)
