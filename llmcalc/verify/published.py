@@ -16,15 +16,16 @@ def has_exact_count(preset: Preset) -> bool:
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total with the published count, less the difference that the preset states and explains.
+    """Compares the total with the published count, from which it may differ by as much as the preset states and
+    explains.
 
     Raises `InputError` where no exact count was published: a rounded figure proves nothing.
     """
     published = preset.published
     if published.parameters is None:
         raise InputError("no exact parameter count was published")
-    total = params(preset.model).total
-    check = Check("model", "parameters", total - published.parameters_difference, published.parameters, WITNESS)
+    total, explained = params(preset.model).total, published.parameters_difference
+    check = Check("model", "parameters", total, published.parameters, WITNESS, explained=explained)
     info = {"difference": published.parameters_difference, "note": published.parameters_note}
     return Verdict(
         preset.name, WITNESS, [check], 0.0, info if published.parameters_difference else {}, sizes_of(preset.model)

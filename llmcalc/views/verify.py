@@ -63,16 +63,20 @@ def _speed(measured: dict[str, Any]) -> str:
 
 
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
-    """`=` where every node agrees; how many do not; empty where nothing was compared."""
+    """`=` where every node agrees; `±` where one differs as explained; how many differ otherwise; empty where nothing
+    was compared.
+    """
     checks = [c for c in verdict.checks if c.quantity == quantity]
     wrong = sum(not c.ok for c in checks)
-    return None if not checks else f"≠ {wrong}" if wrong else "="
+    agreed = "±" if any(c.explained for c in checks) else "="
+    return None if not checks else f"≠ {wrong}" if wrong else agreed
 
 
 def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     notes = []
     agreed, wrong = sum(v.ok for v in verdicts), sum(not v.ok for v in verdicts)
     checks = sum(len(v.checks) for v in verdicts)
+    explained = any(v.ok and any(c.explained for c in v.checks) for v in verdicts)
     if len(verdicts) + len(skipped) == 1 and wrong:
         notes.append(f"{len(verdicts[0].failures):,} of {plural(checks, 'check')} failed")
     elif len(verdicts) + len(skipped) > 1:
@@ -80,6 +84,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
     notes.append(
         "=: closed form and witness give the same at every node"
+        + ("; ±: they differ, explained below" if explained else "")
         + ("; ≠: at so many nodes they do not; difference: measured − closed form" if wrong else "")
     )
     if verdicts and verdicts[0].witness.startswith("reference"):
@@ -100,7 +105,8 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     if verdicts and verdicts[0].witness == "published":
         notes.append("against the published count of the released weights")
     notes += [
-        f"{v.target}: {units.difference(v.info['difference'])} against the published count: {v.info['note']}"
+        f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
+        f"{v.info['note']}"
         for v in verdicts
         if v.info.get("difference")
     ]

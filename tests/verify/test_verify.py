@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -312,7 +313,17 @@ def test_a_mismatch_exits_with_1_and_names_node_and_numbers(
 def test_published_differences_are_stated(run: Any) -> None:
     result = run("verify", "bert-base", "--against", "published")
     assert result.code == 0
-    assert "−592,130" in result.out
+    assert re.search(r"bert-base +± ", result.out)
+    assert "differs, explained: −592,130" in result.out
+    assert "=" in run("verify", "gpt2", "--against", "published").out.splitlines()[2]
+    check = json.loads(run("verify", "bert-base", "--against", "published", "--format", "json").out)["checks"][0]
+    assert (check["closed_form"] - check["measured"], check["explained"], check["ok"]) == (-592_130, -592_130, True)
+
+
+def test_a_published_difference_that_is_not_explained_fails() -> None:
+    bert = load("bert-base")
+    wrong = bert.model_copy(update={"published": bert.published.model_copy(update={"parameters_difference": -592_131})})
+    assert not verify_published(wrong).ok
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmcalc.cli.main import COMMANDS
-
-if __package__:  # python -m tests.views.test_goldens
-    from .test_readme import printed, without_times
-else:
-    from test_readme import printed, without_times
+from tests.test_readme import printed, without_times
 
 GOLDENS = Path(__file__).parent / "goldens"
 
