@@ -1,0 +1,77 @@
+"""The backward pass of flash attention against torch's own count of it: the eager passes of `verify` never run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
+
+from llmcalc.flow.tree import Place
+from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore
+from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.presets import model_names
+from llmcalc.sources.target import load
+from tests.builders import family_shapes, sight
+
+BATCH, SEQ = 2, 24
+SHAPES = dict(family_shapes())
+
+
+def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
+    """Every product of queries with keys and of their scores with values, where it stands in a training step."""
+    train = sight(batch=BATCH, seq=SEQ, phase="train", attention_backward="flash")
+    found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
+    without = {"no_grad", "kept", "idle"}
+    return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]
+
+
+def shapes(op: AttentionCore, keys: int) -> tuple[list[int], list[int], list[int]]:
+    """Of its queries, keys and values, keys and values once for each head of queries."""
+    queries = [BATCH, op.heads, SEQ, op.qk_dim]
+    return queries, [BATCH, op.heads, keys, op.qk_dim], [BATCH, op.heads, keys, op.v_dim]
+
+
+def agree(spec: ModelSpec) -> int:
+    """Holds every core of a spec to torch's formula; how many there were."""
+    checked = 0
+    for place, op in cores(spec):
+        use = place.use
+        assert use is not None
+        assert place.sight is not None
+        if place.sight.new(op.rows) != SEQ:  # an encoder of a fixed length
+            continue
+        keys = SEQ if op.keys is None else place.sight.held(op.keys)
+        q, k, v = shapes(op, keys)
+        grad = [BATCH, op.heads, SEQ, op.v_dim]
+        assert use.backward_flops() == sdpa_backward_flop_count(grad, q, k, v), place.path
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_presets_as_torch_counts_it(name: str) -> None:
+    spec = load(name).model
+    assert agree(spec) or not cores(spec)
+
+
+def test_families_as_torch_counts_it() -> None:
+    assert sum(agree(ModelSpec.model_validate(read_config(config)[0])) for config in SHAPES.values()) > 500
+
+
+@pytest.mark.parametrize(("name", "kv_heads"), [("gpt2", 12), ("llama3-8b", 8), ("gemma2-9b", 8)])
+def test_it_is_what_a_run_of_the_kernel_counts(name: str, kv_heads: int) -> None:
+    """torch's flash kernel, forward and backward, on meta under the flop counter."""
+    place, op = cores(load(name).model)[0]
+    q, k, v = shapes(op, SEQ)
+    k[1] = v[1] = kv_heads
+    tensors: list[Any] = [torch.empty(*s, device="meta", dtype=torch.bfloat16, requires_grad=True) for s in (q, k, v)]
+    with FlopCounterMode(display=False) as counter:
+        out = torch.ops.aten._scaled_dot_product_flash_attention(*tensors, 0.0, True)[0]
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    use = place.use
+    assert use is not None
+    assert (use.forward_flops(), use.backward_flops()) == (forward, counter.get_total_flops() - forward)
