@@ -5,19 +5,14 @@ counts, a verified reference, heads in `compare`, what-ifs in `kv` and a study o
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import llmcalc
+from tests.contracts.copies import TOYS, copy_to, insert, python
 
-PACKAGE = Path(llmcalc.__file__).parent
-TOY = Path(__file__).parent.parent / "data" / "toy" / "tempered.py"
 LINE = '        "tempered": "mixers.tempered:TemperedAttention",\n'
 DESCRIPTION = """
 
@@ -48,27 +43,16 @@ feed_forward = { intermediate_size = 160, hidden_act = "silu", gated = true }
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with the toy in it: its file, and its line in the table of mixers."""
-    folder = tmp_path_factory.mktemp("copy")
-    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("__pycache__"))
-    if (PACKAGE.parent / "presets").is_dir():
-        shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
-    table = next(path for path in folder.glob("llmcalc/components/**/choices.py"))
-    before = table.read_text()
-    text = before.replace('    {\n        "attention": "', "    {\n" + LINE + '        "attention": "', 1)
-    assert text != before
-    table.write_text(text)
-    shutil.copy(TOY, folder / "llmcalc" / "components" / "mixers" / "tempered.py")
+    folder = copy_to(tmp_path_factory.mktemp("copy"))
+    insert(folder / "llmcalc" / "components" / "choices.py", '        "attention": "', LINE)
+    shutil.copy(TOYS / "tempered.py", folder / "llmcalc" / "components" / "mixers" / "tempered.py")
     (folder / "toy.toml").write_text(DESCRIPTION)
     return folder
 
 
 def run(copy: Path, *arguments: str) -> Any:
     """The JSON that a command prints."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "llmcalc", *arguments, "--format", "json"]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))
 
 
 def test_it_is_counted_by_hand(copy: Path) -> None:

@@ -1,0 +1,39 @@
+"""Copies of the package in a folder of their own, for tests that change one as a contributor would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import llmcalc
+
+PACKAGE = Path(llmcalc.__file__).parent
+TOYS = Path(__file__).parent.parent / "data" / "toy"
+
+
+def copy_to(folder: Path) -> Path:
+    """The package and its presets, as they lie in a checkout."""
+    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("__pycache__"))
+    if (PACKAGE.parent / "presets").is_dir():
+        shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
+    return folder
+
+
+def insert(file: Path, before: str, line: str) -> None:
+    """Adds a line to a file in front of a text that stands in it."""
+    text = file.read_text()
+    assert before in text, file
+    file.write_text(text.replace(before, line + before, 1))
+
+
+def python(copy: Path, *arguments: str) -> str:
+    """What Python prints that imports the copy."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

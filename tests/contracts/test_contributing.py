@@ -1,0 +1,138 @@
+"""Contract: the lists of files in CONTRIBUTING.md are complete. Each is followed in a copy of the package, with a toy,
+and the toy then works.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.contracts.copies import PACKAGE, TOYS, copy_to, insert, python
+
+GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
+MIXERS = '        "mla": "mixers.mla:MLA",\n'
+TABLE_OF_FAMILIES = '    "llama": ("llama", '
+COMMANDS = '    "presets",\n'
+
+CONFIG = {"model_type": "toyllm", "architectures": ["ToyLlmForCausalLM"], "toy_colour": "green"}
+LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
+"""Parameters of a layer of the toys: q and o, k and v for two heads of 16, three maps of the MLP, two norms."""
+
+
+class Change(NamedTuple):
+    """files: path → the toy that is put there, or the text before which a line is added, and that line.
+    works: whether the copy then does what was added.
+    """
+
+    files: dict[str, str | tuple[str, str]]
+    works: Callable[[Path], Any]
+
+
+def command(copy: Path, *arguments: str) -> Any:
+    return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))
+
+
+def a_part(copy: Path) -> None:
+    toy = (TOYS / "toy-model.toml").read_text()
+    mixer = 'attention = { type = "tempered", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }'
+    (copy / "toy.toml").write_text(re.sub(r"^attention = .*$", mixer, toy, flags=re.MULTILINE))
+    total = 2 * 1000 * 64 + 2 * (LAYER + 4) + 64  # a temperature for each head
+    assert command(copy, "params", "toy.toml")["params"]["total"] == total
+
+
+def a_family(copy: Path) -> None:
+    (copy / "config.json").write_text(json.dumps(CONFIG))
+    assert command(copy, "params", "config.json")["params"]["total"] == 2 * 1000 * 64 + 3 * LAYER + 64
+
+
+def a_preset(copy: Path) -> None:
+    assert command(copy, "params", "nobody/toy-1")["params"]["total"] == 2 * 1000 * 64 + 2 * LAYER + 64
+    assert '"toy-1"' in json.dumps(command(copy, "presets", "toy"))
+
+
+def an_accelerator(copy: Path) -> None:
+    (verdict,) = command(copy, "memory", "gpt2", "--hardware", "toy-1")["fits"]
+    assert (verdict["hardware"], verdict["memory_bytes"]) == ("toy-1", 64 * 2**30)
+
+
+def a_cost(copy: Path) -> None:
+    code = "import llmcalc; from llmcalc.costs.toy import largest; print(largest(llmcalc.load('gpt2').model))"
+    assert int(python(copy, "-c", code)) == 50257 * 768
+
+
+def a_view(copy: Path) -> None:
+    assert command(copy, "depth", "bart-large")["layers"] == 24
+    assert "depth" in python(copy, "-m", "llmcalc", "--help")
+
+
+CHANGES = {
+    "A part": Change(
+        {
+            "llmcalc/components/mixers/NAME.py": "tempered.py",
+            "llmcalc/components/choices.py": (MIXERS, '        "tempered": "mixers.tempered:TemperedAttention",\n'),
+        },
+        a_part,
+    ),
+    "A family": Change(
+        {
+            "llmcalc/sources/huggingface/NAME.py": "toyllm.py",
+            "llmcalc/sources/huggingface/registry.py": (TABLE_OF_FAMILIES, '    "toyllm": ("toyllm",),\n'),
+        },
+        a_family,
+    ),
+    "A preset": Change({"presets/models/NAME.toml": "toy-model.toml"}, a_preset),
+    "An accelerator": Change({"presets/hardware/NAME.toml": "toy-accelerator.toml"}, an_accelerator),
+    "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
+    "A view": Change(
+        {
+            "llmcalc/views/NAME.py": "depth_view.py",
+            "llmcalc/cli/NAME.py": "depth_command.py",
+            "llmcalc/cli/main.py": (COMMANDS, '    "depth",\n'),
+        },
+        a_view,
+    ),
+}
+NAMES = {"A part": "tempered", "A family": "toyllm", "A cost": "toy", "A view": "depth"}
+"""What the new thing is called where the guide says NAME; `toy-1` otherwise."""
+
+
+def listed(title: str) -> list[str]:
+    """The files that the guide lists for a kind of change."""
+    section = re.search(rf"^### {title}\b.*?(?=^##|\Z)", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert section is not None, title
+    return re.findall(r"^\| `([^`]+)` \|", section[0], re.MULTILINE)
+
+
+def test_every_kind_of_change_is_followed() -> None:
+    guide = GUIDE.read_text(encoding="utf-8").partition("## Which files to touch")[2]
+    assert [title.partition(":")[0] for title in re.findall(r"^### (.*)$", guide, re.MULTILINE)] == list(CHANGES)
+
+
+@pytest.mark.parametrize("title", CHANGES)
+def test_the_files_that_are_listed_are_enough(title: str, tmp_path: Path) -> None:
+    change, copy = CHANGES[title], copy_to(tmp_path)
+    assert listed(title) == list(change.files)
+    for path, what in change.files.items():
+        file = copy / path.replace("NAME", NAMES.get(title, "toy-1"))
+        if isinstance(what, str):
+            assert not file.exists()
+            shutil.copy(TOYS / what, file)
+        else:
+            insert(file, *what)
+    change.works(copy)
+
+
+@pytest.mark.parametrize("title", [title for title, change in CHANGES.items() if len(change.files) > 1])
+def test_each_of_them_is_needed(title: str, tmp_path: Path) -> None:
+    """Without the last file of the list the toy does not work."""
+    change, copy = CHANGES[title], copy_to(tmp_path)
+    for path, what in list(change.files.items())[:-1]:
+        shutil.copy(TOYS / str(what), copy / path.replace("NAME", NAMES[title]))
+    with pytest.raises(AssertionError):
+        change.works(copy)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+from ..sources.target import load
+from ..views.depth import report
+from .options import FormatOption, Output, Target, show
+
+
+def command(target: Target, fmt: FormatOption = "table", output: Output = None) -> None:
+    """How many layers a model has."""
+    show(report(load(target)), fmt, output)

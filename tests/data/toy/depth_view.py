@@ -1,0 +1,17 @@
+"""`llmcalc depth`: a toy view, how many layers a model has."""
+
+from __future__ import annotations
+
+from .. import units
+from ..sources.preset import Preset
+from .document import Column, Report, Row, Table
+from .summary import model_data
+
+
+def report(preset: Preset) -> Report:
+    """The answer as data and as a table."""
+    layers = sum(stack.num_hidden_layers for _, stack in preset.model.stacks())
+    columns = (Column("model", "model", justify="left"), Column("layers", "layers", units.exact))
+    return Report(
+        {"model": model_data(preset), "layers": layers}, [Table(preset.display, columns, [Row([preset.name, layers])])]
+    )

@@ -1,0 +1,12 @@
+"""A toy cost: how many parameters the largest tensor of a model has."""
+
+from __future__ import annotations
+
+from ..algebra import Number
+from ..model import ModelSpec
+
+
+def largest(spec: ModelSpec) -> Number:
+    """Elements of the largest trained tensor."""
+    uses = (place.use for place in spec.tree().walk())
+    return max((tensor.size for use in uses if use is not None for tensor in use.tensors()), default=0)
