@@ -17,7 +17,6 @@ from tests.contracts.copies import PACKAGE, TOYS, copy_to, insert, python
 
 GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
 MIXERS = '        "mla": "mixers.mla:MLA",\n'
-TABLE_OF_FAMILIES = '    "llama": ("llama", '
 COMMANDS = '    "presets",\n'
 
 CONFIG = {"model_type": "toyllm", "architectures": ["ToyLlmForCausalLM"], "toy_colour": "green"}
@@ -79,13 +78,7 @@ CHANGES = {
         },
         a_part,
     ),
-    "A family": Change(
-        {
-            "llmcalc/sources/huggingface/NAME.py": "toyllm.py",
-            "llmcalc/sources/huggingface/registry.py": (TABLE_OF_FAMILIES, '    "toyllm": ("toyllm",),\n'),
-        },
-        a_family,
-    ),
+    "A family": Change({"llmcalc/sources/huggingface/NAME.py": "toyllm.py"}, a_family),
     "A preset": Change({"presets/models/NAME.toml": "toy-model.toml"}, a_preset),
     "An accelerator": Change({"presets/hardware/NAME.toml": "toy-accelerator.toml"}, an_accelerator),
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),

@@ -4,8 +4,12 @@ and the way from a parsed `config.json` to a description.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from ...components.head import HeadKind
@@ -14,153 +18,11 @@ from .config import Config, Family
 from .heads import architecture_of, head_of
 
 FILES: dict[str, tuple[str, ...]] = {
-    "llama": ("llama", "mistral", "qwen2", "qwen3", "cwm"),
-    "bert": (
-        "bert",
-        "ernie",
-        "megatron-bert",
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-        "roberta-prelayernorm",
-        "xlm-roberta-xl",
-        "data2vec-text",
-        "distilbert",
-        "electra",
-        "albert",
-        "mpnet",
-    ),
-    "t5": ("t5", "mt5", "umt5", "longt5"),
-    "bart": (
-        "bart",
-        "mbart",
-        "m2m_100",
-        "marian",
-        "pegasus",
-        "blenderbot",
-        "blenderbot-small",
-        "plbart",
-        "mvp",
-        "fsmt",
-    ),
-    "whisper": ("whisper",),
-    "switch": ("switch_transformers", "nllb-moe"),
-    "deberta": ("deberta", "deberta-v2"),
-    "modernbert": ("modernbert", "modernbert-decoder", "eurobert", "nomic_bert", "gte", "jina_embeddings_v3"),
-    "esm": ("esm",),
-    "xlnet": ("xlnet",),
-    "rembert": ("bert-generation", "rembert", "roformer"),
-    "mixtral": ("mixtral", "qwen2_moe", "qwen3_moe", "phimoe"),
-    "bitnet": ("bitnet", "nanochat"),
-    "phi": ("phi", "phi3", "persimmon", "stablelm", "starcoder2", "jais2"),
-    "opt": ("opt", "xglm", "biogpt"),
-    "bloom": ("bloom", "falcon", "mpt"),
-    "gpt": (
-        "openai-gpt",
-        "gpt2",
-        "gpt-sw3",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gptj",
-        "codegen",
-        "gpt_neox",
-        "gpt_neox_japanese",
-    ),
-    "deepseek": (
-        "axk1",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe_lite",
-        "kimi_k2",
-        "kimi_k25",
-        "minicpm3",
-        "mistral4",
-        "youtu",
-    ),
-    "gemma3n": ("gemma3n", "gemma3n_text"),
-    "t5gemma": ("t5gemma", "t5gemma2"),
-    "gemma4": ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
-    "gemma": ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "paligemma", "shieldgemma2"),
-    "olmo": ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo"),
-    "granite": ("granite", "granitemoe", "granitemoeshared", "hyperclovax", "granite_swa", "granitemoe_swa"),
-    "cohere": (
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "cohere_compass",
-        "cohere_compass_text",
-        "aya_vision",
-        "cohere2_vision",
-    ),
-    "glm": ("glm", "glm4"),
-    "exaone": ("exaone4", "exaone_moe"),
-    "smollm3": ("smollm3", "seed_oss", "arcee", "apertus", "helium"),
-    "delta": (
-        "qwen3_next",
-        "qwen3_5",
-        "qwen3_5_text",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "kimi_linear",
-        "bailing_hybrid",
-        "olmo_hybrid",
-    ),
-    "mamba": ("mamba", "falcon_mamba", "mamba2"),
-    "hybrid": ("jamba", "bamba", "granitemoehybrid", "falcon_h1"),
-    "nemotron": ("nemotron", "nemotron_h"),
-    "zamba": ("zamba", "zamba2"),
-    "recurrent_gemma": ("recurrent_gemma",),
-    "ministral": ("ministral", "ministral3", "mistral3"),
-    "gpt_oss": ("gpt_oss",),
-    "glm4_moe": ("dots1", "glm4_moe", "minimax_m2"),
-    "afmoe": ("afmoe", "laguna"),
-    "mimo": ("mimo", "mimo_v2_flash"),
-    "llama4": ("llama4", "llama4_text"),
-    "hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl", "hunyuan_vl_text", "hy_v3"),
-    "ernie": ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
-    "solar_open": ("solar_open", "mellum"),
-    "internlm3": ("internlm3", "iquestcoder"),
-    "phi4_multimodal": ("phi4_multimodal",),
-    "zaya": ("zaya",),
-    "rwkv": ("rwkv",),
-    "dsa": ("deepseek_v32", "glm_moe_dsa", "axk2"),
-    "lfm": ("lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl"),
-    "minimax": ("minimax",),
-    "diffllama": ("diffllama",),
-    "deepseek_v4": ("deepseek_v4",),
-    "xlstm": ("xlstm",),
-    "dbrx": ("dbrx",),
-    "doge": ("doge",),
-    "jetmoe": ("jetmoe",),
-    "longcat_flash": ("longcat_flash",),
-    "minimax_m3": ("minimax_m3_vl", "minimax_m3_vl_text"),
-    "qwen_vl": (
-        "qwen2_vl",
-        "qwen2_vl_text",
-        "qwen2_5_vl",
-        "qwen2_5_vl_text",
-        "qwen3_vl",
-        "qwen3_vl_text",
-        "qwen3_vl_moe",
-        "qwen3_vl_moe_text",
-    ),
-    "glm_vl": ("glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text"),
-    "hy_v4": ("hy_v4",),
-    "kolibri": ("kolibri1", "flint"),
-    "ctrl": ("ctrl",),
-    "aria": ("aria", "aria_text", "emu3", "emu3_text_model"),
-    "multimodal": (
-        "llava",
-        "llava_next",
-        "llava_onevision",
-        "internvl",
-        "idefics3",
-        "smolvlm",
-        "qwen2_audio",
-        "voxtral",
-    ),
+    file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
 }
-"""File in this package → the model types it reads. A new family is its file and its line here."""
+"""File in this package → the model types it reads, in the order in which `convert` tries them. Written from the files'
+own records by `python -m tests.sources.test_registry`.
+"""
 
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 """Model type → the file that reads it."""
@@ -177,6 +39,15 @@ def model_types() -> list[str]:
     return sorted(FILE_OF)
 
 
+@cache
+def _find_new() -> None:
+    """Adds the families of files that the list of files does not have yet."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        if module.name not in FILES and not module.ispkg:
+            found: Mapping[str, Family] = getattr(import_module(f".{module.name}", __package__), "FAMILIES", {})
+            FILE_OF.update(dict.fromkeys(found, module.name))
+
+
 def usual_name(model_type: str) -> str:
     """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder;
     any other as it is.
@@ -189,6 +60,8 @@ def family_of(model_type: str, where: str = "") -> Family:
 
     Raises `InputError`, which lists near ones, where there is none.
     """
+    if model_type not in FILE_OF:
+        _find_new()
     if model_type not in FILE_OF:
         near = suggest(model_type, model_types())
         raise InputError(

@@ -1,0 +1,48 @@
+"""The list of families in `llmcalc/sources/huggingface/families.json` is what the families' files say."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from llmcalc.sources import huggingface
+from llmcalc.sources.huggingface.registry import FILES
+
+FOLDER = Path(huggingface.__path__[0])
+LIST = FOLDER / "families.json"
+
+
+def listed() -> dict[str, list[str]]:
+    """File → its model types, in the order of the list that there is; what is new comes last."""
+    found: dict[str, list[str]] = {}
+    for module in iter_modules([str(FOLDER)]):
+        if not module.ispkg:
+            found[module.name] = list(getattr(import_module(f"{huggingface.__name__}.{module.name}"), "FAMILIES", ()))
+    old = {file: place for place, file in enumerate(FILES)}
+    kinds = {kind: place for place, kind in enumerate(kind for file in FILES.values() for kind in file)}
+    return {
+        file: sorted(found[file], key=lambda kind: kinds.get(kind, len(kinds)))
+        for file in sorted(found, key=lambda file: old.get(file, len(old)))
+        if found[file]
+    }
+
+
+def written(families: dict[str, list[str]]) -> str:
+    """The file's text: a line for each file."""
+    lines = (f"  {json.dumps(file)}: {json.dumps(kinds)}" for file, kinds in families.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def test_the_list_is_current() -> None:
+    assert LIST.read_text() == written(listed()), "run python -m tests.sources.test_registry"
+
+
+def test_no_model_type_is_read_by_two_files() -> None:
+    kinds = [kind for file in listed().values() for kind in file]
+    assert len(kinds) == len({*kinds})
+
+
+if __name__ == "__main__":
+    LIST.write_text(written(listed()))
