@@ -22,10 +22,11 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, read_config
+from llmcalc.sources.huggingface.registry import FILES, family_of
 from llmcalc.verify.deviations import DEVIATIONS
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.verify.test_families import CASES
+from tests.verify.verdicts import QUANTITIES, recorded
 
 README = Path(__file__).parent.parent / "README.md"
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
@@ -82,7 +83,8 @@ def test_toml_example() -> None:
     )
 
 
-EXACT, FOLLOWED, IN_PART, NONE = "exact", "exact ¹", "in part ²", "–"
+EXACT, IN_PART, NONE = "exact", "in part ²", "–"
+WORDS = {"exact": EXACT, "followed": "exact ¹", "": NONE}
 
 
 def families_table() -> str:
@@ -96,6 +98,7 @@ def families_table() -> str:
         "| model_type | parameters | FLOPs | cache | towers' parameters | shapes | real configs |",
         "|:---|:---|:---|:---|:---|---:|---:|",
     ]
+    verdicts = recorded()
     for file in sorted(FILES):
         shapes = [
             {"architectures": [cls], **shape}
@@ -104,13 +107,7 @@ def families_table() -> str:
         ]
         kinds = sorted(FILES[file])
         around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
-        classes = {shape["architectures"][0] for shape in shapes}
-        follows = {d.quantity for d in DEVIATIONS if classes & set(d.classes)}
-        cells = [
-            FOLLOWED if quantity in follows else EXACT for quantity in ("parameters", "forward_flops", "cache_bytes")
-        ]
-        if shapes and all(ModelSpec.model_validate(read_config(shape)[0]).kind == "encoder" for shape in shapes):
-            cells[2] = NONE
+        cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
         untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
         cells += [
             IN_PART if untold else EXACT if around else NONE,

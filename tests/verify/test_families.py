@@ -25,6 +25,7 @@ from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
 from tests.builders import sight
+from tests.verify.verdicts import hold
 
 CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 
@@ -40,13 +41,13 @@ def _known(case: Path) -> bool:
 
 
 def _shapes() -> list[Any]:
-    found = []
+    every = []
     for file in FILES:
         for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items():
-            found += [
+            every += [
                 pytest.param({"architectures": [cls], **shape}, id=f"{cls}-{i}") for i, shape in enumerate(shapes)
             ]
-    return found
+    return every
 
 
 @pytest.mark.parametrize("config", _shapes())
@@ -56,6 +57,7 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     verdict = verify_config(spec, config)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not notes
+    hold(config, spec, verdict)
     shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers have one module
     compared = {(check.node, check.quantity) for check in verdict.checks}
     missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared

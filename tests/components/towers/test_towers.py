@@ -23,6 +23,7 @@ from llmcalc.verify.reference import verify_reference
 from llmcalc.verify.transformers import build, verify_config
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
+from tests.verify.verdicts import hold
 
 TEXT: dict[str, Any] = {
     "vocab_size": 96,
@@ -148,8 +149,10 @@ def test_towers_agree_with_the_reference(kind: str, shape: dict[str, Any]) -> No
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str) -> None:
     config = wrapped(kind, WRAPPERS[kind][2][0])
-    verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config)
+    spec = ModelSpec.model_validate(read_config(config)[0])
+    verdict = verify_config(spec, config)
     assert verdict.ok, verdict.failures
+    hold(config, spec, verdict)
     assert {"parameters", "forward_flops", "cache_bytes"} <= {check.quantity for check in verdict.checks}
 
 

@@ -1,0 +1,96 @@
+"""What the comparison with transformers found for each file of families: the words in the README's table.
+
+`tests/data/family_verdicts.json` holds them; test_families.py holds it to every comparison that it runs, and
+`python -m tests.verify.verdicts` runs them all and writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmcalc.costs.flops import forward_of
+from llmcalc.costs.params import total_of
+from llmcalc.flow.tree import Use
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, read_config
+from llmcalc.units import bits_to_bytes
+from llmcalc.verify.checks import Check, Verdict
+from llmcalc.verify.transformers import verify_config
+from tests.builders import sight
+from tests.families import shapes_of
+
+RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
+QUANTITIES = ("parameters", "forward_flops", "cache_bytes")
+EXACT, FOLLOWED = "exact", "followed"
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """File of families → quantity → `exact`, or `followed` where one of its classes departs from its architecture."""
+    found: dict[str, dict[str, str]] = json.loads(RECORD.read_text())
+    return found
+
+
+def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
+    """What one comparison says of each quantity of the whole model that it compared. Raises where one is wrong."""
+    words: dict[str, str] = {}
+    for check in verdict.checks:
+        if check.node == "model" and check.quantity in QUANTITIES:
+            assert check.ok, (verdict.target, check)
+            exact = _architecture(spec, check) == check.measured and words.get(check.quantity, EXACT) == EXACT
+            words[check.quantity] = EXACT if exact else FOLLOWED
+    return words
+
+
+def _architecture(spec: ModelSpec, check: Check) -> Any:
+    """The count of the architecture itself, whatever its class does."""
+    if check.quantity == "parameters":
+        return spec.tree().total(total_of, include=frozenset({"towers"}))
+    run = sight(seq=check.seq)
+    if check.quantity == "forward_flops":
+        return spec.tree().total(forward_of, run)
+
+    def cache(use: Use) -> Any:
+        return use.cache_bits(16)
+
+    return bits_to_bytes(spec.tree().total(cache, run))
+
+
+def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
+    """Raises `AssertionError` where a comparison says other than what is recorded of its family."""
+    known = recorded()[FILE_OF[config["model_type"]]]
+    for quantity, word in found(spec, verdict).items():
+        assert known.get(quantity) in (word, FOLLOWED), (quantity, "run python -m tests.verify.verdicts")
+
+
+def configs(file: str) -> Iterator[dict[str, Any]]:
+    """The small configs of a file of families, and one of each wrapper of images or sound."""
+    from tests.components.towers.test_towers import wrapped
+    from tests.components.towers.tower_shapes import WRAPPERS
+
+    for kind in FILES[file]:
+        if family_of(kind).read is not None:
+            yield from shapes_of(kind)
+        if kind in WRAPPERS:
+            yield wrapped(kind, WRAPPERS[kind][2][0])
+
+
+def of_file(file: str) -> dict[str, str]:
+    """The words for all configs of a file of families."""
+    words: dict[str, str] = {}
+    for config in configs(file):
+        spec = ModelSpec.model_validate(read_config(config)[0])
+        for quantity, word in found(spec, verify_config(spec, config)).items():
+            words[quantity] = word if words.get(quantity, EXACT) == EXACT else FOLLOWED
+    return {quantity: words[quantity] for quantity in QUANTITIES if quantity in words}
+
+
+if __name__ == "__main__":
+    files = sys.argv[1:] or sorted(FILES)
+    old = recorded() if RECORD.exists() else {}
+    words = {**old, **{file: of_file(file) for file in files}}
+    lines = (f"  {json.dumps(file)}: {json.dumps(words[file])}" for file in sorted(words) if file in FILES)
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
