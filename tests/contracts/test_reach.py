@@ -1,0 +1,51 @@
+"""Contract: `reach` names the lengths at which a mixer changes: `verify` runs past them, and would else never see what
+a full window or a full selection does.
+
+What a decoded token costs, and what is cached, grows evenly with the context but where a window, a chunk or a selection
+fills. Each such length must be near one that `reach` gives, and each that it gives must be one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from llmcalc.components.base import TokenMixer
+from llmcalc.components.choices import MIXERS
+from llmcalc.costs.flops import forward_of
+from llmcalc.flow.tree import Use
+from llmcalc.model import ModelSpec
+from tests.builders import sight
+from tests.contracts.test_parts import around_a_model
+
+LONGEST = 40
+EXAMPLES = [
+    pytest.param(example, id=f"{cls.__name__}-{i}")
+    for cls in MIXERS.classes()
+    if issubclass(cls, TokenMixer) and "decoder" in cls.sides
+    for i, example in enumerate(cls.examples())
+]
+
+
+def cached(use: Use) -> int:
+    bits: int = use.cache_bits(16)
+    return bits
+
+
+def bends(spec: ModelSpec) -> set[int]:
+    """Contexts at which a decoded token's FLOPs or the cache stop growing as they did."""
+    tree, found = spec.tree(), set()
+    for cost in (forward_of, cached):
+        costs = [
+            tree.total(cost, sight(seq=1, context=n, source=8, phase="decode", pairs="causal")) for n in range(LONGEST)
+        ]
+        found |= {n for n in range(2, LONGEST - 1) if costs[n + 1] - costs[n] != costs[n] - costs[n - 1]}
+    return found
+
+
+@pytest.mark.parametrize("mixer", EXAMPLES)
+def test_it_names_the_lengths_at_which_it_changes(mixer: TokenMixer) -> None:
+    found, reach = bends(around_a_model(mixer)), mixer.reach()
+    if found:
+        assert any(abs(n - min(found)) <= 2 for n in reach), (found, reach)
+    for length in reach:
+        assert length > LONGEST or length <= 2 or any(abs(n - length) <= 2 for n in found), (found, length)
