@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -188,11 +188,11 @@ def counts_and_bytes(preset: Preset) -> None:
     assert llmcalc.memory(preset, with_towers=True).total_bytes >= 0
 
 
-def read(path: Path, config: Config) -> str:
+def read(path: Path, config: Config, count: Callable[[Preset], None] = counts_and_bytes) -> str:
     """The message with which a config of that content is refused; empty where it is read and can be counted."""
     path.write_text(text_of(config))
     with within():
-        return refused(lambda: load(str(path)), counts_and_bytes)
+        return refused(lambda: load(str(path)), count)
 
 
 def name_of(path: Place) -> str:
