@@ -14,7 +14,6 @@ import shlex
 import sys
 import tomllib
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -25,6 +24,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of
 from llmcalc.verify.deviations import DEVIATIONS
 from tests.components.towers.tower_shapes import WRAPPERS
+from tests.families import shapes_of
 from tests.verify.test_families import CASES
 from tests.verify.verdicts import QUANTITIES, recorded
 
@@ -100,18 +100,13 @@ def families_table() -> str:
     ]
     verdicts = recorded()
     for file in sorted(FILES):
-        shapes = [
-            {"architectures": [cls], **shape}
-            for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
-            for shape in shapes
-        ]
         kinds = sorted(FILES[file])
         around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
         untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
         cells += [
             IN_PART if untold else EXACT if around else NONE,
-            str(len(shapes) + len(around)),
+            str(sum(len(shapes_of(kind)) for kind in kinds) + len(around)),
             str(sum(real[k] for k in kinds) or ""),
         ]
         lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")

@@ -10,11 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import (
-    Around,
-    Component,
-    Positions,
-)
+from .base import Around, Component, Positions
 from .position import angles_of
 
 if TYPE_CHECKING:

@@ -18,15 +18,7 @@ from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE
-from .base import (
-    Around,
-    Flag,
-    Heads,
-    Part,
-    Positions,
-    StackPart,
-    TokenMixer,
-)
+from .base import Around, Flag, Heads, Part, Positions, StackPart, TokenMixer
 from .position import AttentionPosition, angles_of
 from .runtime import Run, vector
 

@@ -50,11 +50,12 @@ class Check:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
-        difference = self.measured - self.closed_form
+        difference = self.measured - (self.closed_form - self.explained)
         share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         what = named(difference, sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
-        return f"{units.difference(difference)}{f' {what}{bias}' if what else ''}{share}"
+        beyond = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
+        return f"{units.difference(difference)}{beyond}{f' {what}{bias}' if what else ''}{share}"
 
     def data(self) -> dict[str, Any]:
         return {

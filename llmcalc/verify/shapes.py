@@ -6,30 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 20_000
 """Of results that are remembered."""
 
 
+@cache
 def remembered() -> TorchDispatchMode:
     """The mode under which shapes are remembered, for all passes of this process."""
-    return _mode()
-
-
-@cache
-def _mode() -> TorchDispatchMode:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Remembered(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.known: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
+        known: ClassVar[dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]]] = {}
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
@@ -46,7 +39,7 @@ def _mode() -> TorchDispatchMode:
                 self.known[key] = out.shape, out.stride(), out.dtype
             return out
 
-    return Remembered()
+    return Remembered()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
@@ -58,13 +51,9 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable |
         if isinstance(value, torch.Tensor):
             if not value.is_meta:
                 return None
-            key.append((name, *_of(value)))
+            key.append((name, value.shape, value.stride(), value.dtype))
         elif value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.layout | torch.device):
             key.append((name, type(value), value))
         else:
             return None
     return tuple(key)
-
-
-def _of(tensor: Tensor) -> tuple[Hashable, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype

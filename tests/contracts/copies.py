@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import llmcalc
 
@@ -37,3 +39,8 @@ def python(copy: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def command(copy: Path, *arguments: str) -> Any:
+    """The JSON that a command of the copy prints."""
+    return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))

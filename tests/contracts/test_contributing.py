@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.contracts.copies import PACKAGE, TOYS, copy_to, insert, python
+from tests.contracts.copies import PACKAGE, TOYS, command, copy_to, insert, python
 
 GUIDE = PACKAGE.parent / "CONTRIBUTING.md"
 MIXERS = '        "mla": "mixers.mla:MLA",\n'
@@ -31,10 +31,6 @@ class Change(NamedTuple):
 
     files: dict[str, str | tuple[str, str]]
     works: Callable[[Path], Any]
-
-
-def command(copy: Path, *arguments: str) -> Any:
-    return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))
 
 
 def a_part(copy: Path) -> None:

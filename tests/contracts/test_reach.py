@@ -11,8 +11,8 @@ import pytest
 
 from llmcalc.components.base import TokenMixer
 from llmcalc.components.choices import MIXERS
+from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
-from llmcalc.flow.tree import Use
 from llmcalc.model import ModelSpec
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model
@@ -26,15 +26,10 @@ EXAMPLES = [
 ]
 
 
-def cached(use: Use) -> int:
-    bits: int = use.cache_bits(16)
-    return bits
-
-
 def bends(spec: ModelSpec) -> set[int]:
     """Contexts at which a decoded token's FLOPs or the cache stop growing as they did."""
     tree, found = spec.tree(), set()
-    for cost in (forward_of, cached):
+    for cost in (forward_of, cache_bits_of("bfloat16")):
         costs = [
             tree.total(cost, sight(seq=1, context=n, source=8, phase="decode", pairs="causal")) for n in range(LONGEST)
         ]

@@ -4,14 +4,12 @@ counts, a verified reference, heads in `compare`, what-ifs in `kv` and a study o
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.contracts.copies import TOYS, copy_to, insert, python
+from tests.contracts.copies import TOYS, command, copy_to, insert
 
 LINE = '        "tempered": "mixers.tempered:TemperedAttention",\n'
 DESCRIPTION = """
@@ -50,42 +48,37 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(copy: Path, *arguments: str) -> Any:
-    """The JSON that a command prints."""
-    return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))
-
-
 def test_it_is_counted_by_hand(copy: Path) -> None:
     """A layer: q and o 2·64·64, k and v 2·64·16, 16 temperatures; three maps of 64·160; two norms of 64."""
     layer = 2 * 64 * 64 + 2 * 64 * 16 + 16 + 3 * 64 * 160 + 2 * 64
-    assert run(copy, "params", "toy.toml")["params"]["total"] == 2 * 1000 * 64 + 4 * layer + 64
+    assert command(copy, "params", "toy.toml")["params"]["total"] == 2 * 1000 * 64 + 4 * layer + 64
 
 
 def test_it_is_verified_past_its_window(copy: Path) -> None:
-    document = run(copy, "verify", "toy.toml")
+    document = command(copy, "verify", "toy.toml")
     assert document["ok"]
     assert document["seq"] > 40
     assert {check["quantity"] for check in document["checks"]} >= {"parameters", "forward_flops", "cache_bytes"}
 
 
 def test_compare_shows_its_heads(copy: Path) -> None:
-    found = run(copy, "compare", "toy.toml", "gpt2")[0]["compare"]
+    found = command(copy, "compare", "toy.toml", "gpt2")[0]["compare"]
     assert (found["num_attention_heads"], found["num_key_value_heads"], found["head_dim"]) == (16, 4, 4)
 
 
 def test_kv_asks_what_it_would_be_otherwise(copy: Path) -> None:
     """As MHA four times the cache, as MQA a quarter of it, without windows two layers more of 100 tokens for 40."""
-    found = run(copy, "kv", "toy.toml", "--seq", "100")["cache"]
+    found = command(copy, "kv", "toy.toml", "--seq", "100")["cache"]
     assert found["bytes"] == (2 * 40 + 2 * 100) * 2 * 4 * 4 * 2
     ratios = {name: one["ratio"] for name, one in found["what_if"].items()}
     assert ratios == {"mha": 4, "gqa_8": 2, "mqa": 0.25, "no_windows": pytest.approx(400 / 280)}
 
 
 def test_shape_studies_it(copy: Path) -> None:
-    shapes = run(copy, "shape", "toy.toml", "--params", "30000000")["shapes"]
+    shapes = command(copy, "shape", "toy.toml", "--params", "30000000")["shapes"]
     assert len({one["hidden_size"] for one in shapes}) > 1
 
 
 def test_explain_gives_its_formula(copy: Path) -> None:
-    formulas = run(copy, "explain", "toy.toml", "self_attn")["formulas"]
+    formulas = command(copy, "explain", "toy.toml", "self_attn")["formulas"]
     assert {"2·h·a·d + 2·h·k·d + a"} <= {one["symbolic"] for one in formulas if one["quantity"] == "params"}

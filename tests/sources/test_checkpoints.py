@@ -27,7 +27,7 @@ from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.target import load
 from llmcalc.verify.checkpoint import match
-from tests.verify.test_families import _shapes
+from tests.verify.test_families import SHAPES
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def _deviates(config: dict[str, Any]) -> bool:
 
 PLAIN = [
     p
-    for p in _shapes()
+    for p in SHAPES
     if not _deviates(p.values[0])
     and p.values[0]["model_type"]
     in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "mixtral", "gemma2", "bert", "t5")

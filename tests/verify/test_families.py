@@ -24,7 +24,8 @@ from llmcalc.verify.modules import IN_THE_LAYER
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
-from tests.builders import sight
+from tests.builders import family_shapes, sight
+from tests.families import shapes_of
 from tests.verify.verdicts import hold
 
 CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
@@ -40,17 +41,10 @@ def _known(case: Path) -> bool:
     return config["model_type"] in model_types()
 
 
-def _shapes() -> list[Any]:
-    every = []
-    for file in FILES:
-        for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items():
-            every += [
-                pytest.param({"architectures": [cls], **shape}, id=f"{cls}-{i}") for i, shape in enumerate(shapes)
-            ]
-    return every
+SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
 
 
-@pytest.mark.parametrize("config", _shapes())
+@pytest.mark.parametrize("config", SHAPES)
 def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     table, notes = read_config(config)
     spec = ModelSpec.model_validate(table)
@@ -78,7 +72,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.each(forward_of)]
 
 
-@pytest.mark.parametrize("config", _shapes())
+@pytest.mark.parametrize("config", SHAPES)
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     verdict = verify_reference(ModelSpec.model_validate(read_config(config)[0]), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
@@ -86,14 +80,7 @@ def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
 def test_every_family_has_two_shapes(kind: str) -> None:
-    file = next(f for f, kinds in FILES.items() if kind in kinds)
-    shapes = [
-        s
-        for shapes in import_module(f"tests.families.{file}").SHAPES.values()
-        for s in shapes
-        if s["model_type"] == kind
-    ]
-    assert len(shapes) >= 2
+    assert len(shapes_of(kind)) >= 2
 
 
 def _text(table: dict[str, Any]) -> dict[str, Any]:

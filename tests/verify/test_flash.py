@@ -11,13 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
-from tests.builders import family_shapes, sight
+from tests.builders import family_shapes, sight, spec_of
 
 BATCH, SEQ = 2, 24
-SHAPES = dict(family_shapes())
 
 
 def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
@@ -58,7 +56,7 @@ def test_presets_as_torch_counts_it(name: str) -> None:
 
 
 def test_families_as_torch_counts_it() -> None:
-    assert sum(agree(ModelSpec.model_validate(read_config(config)[0])) for config in SHAPES.values()) > 500
+    assert sum(agree(spec_of(config)) for _, config in family_shapes()) > 500
 
 
 @pytest.mark.parametrize(("name", "kv_heads"), [("gpt2", 12), ("llama3-8b", 8), ("gemma2-9b", 8)])

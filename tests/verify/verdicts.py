@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from llmcalc.costs.cache import cache_bits_of
 from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
-from llmcalc.flow.tree import Use
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, read_config
+from llmcalc.optional import WITHOUT_FLOPS
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.verify.checks import Check, Verdict
 from llmcalc.verify.transformers import verify_config
-from tests.builders import sight
+from tests.builders import sight, spec_of
 from tests.families import shapes_of
 
 RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
@@ -48,15 +49,11 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
 def _architecture(spec: ModelSpec, check: Check) -> Any:
     """The count of the architecture itself, whatever its class does."""
     if check.quantity == "parameters":
-        return spec.tree().total(total_of, include=frozenset({"towers"}))
+        return spec.tree().total(total_of, include=WITHOUT_FLOPS)
     run = sight(seq=check.seq)
     if check.quantity == "forward_flops":
         return spec.tree().total(forward_of, run)
-
-    def cache(use: Use) -> Any:
-        return use.cache_bits(16)
-
-    return bits_to_bytes(spec.tree().total(cache, run))
+    return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
 
 
 def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
@@ -82,7 +79,7 @@ def of_file(file: str) -> dict[str, str]:
     """The words for all configs of a file of families."""
     words: dict[str, str] = {}
     for config in configs(file):
-        spec = ModelSpec.model_validate(read_config(config)[0])
+        spec = spec_of(config)
         for quantity, word in found(spec, verify_config(spec, config)).items():
             words[quantity] = word if words.get(quantity, EXACT) == EXACT else FOLLOWED
     return {quantity: words[quantity] for quantity in QUANTITIES if quantity in words}

@@ -94,7 +94,8 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.stack.check_place(Standing("stack", self.hidden_size, "encoder", True, self.class_embedding))
+        stands = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        self.stack.check_place(stands)
         if self.pooling is not None:
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from ...components.head import HeadKind
@@ -42,6 +41,8 @@ def model_types() -> list[str]:
 @cache
 def _find_new() -> None:
     """Adds the families of files that the list of files does not have yet."""
+    from pkgutil import iter_modules
+
     for module in iter_modules([str(Path(__file__).parent)]):
         if module.name not in FILES and not module.ispkg:
             found: Mapping[str, Family] = getattr(import_module(f".{module.name}", __package__), "FAMILIES", {})
