@@ -99,7 +99,7 @@ def families_table() -> str:
         "|:---|:---|:---|:---|:---|---:|---:|",
     ]
     verdicts = recorded()
-    for file in sorted(FILES):
+    for file in sorted(FILES, key=lambda file: min(FILES[file])):
         kinds = sorted(FILES[file])
         around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]

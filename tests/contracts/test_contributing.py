@@ -74,7 +74,7 @@ CHANGES = {
         },
         a_part,
     ),
-    "A family": Change({"llmcalc/sources/huggingface/NAME.py": "toyllm.py"}, a_family),
+    "A family": Change({"llmcalc/sources/huggingface/families/LINEAGE/NAME.py": "toyllm.py"}, a_family),
     "A preset": Change({"presets/models/NAME.toml": "toy-model.toml"}, a_preset),
     "An accelerator": Change({"presets/hardware/NAME.toml": "toy-accelerator.toml"}, an_accelerator),
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
@@ -108,7 +108,7 @@ def test_the_files_that_are_listed_are_enough(title: str, tmp_path: Path) -> Non
     change, copy = CHANGES[title], copy_to(tmp_path)
     assert listed(title) == list(change.files)
     for path, what in change.files.items():
-        file = copy / path.replace("NAME", NAMES.get(title, "toy-1"))
+        file = copy / path.replace("LINEAGE", "llama").replace("NAME", NAMES.get(title, "toy-1"))
         if isinstance(what, str):
             assert not file.exists()
             shutil.copy(TOYS / what, file)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.registry import FILES
+from llmcalc.sources.huggingface.registry import FILES, families_in, family_files
 
-FOLDER = Path(huggingface.__path__[0])
-LIST = FOLDER / "families.json"
+LIST = Path(huggingface.__path__[0]) / "families.json"
 
 
 def listed() -> dict[str, list[str]]:
     """File → its model types, in the order of the list that there is; what is new comes last."""
-    found: dict[str, list[str]] = {}
-    for module in iter_modules([str(FOLDER)]):
-        if not module.ispkg:
-            found[module.name] = list(getattr(import_module(f"{huggingface.__name__}.{module.name}"), "FAMILIES", ()))
     old = {file: place for place, file in enumerate(FILES)}
     kinds = {kind: place for place, kind in enumerate(kind for file in FILES.values() for kind in file)}
     return {
-        file: sorted(found[file], key=lambda kind: kinds.get(kind, len(kinds)))
-        for file in sorted(found, key=lambda file: old.get(file, len(old)))
-        if found[file]
+        file: sorted(families_in(file), key=lambda kind: kinds.get(kind, len(kinds)))
+        for file in sorted(family_files(), key=lambda file: old.get(file, len(old)))
     }
 
 

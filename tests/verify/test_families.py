@@ -1,8 +1,9 @@
 """Every family of Hugging Face configs against its real class, at small shapes; and real configs against what was
 measured.
 
-`tests/families/FILE.py` holds the shapes of `llmcalc/sources/huggingface/FILE.py`. `tests/data/cases` holds published
-configs with totals, FLOPs and cache read off the classes of transformers 5.23 (see its README).
+`tests/families` holds the shapes of the families in `llmcalc/sources/huggingface/families`, file by file.
+`tests/data/cases` holds published configs with totals, FLOPs and cache read off the classes of transformers 5.23 (see
+its README).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from .heads import architecture_of, head_of
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
 }
-"""File in this package → the model types it reads, in the order in which `convert` tries them. Written from the files'
-own records by `python -m tests.sources.test_registry`.
+"""File in `families` (`bert.electra`: a folder, and a file in it) → the model types it reads, in the order in which
+`convert` tries them. Written from the files' own records by `python -m tests.sources.test_registry`.
 """
 
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
@@ -41,12 +41,24 @@ def model_types() -> list[str]:
 @cache
 def _find_new() -> None:
     """Adds the families of files that the list of files does not have yet."""
+    for file in family_files():
+        if file not in FILES:
+            FILE_OF.update(dict.fromkeys(families_in(file), file))
+
+
+def family_files() -> list[str]:
+    """Every file of families that there is, listed or not."""
     from pkgutil import iter_modules
 
-    for module in iter_modules([str(Path(__file__).parent)]):
-        if module.name not in FILES and not module.ispkg:
-            found: Mapping[str, Family] = getattr(import_module(f".{module.name}", __package__), "FAMILIES", {})
-            FILE_OF.update(dict.fromkeys(found, module.name))
+    folder = Path(__file__).with_name("families")
+    lineages = (found.name for found in iter_modules([str(folder)]))
+    return [f"{lineage}.{found.name}" for lineage in lineages for found in iter_modules([str(folder / lineage)])]
+
+
+def families_in(file: str) -> Mapping[str, Family]:
+    """Model type → how it is read, of a file in `families`."""
+    families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
+    return families
 
 
 def usual_name(model_type: str) -> str:
@@ -69,8 +81,7 @@ def family_of(model_type: str, where: str = "") -> Family:
             f"{where}model_type: '{model_type}' is not read.{near} (llmcalc params --measure measures its "
             "transformers class instead)"
         )
-    families: dict[str, Family] = import_module(f".{FILE_OF[model_type]}", __package__).FAMILIES
-    return families[model_type]
+    return families_in(FILE_OF[model_type])[model_type]
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:

@@ -26,7 +26,7 @@ from llmcalc.verify.transformers import build
 from llmcalc.views.flops import report as flops_report
 from llmcalc.views.params import report as params_report
 from tests.builders import sight
-from tests.families.longcat_flash import SMALL
+from tests.families.deepseek.longcat_flash import SMALL
 
 PUBLISHED: dict[str, Any] = {
     "model_type": "longcat_flash",

@@ -204,7 +204,7 @@ def test_latent_attention() -> None:
 
 def test_maps_that_the_quantizer_leaves_alone() -> None:
     """Of Gemma 3n altup_*, laurel_* and per_layer_model_proj keep 16 bits, or 32 where the converter says so."""
-    held = types_by_place(shape("gemma3n", "Gemma3nForCausalLM"), "q8_0")
+    held = types_by_place(shape("gemma.gemma3n", "Gemma3nForCausalLM"), "q8_0")
     kept = {
         path.rpartition("layers.")[2].partition(".")[2] or path: kinds
         for path, kinds in held.items()
@@ -217,7 +217,7 @@ def test_maps_that_the_quantizer_leaves_alone() -> None:
 
 
 def test_gated_delta_net_has_one_tensor_of_q_k_and_v() -> None:
-    held = types_by_place(shape("delta", "Qwen3NextForCausalLM"), "q3_k_l")
+    held = types_by_place(shape("recurrent.delta", "Qwen3NextForCausalLM"), "q3_k_l")
     for name in ("q_proj", "k_proj", "v_proj"):
         assert {kinds[0] for path, kinds in held.items() if path.endswith(f"linear_attn.{name}")} == {
             "Q5_1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .config import Config, Family
-from .parts import Table, attention, decoder, glu, rmsnorm, rope
+from ...config import Config, Family
+from ...parts import Table, attention, decoder, glu, rmsnorm, rope
 
 
 def _toyllm(c: Config) -> Table:

@@ -1,0 +1,1 @@
+"""BERT and the encoders after it."""

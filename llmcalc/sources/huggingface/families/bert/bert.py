@@ -1,0 +1,342 @@
+"""BERT and the encoders that are built like it: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert,
+roberta-prelayernorm, xlm-roberta-xl, data2vec-text, distilbert, electra, albert, mpnet.
+
+transformers: the folder of each in models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import MOST_LAYERS
+from ...config import Config, Family, is_whole
+from ...parts import (
+    ACTIVATIONS,
+    OF_CHOICES,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    encoder,
+    labels,
+    layernorm,
+    mlp,
+    of_sequences,
+    pooler,
+    token_types,
+)
+
+
+def _bert(c: Config) -> Table:
+    pretrains = _pretrains(c)
+    return encoder(
+        c,
+        bert_block(c),
+        bert_stack(c),
+        bert_head(c, bert_act(c)),
+        {},
+        **pooler(c.head == "none" or of_sequences(c) or pretrains, 2 if pretrains else None),
+    )
+
+
+def _roberta(c: Config) -> Table:
+    score, pooled = _scored_or_pooled(c)
+    return encoder(c, bert_block(c), bert_stack(c, after_padding(c)), bert_head(c, "gelu"), score, **pooler(pooled))
+
+
+def _megatron_bert(c: Config) -> Table:
+    return _pre_norm(c, _bert(c))
+
+
+def _roberta_prelayernorm(c: Config) -> Table:
+    return _pre_norm(c, _roberta(c), embedding_norm=True)
+
+
+def _xlm_roberta_xl(c: Config) -> Table:
+    return _pre_norm(c, _roberta(c))
+
+
+def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
+    """The same model with its norms before each sublayer and after the last layer.
+    embedding_norm: whether it keeps that one.
+    """
+    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    stack["block"]["norm_placement"] = "pre"
+    stack["final_norm"] = layernorm(c.number("layer_norm_eps"))
+    if not embedding_norm:
+        del stack["embedding_norm"]
+    return table
+
+
+def _distilbert(c: Config) -> Table:
+    norm = layernorm(1e-12)
+    stack = {"position": bert_positions(c), "embedding_norm": norm}
+    return encoder(c, bert_block(c, norm), stack, bert_head(c, bert_act(c), norm), bert_score("relu"))
+
+
+def _electra(c: Config) -> Table:
+    model = _embedding_size(c)
+    if architecture(c).endswith(OF_CHOICES):
+        c.must("summary_use_proj", True)
+    if _pretrains(c):  # the discriminator: was this token replaced?
+        found = {
+            "type": "classification",
+            "num_labels": 1,
+            "over": "token",
+            "transform": {"hidden_act": bert_act(c), "norm": None},
+        }
+        model = {**model, "head": found}
+    return encoder(
+        c, bert_block(c), {**bert_stack(c), **_input_size(model)}, bert_head(c, "gelu"), bert_score("gelu"), **model
+    )
+
+
+def _albert(c: Config) -> Table:
+    """Every layer is one of the groups', and a group has one set of parameters, run again and again."""
+    depth, groups, inner = c.size("num_hidden_layers"), c.size("num_hidden_groups"), c.size("inner_group_num")
+    if groups > depth:
+        raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
+    if depth * inner > MOST_LAYERS:
+        raise c.wrong("inner_group_num", inner, f"at most {MOST_LAYERS} layers in all")
+    stack: Table = {**bert_stack(c), "num_hidden_layers": depth * inner, "shared_layers": ["block"]}
+    if groups * inner > 1:
+        names = [f"group{int(i / (depth / groups))}_{j}" for i in range(depth) for j in range(inner)]
+        kinds = list(dict.fromkeys(names))
+        stack |= {
+            "variants": {name: {} for name in kinds},
+            "first_layers": names,
+            "pattern": names[-1:],
+            "shared_layers": kinds,
+        }
+    pretrains = _pretrains(c)
+    pooled = pooler(c.head == "none" or of_sequences(c) or pretrains, labels(c) if pretrains else None)
+    model = {**_embedding_size(c, always=True), **pooled}
+    return encoder(c, bert_block(c), {**stack, **_input_size(model)}, bert_head(c, bert_act(c)), {}, **model)
+
+
+def _mpnet(c: Config) -> Table:
+    bias = {
+        "num_attention_heads": c.size("num_attention_heads"),
+        "relative_attention_num_buckets": c.size("relative_attention_num_buckets"),
+    }
+    stack = {
+        "position": after_padding(c),
+        "embedding_norm": layernorm(c.number("layer_norm_eps")),
+        "relative_bias": bias,
+    }
+    score, pooled = _scored_or_pooled(c)
+    return encoder(c, bert_block(c), stack, bert_head(c, "gelu"), score, **pooler(pooled))
+
+
+def _pretrains(c: Config) -> bool:
+    """Whether the head is that of the pretraining, which is more than a map to the vocabulary or another."""
+    return c.head == "lm" and architecture(c).endswith("ForPreTraining")
+
+
+def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
+    """(a classifier of sequences, whether there is a pooler):
+    a map of its own over the first token, but a choice is a score of the pooler.
+    """
+    if c.head == "classification" and architecture(c).endswith(OF_CHOICES):
+        return {}, True
+    return bert_score("tanh"), c.head == "none"
+
+
+def bert_block(c: Config, norm: Table | None = None) -> Table:
+    """Post-norm LayerNorm around attention and a plain feed-forward network, biases everywhere."""
+    if c.has(
+        "position_embedding_type"
+    ):  # of an earlier version: relative ones are weights of their own, and other code's ALiBi is none
+        c.must("position_embedding_type", "absolute")
+    heads, norm = c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps")) if norm is None else norm
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    return {
+        "attention": attention,
+        "feed_forward": mlp(c.size("intermediate_size"), bert_act(c)),
+        "norm": norm,
+        "norm_placement": "post",
+    }
+
+
+def bert_act(c: Config) -> str:
+    act: str = c.choice(ACTIVATIONS, "hidden_act")
+    return act
+
+
+def bert_positions(c: Config) -> Table:
+    return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings")}
+
+
+def after_padding(c: Config) -> Table:
+    """The first position is the row after the padding token's."""
+    rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
+    offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
+    return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
+
+
+def bert_stack(c: Config, position: Table | None = None) -> Table:
+    """Positions, segments, ERNIE's tasks and a norm on their sum."""
+    types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
+    return {
+        "position": position or bert_positions(c),
+        "embedding_norm": layernorm(c.number("layer_norm_eps")),
+        **token_types(types, c.size("task_type_vocab_size") if tasks else None),
+    }
+
+
+def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:
+    return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(c.number("layer_norm_eps"))}}
+
+
+def bert_score(act: str) -> Table:
+    """A classifier with a map of its own, over the first token."""
+    return {"transform": {"hidden_act": act, "norm": None}}
+
+
+def _embedding_size(c: Config, always: bool = False) -> Table:
+    """A factorised embedding, where it has another width (ALBERT maps even where it has not)."""
+    size = c.size("embedding_size")
+    return {"embedding_size": size} if always or size != c.size("hidden_size") else {}
+
+
+def _input_size(model: Table) -> Table:
+    """Positions, segments and norm have the width of the embedding."""
+    return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+}
+DECODER: dict[str, Any] = {"is_decoder": False, "add_cross_attention": False}
+OLD = frozenset(
+    {
+        "position_embedding_type",
+        "directionality",
+        "layers_to_keep",
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
+    }
+)
+"""Fields of earlier versions of the classes."""
+OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
+
+FAMILIES = {
+    "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD),
+    "ernie": Family(
+        _bert, {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3}, OF_ERNIE
+    ),
+    "megatron-bert": Family(
+        _megatron_bert,
+        {
+            **COMMON,
+            **DECODER,
+            "vocab_size": 29056,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "type_vocab_size": 2,
+        },
+        OLD | {"tokenizer_type"},
+    ),
+    "roberta-prelayernorm": Family(
+        _roberta_prelayernorm, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD
+    ),
+    "xlm-roberta-xl": Family(
+        _xlm_roberta_xl,
+        {
+            **COMMON,
+            **DECODER,
+            "vocab_size": 250880,
+            "hidden_size": 2560,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "intermediate_size": 10240,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 1,
+        },
+        OLD,
+    ),
+    "data2vec-text": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "roberta": Family(
+        _roberta, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD
+    ),
+    "xlm-roberta": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "camembert": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "distilbert": Family(
+        _distilbert,
+        {
+            "vocab_size": 30522,
+            "dim": 768,
+            "n_layers": 6,
+            "n_heads": 12,
+            "hidden_dim": 3072,
+            "activation": "gelu",
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": True,
+        },
+        frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
+        aliases={
+            "hidden_size": "dim",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        },
+    ),
+    "electra": Family(
+        _electra,
+        {
+            **COMMON,
+            **DECODER,
+            "embedding_size": 128,
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+            "type_vocab_size": 2,
+            "summary_use_proj": True,
+        },
+        OLD
+        | {
+            "summary_activation",
+            "summary_last_dropout",
+            "summary_type",
+            "summary_use_proj",
+            "generator_size",
+            "generator_hidden_size",
+        },
+    ),
+    "albert": Family(
+        _albert,
+        {
+            **COMMON,
+            "vocab_size": 30000,
+            "embedding_size": 128,
+            "hidden_size": 4096,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "hidden_act": "gelu_new",
+            "type_vocab_size": 2,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+        },
+        OLD | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+    ),
+    "mpnet": Family(
+        _mpnet, {**COMMON, "vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1}, OLD
+    ),
+}

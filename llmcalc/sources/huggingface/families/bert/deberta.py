@@ -1,0 +1,139 @@
+"""DeBERTa: deberta, deberta-v2 (which is version 3 too).
+
+transformers: models/deberta, models/deberta_v2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family, is_whole
+from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
+from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
+
+
+def _deberta(c: Config) -> Table:
+    """Keys have no bias; every distance has a row, and only those in the sequence are mapped."""
+    c.must("talking_head", None, False)
+    block, span = bert_block(c), _span(c)
+    block["attention"].pop("k_bias")
+    return _model(c, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None)
+
+
+def _deberta_v2(c: Config) -> Table:
+    block, longest = bert_block(c), _span(c)
+    if c.has("attention_head_size") and c.size("attention_head_size") * c.size("num_attention_heads") != c.size(
+        "hidden_size"
+    ):
+        raise c.wrong("attention_head_size", c.get("attention_head_size"), "hidden_size / num_attention_heads")
+    buckets = c.get("position_buckets")
+    binned = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
+    norm = layernorm(c.number("layer_norm_eps")) if "layer_norm" in _parts(c, "norm_rel_ebd") else None
+    position: Table = {"max_relative_positions": longest, **binned, "share_att_key": c.get("share_att_key") is True}
+    return _model(c, block, binned.get("position_buckets", longest), position, norm, _convolution(c))
+
+
+def _convolution(c: Config) -> Table:
+    """The convolution beside the first layer that the larger models of version 2 have."""
+    if not c.has("conv_kernel_size") or c.count("conv_kernel_size") == 0:
+        return {}
+    norm = layernorm(c.number("layer_norm_eps"))
+    table = {
+        "conv_kernel_size": c.size("conv_kernel_size"),
+        "conv_groups": c.size("conv_groups"),
+        "conv_act": c.choice(ACTIVATIONS, "conv_act"),
+    }
+    return {"side_convolution": {**table, "norm": norm}}
+
+
+def _model(c: Config, block: Table, span: int, position: Table, norm: Table | None, more: Table | None = None) -> Table:
+    c.must("embedding_size", None, c.size("hidden_size"))
+    if c.has("pooler_hidden_size") and c.size("pooler_hidden_size") != c.size("hidden_size"):
+        raise c.wrong("pooler_hidden_size", c.get("pooler_hidden_size"), "hidden_size")
+    stack: Table = {"embedding_norm": layernorm(c.number("layer_norm_eps")), **(more or {})}
+    if c.flag("position_biased_input"):
+        stack["position"] = bert_positions(c)
+    stack |= token_types(c.count("type_vocab_size"))
+    if norm is not None and not c.flag("relative_attention"):
+        raise c.wrong("norm_rel_ebd", c.get("norm_rel_ebd"), "none without relative_attention")
+    if c.flag("relative_attention"):
+        stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
+        kinds = _parts(c, "pos_att_type")
+        if set(kinds) - {"c2p", "p2c"}:
+            raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p, p2c or both")
+        if position.get("share_att_key") and len({*kinds}) < 2:
+            raise c.wrong("pos_att_type", c.get("pos_att_type"), "c2p and p2c, where share_att_key is true")
+        if kinds or position.get("share_att_key"):
+            block["attention"]["position"] = {
+                "type": "disentangled",
+                **position,
+                "c2p": "c2p" in kinds,
+                "p2c": "p2c" in kinds,
+            }
+    model: Table = (
+        {} if c.flag("legacy") else {"tie_word_embeddings": True}
+    )  # its newer head maps by the embedding, whatever the config says
+    model |= {} if c.flag("position_biased_input") else {"max_position_embeddings": c.size("max_position_embeddings")}
+    return encoder(c, block, stack, bert_head(c, bert_act(c)), bert_score("gelu"), **model)
+
+
+def _span(c: Config) -> int:
+    """The longest distance told apart."""
+    given = c.get("max_relative_positions")
+    return given if is_whole(given) and given > 0 else c.size("max_position_embeddings")
+
+
+def _parts(c: Config, name: str) -> list[str]:
+    """A list of texts, or one text with bars between them."""
+    value = c.get(name)
+    if value is None:
+        return []
+    texts = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else c.texts(name)
+    return [text for text in texts if text not in ("", "none")]
+
+
+DEBERTA: dict[str, Any] = {
+    **COMMON,
+    "vocab_size": 50265,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    "legacy": True,
+    "embedding_size": None,
+    "talking_head": None,
+}
+V2: dict[str, Any] = {
+    **{k: v for k, v in DEBERTA.items() if k != "talking_head"},
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "position_buckets": None,
+    "norm_rel_ebd": None,
+    "share_att_key": None,
+    "attention_head_size": None,
+    "conv_kernel_size": None,
+    "conv_groups": 1,
+    "conv_act": "tanh",
+}
+IGNORED = OLD | {
+    "conv_act",
+    "conv_groups",
+    "cls_dropout",
+    "model_name",
+    "pooler_dropout",
+    "pooler_hidden_act",
+    "padding_idx",
+    "z_steps",
+    "mask_token_id",
+    "cls_token_id",
+}
+
+FAMILIES = {
+    "deberta": Family(_deberta, DEBERTA, IGNORED),
+    "deberta-v2": Family(_deberta_v2, V2, IGNORED),
+}

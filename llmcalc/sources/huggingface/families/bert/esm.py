@@ -1,0 +1,60 @@
+"""ESM, language models of proteins: a pre-norm BERT with rotary or learned positions, and a head for contacts that
+every class holds.
+
+transformers: models/esm. What folds a protein on top of it (`EsmForProteinFolding`) is not read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
+from .bert import DECODER, OLD, after_padding, bert_head, bert_score
+
+
+def _esm(c: Config) -> Table:
+    if architecture(c).endswith("ForProteinFolding"):
+        raise c.wrong(
+            "architectures", architecture(c), "EsmForMaskedLM or another class without the folding of a protein"
+        )
+    c.must("is_decoder", False)
+    norm, heads = layernorm(c.number("layer_norm_eps")), c.size("num_attention_heads")
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(c.size("intermediate_size"), "gelu"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    stack: Table = {"final_norm": norm}
+    model: Table = {**pooler(c.head == "none"), "contact_head": {}}
+    kind = c.get("position_embedding_type")
+    if kind == "absolute":
+        stack["position"] = after_padding(c)
+    elif kind == "rotary":
+        mixer["position"] = rope(c)
+    c.must("emb_layer_norm_before", None, False, True)
+    if c.get("emb_layer_norm_before"):
+        stack["embedding_norm"] = norm
+    return encoder(c, block, stack, bert_head(c, "gelu"), bert_score("tanh"), **model)
+
+
+DEFAULTS: dict[str, Any] = {
+    **DECODER,
+    "vocab_size": None,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 1026,
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "emb_layer_norm_before": None,
+    "tie_word_embeddings": True,
+    "pad_token_id": None,
+}
+IGNORED = OLD | {"esmfold_config", "hidden_act", "is_folding_model", "token_dropout", "vocab_list"}
+
+FAMILIES = {"esm": Family(_esm, DEFAULTS, IGNORED)}

@@ -1,0 +1,324 @@
+"""Encoders with rotary positions, most with gated feed-forward networks: modernbert and its decoder, eurobert,
+nomic_bert, gte, jina_embeddings_v3.
+
+transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte,
+models/jina_embeddings_v3. Of nomic_bert the names are read too that the configs of its own code have (`n_embd`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    ACTIVATIONS,
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    encoder,
+    glu,
+    headed,
+    labels,
+    layer_pattern,
+    layernorm,
+    listed,
+    mlp,
+    of_sequences,
+    pooler,
+    rmsnorm,
+    rope,
+    token_types,
+)
+from .bert import OLD, bert_act, bert_head, bert_score
+
+
+def _modernbert(c: Config) -> Table:
+    window = 2 * (c.size("sliding_window") if c.has("sliding_window") else c.size("local_attention") // 2) + 1
+    block, stack = _modern(c, window)
+    norm = block["norm"]
+    model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
+    if c.head == "classification":
+        model["head"] = {**headed(c, None, {"over": "sequence"}, labels(c)), "transform": _transform(c, norm)}
+    return encoder(c, block, {**stack, "final_norm": norm}, _modern_head(c, norm), {"over": "sequence"}, **model)
+
+
+def _modernbert_decoder(c: Config) -> Table:
+    window = c.size("sliding_window") if c.has("sliding_window") else max(1, c.size("local_attention") // 2)
+    block, stack = _modern(c, window)
+    norm = block["norm"]
+    score = {"over": "token", "bias": c.flag("classifier_bias"), "transform": _transform(c, norm)}
+    return decoder(c, block, norm, _modern_head(c, norm), stack, score)
+
+
+def _modern(c: Config, window: int) -> tuple[Table, Table]:
+    """(a layer, the stack's other fields):
+    local and global layers, the first without a norm before its attention, since one is below it.
+    """
+    norm, depth = layernorm(c.number("norm_eps"), bias=c.flag("norm_bias")), c.size("num_hidden_layers")
+    every = c.size("global_attn_every_n_layers")
+    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % every else "full" for i in range(depth)])
+    c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(c, c.flag("mlp_bias"), act="hidden_activation"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    names = [f"first_{kinds[0]}", *kinds[1:]]
+    changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}
+    variants[names[0]] = {**variants[names[0]], "without_norms": ["self_attn_pre_norm"]}
+    return block, {"variants": variants, **layer_pattern(names), "embedding_norm": norm}
+
+
+def _transform(c: Config, norm: Table) -> Table:
+    return {
+        "hidden_act": c.choice(ACTIVATIONS, "classifier_activation"),
+        "bias": c.flag("classifier_bias"),
+        "norm": norm,
+    }
+
+
+def _modern_head(c: Config, norm: Table) -> Table:
+    return {"bias": c.flag("decoder_bias"), "transform": _transform(c, norm)}
+
+
+def _eurobert(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    block = {"attention": mixer, "feed_forward": glu(c, c.flag("mlp_bias")), "norm": norm, "norm_placement": "pre"}
+    over = c.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
+    return encoder(
+        c,
+        block,
+        {"final_norm": norm},
+        {"bias": c.flag("mlp_bias")},
+        {"over": over, "transform": {"hidden_act": "gelu", "norm": None}},
+    )
+
+
+GATED = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+"""Activations, and whole gated networks by the name of theirs, as nomic's checkpoints call them."""
+
+
+def _nomic_bert(c: Config) -> Table:
+    for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "num_experts", "use_rms_norm"):
+        c.must(name, None, False)
+    norm = layernorm(c.number("layer_norm_eps"))
+    network = {
+        "intermediate_size": c.size("intermediate_size"),
+        "hidden_act": c.choice(GATED, "hidden_act"),
+        "gated": True,
+    }
+    block = {"attention": attention(c), "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    types = c.count("type_vocab_size")
+    stack = {"embedding_norm": norm, **token_types(types)}
+    head = {"bias": True, "transform": {"hidden_act": c.choice(GATED, "hidden_act"), "norm": norm}}
+    return encoder(c, block, stack, head, {}, **pooler(of_sequences(c)))
+
+
+def _gte(c: Config) -> Table:
+    network = {
+        "intermediate_size": c.size("intermediate_size"),
+        "hidden_act": bert_act(c),
+        "gated": True,
+        "down_bias": True,
+    }
+    return _turned(c, network, 160000.0, {}, pooled=of_sequences(c))
+
+
+def _jina_embeddings_v3(c: Config) -> Table:
+    """Without the low-rank adapters of its tasks, which are another library's."""
+    return _turned(
+        c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooled=c.head == "none"
+    )
+
+
+def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool) -> Table:
+    """BERT's post-norm layers with rotary positions. theta: of those, where the config says nothing."""
+    norm, types, heads = (
+        layernorm(c.number("layer_norm_eps")),
+        c.count("type_vocab_size"),
+        c.size("num_attention_heads"),
+    )
+    size = (
+        c.maybe("head_dim")
+        or c.size("hidden_size") // heads
+        or c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    )
+    mixer = {
+        "num_attention_heads": heads,
+        "head_dim": size,
+        "position": {"rope_theta": theta, **rope(c)},
+        **biases(True, *QKVO),
+    }
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    stack = {"embedding_norm": norm, **token_types(types)}
+    return encoder(c, block, stack, bert_head(c, "gelu"), score, **pooler(pooled))
+
+
+MODERN: dict[str, Any] = {
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "hidden_activation": "gelu",
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "attention_bias": False,
+    "layer_types": None,
+    "local_attention": 128,
+    "mlp_bias": False,
+    "decoder_bias": True,
+    "classifier_bias": False,
+    "classifier_activation": "gelu",
+    "tie_word_embeddings": True,
+    "global_attn_every_n_layers": 3,
+}
+OF_MODERN = OLD | {
+    "causal_mask",
+    "is_causal",
+    "classifier_pooling",
+    "cls_token_id",
+    "compile",
+    "deterministic_flash_attn",
+    "embedding_dropout",
+    "global_rope_theta",
+    "initializer_cutoff_factor",
+    "local_rope_theta",
+    "mlp_dropout",
+    "reference_compile",
+    "repad_logits_with_grad",
+    "sparse_pred_ignore_index",
+    "sparse_prediction",
+}
+OF_NOMIC = OLD | {
+    "dense_seq_output",
+    "fused_bias_fc",
+    "fused_dropout_add_ln",
+    "initializer_range",
+    "last_layer_subset",
+    "max_trained_positions",
+    "mlp_type",
+    "n_ctx",
+    "pad_vocab_size_multiple",
+    "parallel_block",
+    "parallel_block_tied_norm",
+    "rotary_emb_base",
+    "rotary_emb_fraction",
+    "rotary_emb_interleaved",
+    "rotary_emb_scale_base",
+    "rotary_scaling_factor",
+    "scale_attn_by_inverse_layer_idx",
+    "sequence_parallel",
+    "use_xentropy",
+    "causal",
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "reorder_and_upcast_attn",
+    "expert_choice_router",
+    "ffn_div",
+    "moe_every_n_layers",
+    "moe_impl",
+    "moe_normalize_expert_weights",
+    "moe_resid_pdrop",
+    "moe_top_k",
+    "num_shared_experts",
+}
+
+FAMILIES = {
+    "modernbert": Family(_modernbert, MODERN, OF_MODERN),
+    "modernbert-decoder": Family(_modernbert_decoder, MODERN, OF_MODERN),
+    "eurobert": Family(
+        _eurobert,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "head_dim": None,
+            "classifier_pooling": "late",
+        },
+        OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
+    ),
+    "gte": Family(
+        _gte,
+        {
+            "vocab_size": 250048,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-12,
+            "tie_word_embeddings": True,
+        },
+        OLD,
+    ),
+    "jina_embeddings_v3": Family(
+        _jina_embeddings_v3,
+        {
+            "vocab_size": 250002,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8194,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        OLD,
+    ),
+    "nomic_bert": Family(
+        _nomic_bert,
+        {
+            "vocab_size": 30528,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12,
+            "tie_word_embeddings": True,
+            "head_dim": None,
+            "qkv_proj_bias": None,
+            "mlp_fc1_bias": None,
+            "mlp_fc2_bias": None,
+            "prenorm": None,
+            "num_experts": None,
+            "use_rms_norm": None,
+        },
+        OF_NOMIC,
+        aliases={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "hidden_act": "activation_function",
+            "max_position_embeddings": "n_positions",
+        },
+    ),
+}

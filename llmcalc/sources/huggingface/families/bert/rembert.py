@@ -1,0 +1,114 @@
+"""BERT with other embeddings, positions or heads: bert-generation, rembert, roformer.
+
+transformers: models/bert_generation, models/rembert, models/roformer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
+from .bert import COMMON, DECODER, OLD, bert_act, bert_block, bert_head, bert_score, bert_stack
+
+
+def _bert_generation(c: Config) -> Table:
+    """A plain map to the vocabulary, and no segments."""
+    stack = bert_stack(c)
+    stack.pop("token_types", None)  # which its configs may have
+    return encoder(c, bert_block(c), stack, {"bias": True})
+
+
+def _rembert(c: Config) -> Table:
+    """Narrow where words come in, wide where they come out, and so never tied."""
+    width = c.size("input_embedding_size")
+    c.asked.add("tie_word_embeddings")
+    head = bert_head(c, bert_act(c))
+    head["transform"]["size"] = c.size("output_embedding_size")
+    model: Table = {
+        "embedding_size": width,
+        "tie_word_embeddings": False,
+        **pooler(c.head == "none" or of_sequences(c)),
+    }
+    return encoder(c, bert_block(c), {**bert_stack(c), "input_size": width}, head, {}, **model)
+
+
+def _roformer(c: Config) -> Table:
+    """Rotary positions, whose sines its class keeps in a table."""
+    if architecture(c).endswith(OF_CHOICES):
+        c.must("summary_use_proj", None, False)
+    block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
+    block["attention"]["position"] = {"type": "rope"}
+    del stack["position"]
+    model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
+    if width not in (None, c.size("hidden_size")):
+        model["embedding_size"] = stack["input_size"] = width
+    if architecture(c).endswith(OF_ANSWERS):  # of two ends, however many labels there are
+        model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
+    return encoder(
+        c,
+        block,
+        stack,
+        bert_head(c, bert_act(c)),
+        {} if architecture(c).endswith(OF_CHOICES) else bert_score(bert_act(c)),
+        **model,
+    )
+
+
+ROFORMER: dict[str, Any] = {
+    **COMMON,
+    **DECODER,
+    "vocab_size": 50000,
+    "embedding_size": None,
+    "max_position_embeddings": 1536,
+    "type_vocab_size": 2,
+    "summary_use_proj": None,
+}
+
+FAMILIES = {
+    "bert-generation": Family(
+        _bert_generation,
+        {
+            **COMMON,
+            **DECODER,
+            "vocab_size": 50358,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "type_vocab_size": 2,
+        },
+        OLD,
+    ),
+    "rembert": Family(
+        _rembert,
+        {
+            **COMMON,
+            **DECODER,
+            "vocab_size": 250300,
+            "hidden_size": 1152,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 18,
+            "intermediate_size": 4608,
+            "input_embedding_size": 256,
+            "output_embedding_size": 1664,
+            "type_vocab_size": 2,
+            "tie_word_embeddings": False,
+        },
+        OLD | {"classifier_dropout_prob", "embedding_size"},
+    ),
+    "roformer": Family(
+        _roformer,
+        ROFORMER,
+        OLD
+        | {
+            "rotary_value",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_last_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        },
+    ),
+}

@@ -1,0 +1,86 @@
+"""XLNet: an encoder with Transformer-XL's positions, trained to predict its tokens in any order. transformers:
+models/xlnet.
+
+Its states of earlier segments (`mems`) are no part of a pass over one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, of_sequences
+
+SIMPLE = OF_ANSWERS + "Simple"
+"""How the class ends that scores both ends of an answer by one map; the other one searches for the best pair."""
+
+
+def _xlnet(c: Config) -> Table:
+    name, heads, norm = architecture(c), c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps"))
+    if name.endswith(OF_ANSWERS):
+        raise c.wrong("architectures", name, f"XLNet{SIMPLE} or another class without a search for answers")
+    c.must("attn_type", "bi")
+    c.must("bi_data", False)
+    size = c.divided("n_head", c.size("hidden_size"), heads)
+    if c.maybe("d_head") not in (None, size):
+        raise c.wrong("d_head", c.get("d_head"), f"d_model / n_head ({size})")
+    mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
+    network = mlp(c.size("d_inner"), c.choice(ACTIVATIONS, "ff_activation"))
+    model: Table = {}
+    if name.endswith(SIMPLE):
+        c.head = "classification"
+        model["head"] = {"type": "classification", "num_labels": labels(c), "over": "token"}
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    return encoder(c, block, {"second_stream": {}}, {"bias": True}, _summary(c), **model)
+
+
+def _summary(c: Config) -> Table:
+    """A score of one token, perhaps through a map of its own."""
+    if not of_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
+        return {}
+    c.must("summary_proj_to_labels", None, False)
+    return {"transform": {"hidden_act": "tanh", "norm": None}}
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "d_model": 1024,
+    "n_layer": 24,
+    "n_head": 16,
+    "d_inner": 4096,
+    "d_head": None,
+    "ff_activation": "gelu",
+    "attn_type": "bi",
+    "layer_norm_eps": 1e-12,
+    "bi_data": False,
+    "tie_word_embeddings": True,
+    "summary_use_proj": True,
+    "summary_proj_to_labels": None,
+}
+IGNORED = frozenset(
+    {
+        "clamp_len",
+        "d_head",
+        "end_n_top",
+        "mem_len",
+        "reuse_len",
+        "same_length",
+        "start_n_top",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "untie_r",
+        "use_mems_eval",
+        "use_mems_train",
+    }
+)
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "vocab_size": "n_token",
+}
+
+FAMILIES = {"xlnet": Family(_xlnet, DEFAULTS, IGNORED, aliases=ALIASES)}

@@ -1,0 +1,1 @@
+"""DeepSeek's latent attention and its routing, and the models that took over either."""

@@ -1,0 +1,276 @@
+"""Multi-head latent attention with routed experts after some dense layers, as DeepSeek-V2 and V3 have it, and their
+kin.
+
+transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; dense alone:
+models/minicpm3, models/youtu. Kimi K2 has configs of DeepSeek-V3 under a name of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
+
+
+def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
+    """Latent attention under DeepSeek's names. value: v_head_dim where the config may leave it out."""
+    return {
+        "type": "mla",
+        "num_attention_heads": c.size("num_attention_heads"),
+        "q_lora_rank": c.maybe("q_lora_rank"),
+        "kv_lora_rank": c.size("kv_lora_rank"),
+        "qk_nope_head_dim": c.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": c.size("qk_rope_head_dim"),
+        "v_head_dim": value or c.size("v_head_dim"),
+        "attention_bias": c.flag("attention_bias"),
+        "position": whole_rope(c),
+        **fields,
+    }
+
+
+def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts", **fields: Any) -> Table:
+    """DeepSeek's experts; those that see every token as one network of their joint width.
+    also: what the class takes for n_routed_experts too.
+    """
+    width, shared = (
+        c.size("moe_intermediate_size"),
+        0 if c.get("n_shared_experts") is None else c.count("n_shared_experts"),
+    )
+    wide = glu(c, shared_bias, width * shared) if shared else None
+    return moe(c.size("n_routed_experts", also), c.size("num_experts_per_tok"), glu(c, width=width), wide, **fields)
+
+
+SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigmoid"}}
+"""DeepSeek-V3's routing."""
+
+
+def deepseek(
+    c: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
+) -> Table:
+    """Pre-norm layers, `dense` or `moe`, and the prediction modules that the config names.
+    moe_layer: what a layer of experts has otherwise.
+    """
+    c.must("moe_layer_freq", 1)
+    norm, kinds = rmsnorm(c.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
+    network = glu(c, mlp_bias) if "dense" in names else experts
+    block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=crossed((names, kinds)), **prediction(c))
+
+
+def _deepseek_v2(c: Config) -> Table:
+    if c.flag("mlp_bias") and c.get("n_shared_experts") == 0:
+        raise c.wrong(
+            "n_shared_experts",
+            0,
+            "1 or more with mlp_bias (for none, the class keeps the biases of a network of no width)",
+        )
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(c, mla(c), routed(c, c.flag("mlp_bias"), "num_experts"), names, c.flag("mlp_bias"))
+
+
+def _deepseek_v3(c: Config) -> Table:
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(c, mla(c), routed(c, **SIGMOID), names)
+
+
+def _mistral4(c: Config) -> Table:
+    c.must("mlp_bias", False)
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(c, mla(c), routed(c), names)
+
+
+def _glm4_moe_lite(c: Config) -> Table:
+    if not c.has("mlp_layer_types"):
+        c.must("first_k_dense_replace", 1)
+    latent = mla(
+        c, qk_rope_head_dim=c.size("qk_rope_head_dim", "head_dim")
+    )  # of which head_dim is another name in its class
+    return deepseek(c, latent, routed(c, **SIGMOID), dense_or_moe(c, c.size("num_hidden_layers"), 1))
+
+
+def _axk1(c: Config) -> Table:
+    """A.X-K1: a norm on what the experts give out, and on nothing else."""
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(
+        c, mla(c), routed(c, **SIGMOID), names, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
+    )
+
+
+def _minicpm3(c: Config) -> Table:
+    """Scalings of embeddings, residuals and logits cost no product."""
+    value = c.maybe("v_head_dim") or c.divided(
+        "num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")
+    )
+    return _dense(c, mla(c, value), c.flag("mlp_bias"))
+
+
+def _youtu(c: Config) -> Table:
+    c.must("mlp_bias", False)
+    return _dense(c, mla(c))
+
+
+def _dense(c: Config, attention: Table, mlp_bias: bool = False) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    return decoder(
+        c, {"attention": attention, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}, norm
+    )
+
+
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+COMMON: dict[str, Any] = {
+    **LATENT,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+MOE: dict[str, Any] = {**COMMON, "moe_layer_freq": 1, "n_shared_experts": 1}
+
+DEEPSEEK_V3: dict[str, Any] = {
+    **MOE,
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "max_position_embeddings": 4096,
+}
+
+ROUTING = frozenset(
+    """
+    aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
+    output_router_logits qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
+    """.split()  # noqa: SIM905
+)
+"""Which experts are chosen, and fields that latent attention makes none of."""
+
+FAMILIES = {
+    "deepseek_v2": Family(
+        _deepseek_v2,
+        {
+            **MOE,
+            "vocab_size": 102400,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_size": 11008,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": None,
+            "first_k_dense_replace": 0,
+            "max_position_embeddings": 2048,
+            "mlp_bias": False,
+        },
+        ROUTING,
+    ),
+    "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING),
+    "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
+    "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3"),
+    "mistral4": Family(
+        _mistral4,
+        {
+            **MOE,
+            "vocab_size": 131072,
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "max_position_embeddings": 1048576,
+            "mlp_bias": False,
+        },
+        ROUTING | {"sliding_window"},
+    ),
+    "glm4_moe_lite": Family(
+        _glm4_moe_lite,
+        {
+            **MOE,
+            "vocab_size": 154880,
+            "hidden_size": 2048,
+            "num_hidden_layers": 47,
+            "num_attention_heads": 20,
+            "intermediate_size": 10240,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 1,
+        },
+        ROUTING,
+    ),
+    "axk1": Family(
+        _axk1,
+        {
+            **MOE,
+            "vocab_size": 163840,
+            "hidden_size": 7168,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 64,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 192,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "max_position_embeddings": 32768,
+        },
+        ROUTING,
+    ),
+    "minicpm3": Family(
+        _minicpm3,
+        {
+            **COMMON,
+            "vocab_size": 73448,
+            "hidden_size": 2560,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 40,
+            "intermediate_size": 6400,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": None,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 32768,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+        },
+        ROUTING | {"scale_emb", "scale_depth", "dim_model_base"},
+    ),
+    "youtu": Family(
+        _youtu,
+        {
+            **COMMON,
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "mlp_bias": False,
+        },
+        ROUTING | {"embedding_initializer_range"},
+    ),
+}

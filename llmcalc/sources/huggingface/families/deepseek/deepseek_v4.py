@@ -1,0 +1,143 @@
+"""DeepSeek-V4: compressed attention, hyper-connections, and experts that the first layers look up by the token.
+
+transformers: models/deepseek_v4.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, whole_rope
+
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
+RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
+
+
+def _deepseek_v4(c: Config) -> Table:
+    c.must("n_shared_experts", 1)
+    depth, norm, width = (
+        c.size("num_hidden_layers"),
+        rmsnorm(c.number("rms_norm_eps")),
+        c.size("moe_intermediate_size", "intermediate_size"),
+    )
+    fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
+    position: Table = whole_rope(c)
+    mixer: Table = {
+        "type": "compressed",
+        **{field: c.size(field) for field in fields},
+        "qk_rope_head_dim": _turned(c),
+        "norm": norm,
+        "position": position,
+    }
+    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    rates = _rates(c)
+    kinds: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
+    kinds["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
+    biased = glu(c, c.flag("mlp_bias"), width)
+    scoring = _scoring(c)
+    tabled: Table = {"type": "token_table", "scoring_func": scoring}
+    experts = moe(
+        c.size("n_routed_experts", "num_local_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=width),
+        biased,
+        router={"scoring_func": scoring},
+    )
+    networks: Table = {
+        "hash": {"feed_forward": {"router": {**tabled, "vocab_size": c.size("vocab_size")}}},
+        "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
+    }
+    block = {
+        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm, "hc_mult": c.size("hc_mult"),
+        "hc_sinkhorn_iters": c.size("hc_sinkhorn_iters"),
+    }  # fmt: skip
+    stack = crossed((_sights(c, depth), kinds), (_routing(c, depth), networks))
+    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
+
+
+def _turned(c: Config) -> int:
+    """Dimensions of a head that RoPE turns."""
+    if c.has("partial_rotary_factor"):
+        return floor(c.size("head_dim") * c.number("partial_rotary_factor"))
+    return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else floor(c.size("head_dim") * 64 / 512)
+
+
+def _rates(c: Config) -> dict[str, int]:
+    """Tokens of an entry, by kind of layer; two older names of theirs come before the table."""
+    given = c.table("compress_rates") if c.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
+    rates = Config(given, {}, c.model_type, c.head, f"{c.where}compress_rates.")
+    older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
+    return {kind: c.size(name) if c.has(name) else rates.size(kind) for kind, name in older.items()}
+
+
+def _sights(c: Config, depth: int) -> list[str]:
+    """What each layer attends to: listed, or as the ratios of an older config,
+    which may list the prediction module's too.
+    """
+    default = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
+    if c.has("compress_ratios") and not c.has("layer_types"):
+        ratios = c.sizes("compress_ratios")
+        if len(ratios) < depth or not {*ratios} <= {*RATIOS}:
+            raise c.wrong("compress_ratios", ratios, f"{depth} times 0, 4 or 128")
+        default = [RATIOS[ratio] for ratio in ratios[:depth]]
+    return listed(c, "layer_types", KINDS, default)
+
+
+def _routing(c: Config, depth: int) -> list[str]:
+    """Whether a layer looks its experts up by the token."""
+    first = c.count("num_hash_layers") if c.has("num_hash_layers") else 3
+    return listed(
+        c, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, ["hash" if i < first else "moe" for i in range(depth)]
+    )
+
+
+def _scoring(c: Config) -> str:
+    scoring: str = c.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
+    return scoring
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 129280,
+    "hidden_size": 4096,
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "head_dim": 512,
+    "q_lora_rank": 1024,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "scoring_func": "sqrtsoftplus",
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "sliding_window": 128,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "mlp_bias": False,
+    "max_position_embeddings": 1048576,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES = {
+    "deepseek_v4": Family(
+        _deepseek_v4,
+        DEFAULTS,
+        frozenset(
+            """
+            attention_bias compress_rate_csa compress_rate_hca compress_rates compress_ratios compress_rope_theta
+            expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads num_nextn_predict_layers
+            output_router_logits partial_rotary_factor qk_rope_head_dim routed_scaling_factor swiglu_limit topk_method
+            """.split()  # noqa: SIM905
+        ),
+    ),
+}

@@ -1,0 +1,153 @@
+"""DeepSeek sparse attention: DeepSeek-V3's layers, with an indexer that chooses the tokens attended to; GLM-5 shares a
+choice between layers.
+
+A.X-K2 gates its norms and what its heads give. transformers: models/deepseek_v32, models/glm_moe_dsa, models/axk2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import DENSE_OR_MOE, Table, crossed, decoder, dense_or_moe, glu, listed, prediction, rmsnorm
+from .deepseek import COMMON, DEEPSEEK_V3, ROUTING, SIGMOID, mla, routed
+
+
+def _deepseek_v32(c: Config) -> Table:
+    return _sparse(c, ["full"] * c.size("num_hidden_layers"))
+
+
+def _glm_moe_dsa(c: Config) -> Table:
+    choices = _choices(c, c.size("num_hidden_layers"))
+    if choices[0] != "full":
+        raise c.wrong(
+            "indexer_types",
+            c.get("indexer_types"),
+            "full for the first layer: there is none below whose choice it could share",
+        )
+    return _sparse(c, choices)
+
+
+def _choices(c: Config, depth: int) -> list[str]:
+    """Whether a layer has an indexer (`full`) or takes the choice of one below (`shared`):
+    listed, as a pattern, or every n-th.
+    """
+    if c.has("index_topk_pattern") and not c.has("indexer_types"):
+        pattern = c.get("index_topk_pattern")
+        named = [{"F": "full", "S": "shared"}.get(p, p) for p in pattern] if isinstance(pattern, str | list) else []
+        if len(named) != depth or not {*named} <= {"full", "shared"}:
+            raise c.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
+        return named
+    every = max(c.count("index_topk_freq"), 1)
+    offset = c.count("index_skip_topk_offset")
+    default = ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(depth)]
+    return listed(c, "indexer_types", {"full": "full", "shared": "shared"}, default)
+
+
+def _sparse(c: Config, choices: list[str]) -> Table:
+    c.must("moe_layer_freq", 1)
+    c.must("mlp_bias", False)
+    norm, indexer = (
+        rmsnorm(c.number("rms_norm_eps")),
+        {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
+    )
+    networks = dense_or_moe(c, len(choices), c.count("first_k_dense_replace"))
+    experts = routed(c, **SIGMOID)
+    network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    block = {"attention": mla(c, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
+    ahead = prediction(c)
+    if ahead and "shared" in choices:
+        ahead["mtp"]["layer"] = next(name for name in ("full-moe", "full-dense", "full") if name in stack["variants"])
+    return decoder(c, block, norm, stack=stack, **ahead)
+
+
+def _axk2(c: Config) -> Table:
+    """The norm before a dense network has no gate."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    first, every = (
+        (c.count("first_k_dense_replace"), c.size("moe_layer_freq")) if not c.has("mlp_layer_types") else (0, 1)
+    )
+    default = ["moe" if i >= first and i % every == 0 else "dense" for i in range(depth)]
+    networks, experts = listed(c, "mlp_layer_types", DENSE_OR_MOE, default), routed(c, **SIGMOID)
+    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    kinds: Table = {
+        "dense": {"feed_forward": {"type": "mlp", **glu(c)}, "feed_forward_gate": False} if "dense" in networks else {},
+        "moe": {},
+    }
+    block = {
+        "type": "gated_norm",
+        "attention": mla(c, indexer=indexer, query_gate=True),
+        "feed_forward": experts,
+        "norm": norm,
+        "gated_norm_rank": c.size("gated_norm_rank"),
+    }
+    return decoder(c, block, norm, stack=crossed((networks, kinds)))
+
+
+SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}
+
+FAMILIES = {
+    "deepseek_v32": Family(
+        _deepseek_v32, {**SPARSE, "index_n_heads": 64, "max_position_embeddings": 163840}, ROUTING | {"layer_types"}
+    ),
+    "glm_moe_dsa": Family(
+        _glm_moe_dsa,
+        {
+            **SPARSE,
+            "vocab_size": 154880,
+            "hidden_size": 6144,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 78,
+            "num_attention_heads": 64,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+            "index_n_heads": 32,
+            "index_topk_freq": 1,
+            "index_skip_topk_offset": 2,
+            "indexer_types": None,
+        },
+        ROUTING
+        | {
+            "layer_types",
+            "index_share_for_mtp_iteration",
+            "index_skip_topk_offset",
+            "index_topk_freq",
+            "index_topk_pattern",
+            "indexer_rope_interleave",
+            "moe_router_dtype",
+        },
+    ),
+    "axk2": Family(
+        _axk2,
+        {
+            **COMMON,
+            "vocab_size": 163840,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "moe_intermediate_size": 512,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "n_shared_experts": 1,
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 8,
+            "kv_lora_rank": 128,
+            "q_lora_rank": 384,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 64,
+            "qk_nope_head_dim": 64,
+            "max_position_embeddings": 131072,
+            "index_topk": 2048,
+            "index_head_dim": 128,
+            "index_n_heads": 16,
+            "gated_norm_rank": 16,
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+        },
+        ROUTING | {"layer_types", "mlp_bias", "first_k_dense_replace"},
+    ),
+}

@@ -1,0 +1,153 @@
+"""Grouped-query attention with DeepSeek's experts after some dense layers: GLM-4.5, dots.llm1; MiniMax-M2 has experts
+alone.
+
+transformers: models/glm4_moe, models/dots1, models/minimax_m2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
+from .deepseek import ROUTING, SIGMOID, deepseek, routed
+
+
+def _glm4_moe(c: Config) -> Table:
+    """No bias on o_proj, whatever attention_bias says."""
+    norm = qk_norm(rmsnorm(c.number("rms_norm_eps"))) if c.flag("use_qk_norm") else {}
+    mixer = attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKV), **norm)
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(c, mixer, routed(c, **SIGMOID), names)
+
+
+def _dots1(c: Config) -> Table:
+    c.must("moe_layer_freq", 1)
+    depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
+    first = depth if window is None else c.count("max_window_layers")
+    ranges = listed(c, "layer_types", FULL_OR_SLIDING, ["full" if i < first else "sliding" for i in range(depth)])
+    networks = dense_or_moe(c, depth, c.count("first_k_dense_replace"))
+    seen: Table = {"full": {}, "sliding": {} if window is None else {"attention": {"sliding_window": window}}}
+    experts: Table = {"dense": {}, "moe": {"feed_forward": routed(c, **SIGMOID)} if "moe" in networks else {}}
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, experts)))
+
+
+def _minimax_m2(c: Config) -> Table:
+    """QK-norm over all heads at once; every layer has experts."""
+    c.must("use_qk_norm", True)
+    c.must("qk_norm_type", "per_layer")
+    c.must("use_routing_bias", True)
+    c.must("shared_intermediate_size", 0)
+    if c.has("attn_type_list") and set(c.sizes("attn_type_list")) != {1}:
+        raise c.wrong("attn_type_list", c.get("attn_type_list"), "1 for every layer (full attention)")
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    turned = {"rotary_dim": c.size("rotary_dim")} if c.has("rotary_dim") else {}
+    mixer = attention(c, position={**rope(c), **turned}, **qk_norm(norm, "projection"))
+    experts = moe(c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c), **SIGMOID)
+    return decoder(c, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "moe_layer_freq": 1,
+}
+
+FAMILIES = {
+    "glm4_moe": Family(
+        _glm4_moe,
+        {
+            **COMMON,
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": False,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+        },
+        ROUTING,
+    ),
+    "dots1": Family(
+        _dots1,
+        {
+            **COMMON,
+            "vocab_size": 152064,
+            "hidden_size": 4608,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": None,
+            "n_shared_experts": None,
+            "num_experts_per_tok": None,
+            "first_k_dense_replace": 0,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "layer_types": None,
+        },
+        ROUTING | {"use_sliding_window", "max_window_layers"},
+    ),
+    "minimax_m2": Family(
+        _minimax_m2,
+        {
+            **COMMON,
+            "vocab_size": 200064,
+            "hidden_size": 3072,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 1536,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "max_position_embeddings": 196608,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "use_routing_bias": True,
+            "shared_intermediate_size": 0,
+        },
+        frozenset(
+            {
+                "scoring_func",
+                "use_mtp",
+                "num_mtp_modules",
+                "mtp_transformer_layers",
+                "sliding_window",
+                "mlp_intermediate_size",
+                "layernorm_full_attention_beta",
+                "layernorm_linear_attention_beta",
+                "layernorm_mlp_beta",
+            }
+        ),
+    ),
+}

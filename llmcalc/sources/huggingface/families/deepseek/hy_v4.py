@@ -1,0 +1,83 @@
+"""Hy 4: gated latent attention with sinks and an indexer, whose choice most layers share; hyper-connections without
+mixing; sigmoid routing.
+
+transformers: models/hy_v4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import Table, crossed, decoder, dense_or_moe, glu, listed, rmsnorm, uncounted_prediction
+from .deepseek import ROUTING, SIGMOID, mla, routed
+
+
+def _hy_v4(c: Config) -> Table:
+    """Layers 0, 1 and each fourth one from there choose, where `indexer_types` does not say."""
+    uncounted_prediction(c)
+    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
+    indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
+    choices = listed(
+        c,
+        "indexer_types",
+        {"full": "full", "shared": "shared"},
+        ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
+    )
+    if choices[0] != "full":
+        raise c.wrong(
+            "indexer_types",
+            c.get("indexer_types"),
+            "full for the first layer: there is none below whose choice it could share",
+        )
+    networks, experts = dense_or_moe(c, depth, 1), routed(c, **SIGMOID)
+    network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}
+    block = {
+        "type": "hyper",
+        "attention": mla(c, indexer=indexer, output_gate={"per": "element"}, sinks=True),
+        "feed_forward": network,
+        "norm": norm,
+        "hc_mult": c.size("hc_mult"),
+        "hc_sinkhorn_iters": None,
+        "hc_magnitude": c.number("hc_magnitude"),
+        "hc_eps": c.number("hc_eps"),
+    }
+    stack = crossed((choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, kinds))
+    return decoder(c, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": c.size("hc_mult")}})
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 120832,
+    "hidden_size": 2816,
+    "intermediate_size": 6912,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "mlp_layer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 16,
+    "indexer_types": None,
+    "hc_mult": 4,
+    "hc_magnitude": 2.0,
+    "hc_eps": 1e-6,
+}
+
+FAMILIES = {
+    "hy_v4": Family(
+        _hy_v4, DEFAULTS, ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"}
+    )
+}

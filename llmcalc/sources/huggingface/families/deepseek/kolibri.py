@@ -1,0 +1,113 @@
+"""Windows with positions, full layers without, norms a head on queries and keys, sigmoid routing: Aleph Alpha's Kolibri
+1, Flint.
+
+transformers: models/kolibri1 (norms on both sides of a sublayer), models/flint (sinks, dense layers at the bottom).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    windowed,
+)
+from ..experts.mixtral import qwen_moe
+from .deepseek import SIGMOID
+
+UNTURNED: Table = {"position": "none"}
+
+
+def _kolibri1(c: Config) -> Table:
+    c.size("sliding_window")
+    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
+    experts = moe(
+        c.size("num_experts"), c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")),
+        glu(c, width=c.size("shared_expert_intermediate_size")), **SIGMOID,
+    )  # fmt: skip
+    block = {
+        "attention": attention(c, **qk_norm(norm)),
+        "feed_forward": experts,
+        "norm": norm,
+        "norm_placement": "sandwich",
+    }
+    return decoder(c, block, norm, stack=windowed(c, every_nth_full(depth, 5), full=UNTURNED))
+
+
+def _flint(c: Config) -> Table:
+    norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
+    if c.get("mlp_only_layers") is None:  # the class puts its default in place of a null
+        c.data = {name: value for name, value in c.data.items() if name != "mlp_only_layers"}
+    seen = listed(
+        c,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
+    )
+    windows = (
+        seen,
+        {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": c.size("sliding_window")}}},
+    )
+    mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    shared = {"shared": glu(c, width=c.size("shared_expert_intermediate_size")), "router": {"scoring_func": "sigmoid"}}
+    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+
+
+COMMON: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "sliding_window": 513,
+    "layer_types": None,
+    "moe_intermediate_size": 512,
+    "num_experts_per_tok": 6,
+}
+
+FAMILIES = {
+    "kolibri1": Family(
+        _kolibri1,
+        {
+            **COMMON,
+            "vocab_size": 128000,
+            "hidden_size": 2560,
+            "num_hidden_layers": 50,
+            "num_attention_heads": 48,
+            "num_experts": 384,
+            "shared_expert_intermediate_size": 512,
+        },
+        frozenset({"norm_topk_prob"}),
+        aliases={"num_experts": "num_local_experts"},
+    ),
+    "flint": Family(
+        _flint,
+        {
+            **COMMON,
+            "vocab_size": 150144,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 49,
+            "num_attention_heads": 32,
+            "num_experts": 256,
+            "shared_expert_intermediate_size": 1024,
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [0, 1],
+        },
+        frozenset({"norm_topk_prob", "intermediate_size"}),
+    ),
+}

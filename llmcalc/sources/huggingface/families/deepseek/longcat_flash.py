@@ -1,0 +1,98 @@
+"""LongCat-Flash: layers of two latent attentions, two dense networks and experts on a shortcut, some of which compute
+nothing.
+
+transformers: models/longcat_flash.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
+from .deepseek import ROUTING, mla
+
+
+def _longcat_flash(c: Config) -> Table:
+    """The scalings of latents and of the experts' sum cost no product."""
+    head_size = c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim")
+    c.must("qk_head_dim", None, head_size)
+    attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class has no direct query
+    routing: Table = {"router": {"score_correction": "buffer", "bias": c.flag("router_bias")}}
+    if c.count("zero_expert_num"):
+        c.must("zero_expert_type", "identity")
+        routing["identity_experts"] = {"zero_expert_num": c.count("zero_expert_num")}
+    experts = moe(
+        c.size("num_local_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=c.size("moe_intermediate_size")),
+        None,
+        **routing,
+    )
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    layer: Table = {
+        "type": "shortcut",
+        "attention": attention,
+        "feed_forward": experts,
+        "dense": glu(c),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    uncounted_prediction(c)
+    return decoder(c, layer, norm, stack={"num_hidden_layers": _depth(c)})
+
+
+def _depth(c: Config) -> int:
+    """Layers of the class, each of which counts as two in `num_hidden_layers`;
+    that field holds where a config has both.
+    """
+    depth = c.size("num_layers")
+    if "num_hidden_layers" not in c.data:
+        return depth
+    halves = c.size("num_hidden_layers")
+    if halves < 2:
+        raise c.wrong("num_hidden_layers", halves, "twice the number of layers")
+    if c.has("num_layers") and halves != 2 * depth:
+        c.notes.append(
+            f"num_hidden_layers: {halves} is not twice num_layers, {depth}; {halves // 2} layers are counted, as "
+            "transformers builds them"
+        )
+    return halves // 2
+
+
+FAMILIES = {
+    "longcat_flash": Family(
+        _longcat_flash,
+        {
+            "vocab_size": 131072,
+            "hidden_size": 6144,
+            "num_layers": 28,
+            "num_hidden_layers": 56,
+            "num_attention_heads": 64,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "ffn_hidden_size": 12288,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "qk_head_dim": None,
+            "moe_topk": 12,
+            "n_routed_experts": 512,
+            "zero_expert_num": 256,
+            "expert_ffn_hidden_size": 2048,
+            "zero_expert_type": "identity",
+            "router_bias": False,
+        },
+        (ROUTING - {"qk_head_dim", "intermediate_size"})
+        | {"attention_method", "mla_scale_q_lora", "mla_scale_kv_lora"},
+        aliases={
+            "num_local_experts": "n_routed_experts",
+            "num_experts_per_tok": "moe_topk",
+            "intermediate_size": "ffn_hidden_size",
+            "moe_intermediate_size": "expert_ffn_hidden_size",
+        },
+    ),
+}

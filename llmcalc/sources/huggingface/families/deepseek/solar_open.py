@@ -1,0 +1,128 @@
+"""Upstage's Solar Open, GQA with DeepSeek-V3's experts in every layer; JetBrains' Mellum 2, QK-norm, windows and
+experts.
+
+transformers: models/solar_open, models/mellum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+    uncounted_prediction,
+)
+from .deepseek import ROUTING, SIGMOID, routed
+
+
+def _solar_open(c: Config) -> Table:
+    """No bias on o_proj, whatever attention_bias says."""
+    if c.has("first_k_dense_replace"):
+        c.must("first_k_dense_replace", 0)
+    if c.has("use_qk_norm"):
+        c.must("use_qk_norm", False)
+    c.size("n_shared_experts")
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKV))
+    return decoder(
+        c, {"attention": mixer, "feed_forward": routed(c, **SIGMOID), "norm": norm, "norm_placement": "pre"}, norm
+    )
+
+
+def _mellum(c: Config) -> Table:
+    """Angles of their own in full and in sliding layers."""
+    uncounted_prediction(c)
+    depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
+    ranges, networks = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth), dense_or_moe(c, depth, 0)
+    mixer = attention(
+        c, position=rope(c, kind="full_attention"), **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm)
+    )
+    sliding = {"position": rope(c, kind="sliding_attention"), **({} if window is None else {"sliding_window": window})}
+    experts = moe(
+        c.size("num_experts", "num_local_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=c.size("moe_intermediate_size")),
+    )
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(c) if "dense" in networks else experts,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    kinds: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
+    return decoder(
+        c, block, norm, stack=crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (networks, kinds))
+    )
+
+
+COMMON: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "num_experts_per_tok": 8,
+}
+
+FAMILIES = {
+    "solar_open": Family(
+        _solar_open,
+        {
+            **COMMON,
+            "vocab_size": 196608,
+            "hidden_size": 4096,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1280,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+        },
+        ROUTING,
+    ),
+    "mellum": Family(
+        _mellum,
+        {
+            **COMMON,
+            "vocab_size": 98304,
+            "hidden_size": 2304,
+            "intermediate_size": 7168,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 1024,
+            "moe_intermediate_size": 896,
+            "num_experts": 64,
+            "layer_types": None,
+            "mlp_layer_types": None,
+        },
+        frozenset(
+            {
+                "intermediate_size",
+                "mtp_layer_types",
+                "mtp_mlp_layer_types",
+                "norm_topk_prob",
+                "max_window_layers",
+                "use_sliding_window",
+            }
+        ),
+        aliases={"num_nextn_predict_layers": "num_mtp_layers"},
+    ),
+}

@@ -1,0 +1,1 @@
+"""Decoders known for their mixture of experts."""

@@ -1,0 +1,174 @@
+"""AFMoE (Arcee's Trinity) and Laguna: gated attention, windows on most layers, DeepSeek-V3's experts whose score
+correction is a parameter.
+
+transformers: models/afmoe, models/laguna.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    dense_or_moe,
+    every_nth_full,
+    glu,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+)
+
+CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
+
+
+def _experts(c: Config, shared: int) -> Table:
+    wide = glu(c, width=shared) if shared else None
+    return moe(
+        c.size("num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=c.size("moe_intermediate_size")),
+        wide,
+        **CORRECTED,
+    )
+
+
+def _networks(c: Config, names: list[str], shared: int) -> tuple[list[str], Table]:
+    """One axis of `crossed`: layers that are `dense`, as the block is, and layers of experts."""
+    return names, {"dense": {}, "moe": {"feed_forward": _experts(c, shared)} if "moe" in names else {}}
+
+
+def _afmoe(c: Config) -> Table:
+    """A norm before and after each sublayer; layers that see everything have no positions."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, output_gate={"per": "element"}, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    every = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
+    sliding = {"position": mixer.pop("position"), **_window(c)}
+    ranges = (
+        listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, every)),
+        {"full": {}, "sliding": {"attention": sliding}},
+    )
+    networks = _networks(
+        c,
+        dense_or_moe(c, depth, c.count("num_dense_layers")),
+        c.size("moe_intermediate_size") * c.count("num_shared_experts"),
+    )
+    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}
+    return decoder(c, block, norm, stack=crossed(ranges, networks))
+
+
+def _laguna(c: Config) -> Table:
+    """Each layer may have its own number of heads."""
+    c.must("moe_apply_router_weight_on_input", False)
+    c.must("gating", True, "per-head", "per-element")
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    gate = "element" if c.get("gating") == "per-element" else "head"
+    if c.has("gating_types") and set(c.texts("gating_types")) != {f"per_{gate}"}:
+        raise c.wrong("gating_types", c.get("gating_types"), f"per_{gate} for every layer, as gating says")
+    mixer = attention(
+        c,
+        output_gate={"per": gate},
+        num_key_value_heads=c.size("num_key_value_heads"),
+        **biases(c.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    heads = (
+        [c.size("num_attention_heads")] * depth
+        if c.get("num_attention_heads_per_layer") is None
+        else c.sizes("num_attention_heads_per_layer")
+    )
+    if len(heads) != depth or 0 in heads:
+        raise c.wrong("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
+    ranges = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    varied = len({*zip(ranges, heads, strict=True)}) > len({*ranges})
+    names = [f"{seen}{many}" if varied else seen for seen, many in zip(ranges, heads, strict=True)]
+    window = {"full": {}, "sliding": _window(c)}
+    seen = {
+        name: {"attention": {"num_attention_heads": many, **window[kind]}}
+        for name, many, kind in zip(names, heads, ranges, strict=True)
+    }
+    networks = _networks(c, dense_or_moe(c, depth, 1), c.count("shared_expert_intermediate_size"))
+    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=crossed((names, seen), networks))
+
+
+def _window(c: Config) -> Table:
+    return {} if c.maybe("sliding_window") is None else {"sliding_window": c.size("sliding_window")}
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 2048,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "layer_types": None,
+}
+
+FAMILIES = {
+    "afmoe": Family(
+        _afmoe,
+        {
+            **COMMON,
+            "vocab_size": 200192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": None,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 1408,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 2,
+            "num_dense_layers": 1,
+            "global_attn_every_n_layers": 4,
+            "sliding_window": 1024,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 16384,
+        },
+        frozenset(
+            """
+            global_attn_every_n_layers load_balance_coeff mup_enabled n_group num_expert_groups num_limited_groups
+            output_router_logits route_norm route_scale score_func topk_group use_grouped_mm
+            """.split()  # noqa: SIM905
+        ),
+    ),
+    "laguna": Family(
+        _laguna,
+        {
+            **COMMON,
+            "vocab_size": 100352,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "intermediate_size": 8192,
+            "moe_intermediate_size": 512,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "shared_expert_intermediate_size": 512,
+            "sliding_window": 512,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 131072,
+            "gating": True,
+            "num_attention_heads_per_layer": None,
+            "moe_apply_router_weight_on_input": False,
+        },
+        frozenset(
+            {
+                "moe_routed_scaling_factor",
+                "moe_router_logit_softcapping",
+                "partial_rotary_factor",
+                "norm_topk_prob",
+                "use_bidirectional_attention",
+                "decoder_sparse_step",
+                "mlp_only_layers",
+            }
+        ),
+    ),
+}

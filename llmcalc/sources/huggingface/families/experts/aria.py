@@ -1,0 +1,73 @@
+"""Text models of Aria, which has experts in every layer, and of Emu 3, which is Llama's: what stands beside them is not
+counted.
+
+transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
+
+
+def _pre_norm(c: Config, feed_forward: Table) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    return decoder(c, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def _aria(c: Config) -> Table:
+    """Routed experts are SwiGLU networks without biases, whatever hidden_act and mlp_bias say of the shared ones."""
+    width, shared = c.size("intermediate_size"), c.size("moe_num_shared_experts")
+    expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
+    return _pre_norm(
+        c, moe(c.size("moe_num_experts"), c.size("moe_topk"), expert, glu(c, c.flag("mlp_bias"), width * shared))
+    )
+
+
+def _emu3(c: Config) -> Table:
+    return _pre_norm(c, glu(c, c.flag("mlp_bias")))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+FAMILIES = {
+    "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text"),
+    "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model"),
+    "aria_text": Family(
+        _aria,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "intermediate_size": 4096,
+            "num_key_value_heads": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "moe_num_experts": 8,
+            "moe_topk": 2,
+            "moe_num_shared_experts": 2,
+        },
+    ),
+    "emu3_text_model": Family(
+        _emu3,
+        {
+            **COMMON,
+            "vocab_size": 184622,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 9216,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
+}

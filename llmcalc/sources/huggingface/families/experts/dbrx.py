@@ -1,0 +1,58 @@
+"""DBRX: experts in every layer, LayerNorms without bias, and its fields in two tables of their own.
+
+transformers: models/dbrx.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
+
+
+def _dbrx(c: Config) -> Table:
+    attn, ffn = _inner(c, "attn_config", {"kv_n_heads": 1}), _inner(c, "ffn_config", FFN)
+    heads, norm = c.size("num_attention_heads"), layernorm(bias=False)
+    act = ffn.table("ffn_act_fn").get("name", "silu")
+    if act not in ACTIVATIONS:
+        raise ffn.wrong("ffn_act_fn", act, "a name among " + ", ".join(ACTIVATIONS))
+    mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
+    block = {
+        "attention": mixer,
+        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm)
+
+
+def _inner(c: Config, name: str, defaults: Table) -> Config:
+    """A table of the config, read as one of its own; null is empty."""
+    return Config({} if c.get(name) is None else c.table(name), defaults, c.model_type, c.head, f"{c.where}{name}.")
+
+
+FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
+
+FAMILIES = {
+    "dbrx": Family(
+        _dbrx,
+        {
+            "vocab_size": 32000,
+            "d_model": 2048,
+            "n_heads": 16,
+            "n_layers": 24,
+            "max_seq_len": 2048,
+            "attn_config": None,
+            "ffn_config": None,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"emb_pdrop"}),
+        aliases={
+            "num_attention_heads": "n_heads",
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "max_position_embeddings": "max_seq_len",
+        },
+    ),
+}

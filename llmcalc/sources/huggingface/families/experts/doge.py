@@ -1,0 +1,87 @@
+"""Doge: a mask learned from the values, a weight on the residual stream, and perhaps very many experts of one unit
+each.
+
+transformers: models/doge.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
+
+
+def _doge(c: Config) -> Table:
+    hidden, heads, norm = c.size("hidden_size"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
+    mixer: Table = {
+        "type": "dynamic_mask",
+        "num_attention_heads": heads,
+        "num_key_value_heads": c.maybe("num_key_value_heads") or heads,
+        "head_dim": c.maybe("head_dim") or _part(c, hidden, heads),
+        "keep_window_size": c.size("keep_window_size"),
+        "attention_bias": c.flag("attention_bias"),
+        "norm": norm,
+        "position": rope(c),
+    }
+    if c.maybe("sliding_window") is not None:
+        mixer["sliding_window"] = c.size("sliding_window")
+    dense = glu(c, c.flag("mlp_bias"))
+    block = {
+        "attention": mixer,
+        "feed_forward": _experts(c, dense) if c.flag("is_moe") else dense,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, {**block, "residual_scale": "stream"}, norm)
+
+
+def _part(c: Config, hidden: int, heads: int) -> int:
+    """What a head gets of hidden_size, rounded down."""
+    if heads > hidden:
+        raise c.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
+    return hidden // heads
+
+
+def _experts(c: Config, shared: Table) -> Table:
+    """num_experts in a square, as far as they fill one; the dense network sees every token beside them."""
+    experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
+    keys = isqrt(experts)
+    if chosen > keys**2:
+        raise c.wrong(
+            "num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that stand in a square"
+        )
+    routed = {
+        "num_experts": experts,
+        "num_keys": keys,
+        "num_experts_per_tok": chosen,
+        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+    }
+    return {"type": "product_key_moe", **routed, "shared_expert": shared}
+
+
+FAMILIES = {
+    "doge": Family(
+        _doge,
+        {
+            "vocab_size": 32768,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 32,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 8,
+            "num_key_value_heads": None,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "sliding_window": None,
+            "keep_window_size": 2048,
+            "is_moe": False,
+            "num_experts": 16384,
+            "num_experts_per_tok": 64,
+        },
+        frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+    ),
+}

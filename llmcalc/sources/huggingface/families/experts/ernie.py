@@ -1,0 +1,153 @@
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B), and experts after some dense layers whose score correction is a parameter
+(21B, 300B).
+
+transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has as many experts
+again for images. `use_bias` puts a bias on every map but those of the routed experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    dense_or_moe,
+    glu,
+    moe,
+    rmsnorm,
+    uncounted_prediction,
+)
+from ..llama.llama import llama_like
+
+
+def _biased(c: Config) -> bool:
+    return c.get("use_bias") is not None and c.flag("use_bias")
+
+
+def _ernie4_5(c: Config) -> Table:
+    return llama_like(c, attention(c, **biases(_biased(c), *QKVO)), _biased(c))
+
+
+CORRECTED: Table = {"score_correction": "parameter"}
+
+
+def _ernie4_5_moe(c: Config) -> Table:
+    """Experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to `moe_layer_end_index` (-1:
+    the last).
+    """
+    uncounted_prediction(c)
+    depth, first, every = c.size("num_hidden_layers"), c.count("moe_layer_start_index"), c.size("moe_layer_interval")
+    last = depth - 1 if c.get("moe_layer_end_index") == -1 else c.count("moe_layer_end_index")
+    names = ["moe" if first <= i <= last and (i + 1) % every == 0 else "dense" for i in range(depth)]
+    return _layers(c, names, c.size("moe_intermediate_size"), {"bias": _biased(c)})
+
+
+def _ernie4_5_vl_moe_text(c: Config) -> Table:
+    widths = [1536, 512] if c.get("moe_intermediate_size") is None else c.sizes("moe_intermediate_size")
+    if len(widths) != 2 or 0 in widths:
+        raise c.wrong(
+            "moe_intermediate_size", widths, "two positive whole numbers: of an expert for text, of one for images"
+        )
+    return _layers(
+        c,
+        dense_or_moe(c, c.size("num_hidden_layers"), 1),
+        widths[0],
+        {},
+        vision_experts={"expert": glu(c, width=widths[1]), "router": CORRECTED},
+    )
+
+
+def _layers(c: Config, names: list[str], width: int, head: Table, **experts_too: Table) -> Table:
+    norm, bias, shared = rmsnorm(c.number("rms_norm_eps")), _biased(c), c.count("moe_num_shared_experts")
+    experts = moe(
+        c.size("num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=width),
+        glu(c, bias, width * shared) if shared else None,
+        router=CORRECTED,
+        **experts_too,
+    )
+    block = {
+        "attention": attention(c, **biases(bias, *QKVO)),
+        "feed_forward": glu(c, bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, head=head, stack=crossed((names, {"dense": {}, "moe": {"feed_forward": experts}})))
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 103424,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+}
+
+NO_COUNT = frozenset(
+    """
+    compression_ratio freq_allocation fuse_rope max_sequence_length moe_aux_loss_lambda moe_capacity
+    moe_dense_experts_token_type_id moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min
+    moe_multimodal_dispatch_use_allgather moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free
+    moe_use_hard_gate moe_z_loss_lambda output_router_logits rope_3d rope_reduction tensor_parallel_output
+    use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm weight_share_add_bias
+    """.split()  # noqa: SIM905
+)
+
+ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+
+MOE: dict[str, Any] = {
+    **COMMON,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "moe_k": 6,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+}
+
+FAMILIES = {
+    "ernie4_5": Family(
+        _ernie4_5,
+        {
+            **COMMON,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "sliding_window": None,
+        },
+        NO_COUNT,
+    ),
+    "ernie4_5_moe": Family(
+        _ernie4_5_moe,
+        {
+            **MOE,
+            "moe_intermediate_size": 1536,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+        },
+        NO_COUNT,
+        aliases=ALIASES,
+    ),
+    "ernie4_5_vl_moe": Family(None, {"tie_word_embeddings": True}, text="ernie4_5_vl_moe_text"),
+    "ernie4_5_vl_moe_text": Family(
+        _ernie4_5_vl_moe_text,
+        {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
+        NO_COUNT,
+        aliases=ALIASES,
+    ),
+}

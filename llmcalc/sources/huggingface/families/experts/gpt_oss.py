@@ -1,0 +1,51 @@
+"""gpt-oss: every second layer sees a window, each head has a sink, and all maps have biases, the experts' and the
+router's too.
+
+transformers: models/gpt_oss.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, moe, rmsnorm, windowed
+
+
+def _gpt_oss(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    experts = moe(
+        c.size("num_local_experts", "num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, bias=True),
+        router={"bias": True},
+    )
+    mixer = attention(c, sinks=True, **biases(c.flag("attention_bias"), *QKVO))
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+
+
+FAMILIES = {
+    "gpt_oss": Family(
+        _gpt_oss,
+        {
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "intermediate_size": 2880,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "layer_types": None,
+            "attention_bias": True,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
+        ),
+    ),
+}

@@ -1,0 +1,201 @@
+"""Tencent's Hunyuan: norms on queries and keys behind RoPE (dense and A13B's experts, V1), before it with DeepSeek-V3's
+routing (Hy3).
+
+transformers: models/hunyuan_v1_dense, models/hunyuan_v1_moe, models/hy_v3; the text model of models/hunyuan_vl
+(HunyuanOCR) is the dense one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import LARGEST
+from .....errors import shown
+from ...config import Config, Family, is_whole
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    dense_or_moe,
+    glu,
+    moe,
+    qk_norm,
+    rmsnorm,
+    uncounted_prediction,
+)
+from ..deepseek.deepseek import SIGMOID
+from ..llama.llama import llama_like
+
+
+def _mixer(c: Config, order: str = "after_rope", **fields: Any) -> Table:
+    return attention(
+        c,
+        **biases(c.flag("attention_bias"), *QKVO),
+        **qk_norm(rmsnorm(c.number("rms_norm_eps")), order=order),
+        **fields,
+    )
+
+
+def _as_published(c: Config) -> None:
+    """Fields of Tencent's own code that the class does not read: it has what these values say."""
+    for name, values in (
+        ("use_qk_norm", (True,)),
+        ("use_cla", (False,)),
+        ("use_mla", (False,)),
+        ("mlp_bias", (False,)),
+        ("norm_type", ("rms",)),
+    ):
+        if c.has(name):
+            c.must(name, *values)
+
+
+def _hunyuan_v1_dense(c: Config) -> Table:
+    _as_published(c)
+    return llama_like(c, _mixer(c))
+
+
+def _hunyuan_vl_text(c: Config) -> Table:
+    """Tencent's names stand for the usual ones in its class, and win over them."""
+    for usual, own in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
+        if c.data.get(usual) is not None and c.data.get(own) is not None and c.data[usual] != c.data[own]:
+            raise c.wrong(own, c.data[own], f"{usual} ({shown(c.data[usual])})")
+    return _hunyuan_v1_dense(c)
+
+
+def _each_layer(c: Config, name: str) -> list[int]:
+    """One positive whole number a layer, from a number or a list."""
+    depth, given = c.size("num_hidden_layers"), c.get(name)
+    values = given if isinstance(given, list) else [c.size(name)] * depth
+    if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
+        raise c.wrong(name, given, f"a positive whole number, or {depth} of them")
+    return values[:depth]
+
+
+def _hunyuan_v1_moe(c: Config) -> Table:
+    """Every layer has experts and one network of the same width that sees every token;
+    how many are chosen may differ by layer.
+    """
+    _as_published(c)
+    norm, width, experts = (
+        rmsnorm(c.number("rms_norm_eps")),
+        c.size("intermediate_size"),
+        c.size("num_experts", "num_local_experts"),
+    )
+    for name, only in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
+        if c.has(name) and {*_each_layer(c, name)} != {only}:
+            raise c.wrong(name, c.get(name), f"{only} in every layer, as the class has it")
+    if c.has("moe_layer_num_skipped"):
+        c.must("moe_layer_num_skipped", 0)
+    chosen = _each_layer(c, "num_experts_per_tok")
+    kinds: Table = {f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != chosen[0] else {} for k in chosen}
+    mixer = _mixer(c, sliding_window=c.maybe("sliding_window"))
+    block = {
+        "attention": mixer,
+        "feed_forward": moe(experts, chosen[0], glu(c), glu(c)),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, stack=crossed(([f"top{k}" for k in chosen], kinds)))
+
+
+def _hy_v3(c: Config) -> Table:
+    if c.has("first_k_dense_replace") and not c.has("mlp_layer_types"):
+        c.must("first_k_dense_replace", 1)
+    uncounted_prediction(c)
+    norm, width, bias = rmsnorm(c.number("rms_norm_eps")), c.size("moe_intermediate_size"), c.flag("mlp_bias")
+    if c.count("num_shared_experts") == 0:
+        raise c.wrong(
+            "num_shared_experts",
+            0,
+            "1 or more (for none, the class adds a network of intermediate_size, which no checkpoint has)",
+        )
+    shared = glu(c, bias, width * c.size("num_shared_experts"))
+    experts = moe(
+        c.size("num_experts", "num_local_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=width),
+        shared,
+        **SIGMOID,
+    )
+    networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    block = {"attention": _mixer(c, "before_rope"), "feed_forward": glu(c, bias), "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=crossed((dense_or_moe(c, c.size("num_hidden_layers"), 1), networks)))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+
+V1: dict[str, Any] = {
+    **COMMON,
+    "vocab_size": 290943,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "sliding_window": None,
+}
+
+NO_COUNT = frozenset(
+    """
+    bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
+    add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim
+    cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
+    eod_token_id group_limited_greedy im_end_id im_newline_id im_start_id kv_lora_rank mask_init_id moe_drop_tokens
+    moe_random_routing_dropped_token moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob
+    num_media_embeds org_vocab_size output_router_logits pool_type position_embedding_xdrope q_lora_rank
+    qk_nope_head_dim qk_rope_head_dim route_norm routed_scaling_factor router_scaling_factor skip_cls_token text_end_id
+    text_start_id topk_group use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id
+    vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm
+    vit_token vit_type vit_used_rms_norm xdrope_section
+    """.split()  # noqa: SIM905
+)
+
+OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
+"""Not asked for where there are none."""
+
+FAMILIES = {
+    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS),
+    "hunyuan_vl": Family(None, {"tie_word_embeddings": True}, text="hunyuan_vl_text", ties="either"),
+    "hunyuan_vl_text": Family(
+        _hunyuan_vl_text,
+        {**V1, "tie_word_embeddings": True},
+        NO_COUNT | OF_EXPERTS,
+        aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
+    ),
+    "hunyuan_v1_moe": Family(
+        _hunyuan_v1_moe,
+        {**V1, "num_experts": 1, "moe_topk": 1},
+        NO_COUNT,
+        aliases={"num_experts_per_tok": "moe_topk"},
+    ),
+    "hy_v3": Family(
+        _hy_v3,
+        {
+            **COMMON,
+            "vocab_size": 120832,
+            "intermediate_size": 13312,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "mlp_layer_types": None,
+        },
+        NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+    ),
+}

@@ -1,0 +1,58 @@
+"""JetMoE: experts in attention and in the feed-forward network, each chosen by a router of its own.
+
+transformers: models/jetmoe. Norms of the layers have the class's own epsilon.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table, decoder, glu, moe, rmsnorm, rope
+
+
+def _jetmoe(c: Config) -> Table:
+    experts, top_k = c.size("num_local_experts"), c.size("num_experts_per_tok")
+    heads = {"num_key_value_heads": c.size("num_key_value_heads"), "head_dim": c.size("kv_channels")}
+    mixer = {
+        "type": "mixture_of_attention",
+        "num_experts": experts,
+        "num_experts_per_tok": top_k,
+        **heads,
+        "position": rope(c),
+    }
+    network = moe(experts, top_k, glu(c, act="activation_function"), output_bias=True)
+    block: Table = {"attention": mixer, "feed_forward": network, "norm": rmsnorm(), "norm_placement": "pre"}
+    return decoder(c, block, rmsnorm(c.number("rms_norm_eps")))
+
+
+FAMILIES = {
+    "jetmoe": Family(
+        _jetmoe,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 12,
+            "num_key_value_heads": 16,
+            "kv_channels": 128,
+            "intermediate_size": 5632,
+            "max_position_embeddings": 4096,
+            "activation_function": "silu",
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-6,
+        },
+        frozenset(
+            {
+                "aux_loss_coef",
+                "bias",
+                "ffn_hidden_size",
+                "glu",
+                "moe_num_experts",
+                "moe_top_k",
+                "num_attention_heads",
+                "num_layers",
+            }
+        ),
+        aliases={"kv_channels": "head_dim"},
+    ),
+}

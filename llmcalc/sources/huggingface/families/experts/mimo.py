@@ -1,0 +1,140 @@
+"""Xiaomi's MiMo: Qwen2's layers with a prediction module; MiMo-V2-Flash: windows with sinks and more key/value heads,
+values narrower than keys.
+
+transformers: models/mimo_v2_flash; MiMo-7B has no class of its own there, and Qwen2's computes it.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import (
+    DENSE_OR_MOE,
+    FULL_OR_SLIDING,
+    QKV,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    glu,
+    listed,
+    moe,
+    prediction,
+    rmsnorm,
+)
+from ..deepseek.deepseek import ROUTING, SIGMOID
+from ..llama.llama import COMMON
+
+
+def _mimo(c: Config) -> Table:
+    c.must("attention_bias", True)
+    c.must("use_sliding_window", False)
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block = {
+        "attention": attention(c, **biases(True, *QKV)),
+        "feed_forward": glu(c),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, **prediction(c))
+
+
+def _mimo_v2_flash(c: Config) -> Table:
+    """Sliding layers have sinks and, unless the config says otherwise, twice the key/value heads."""
+    c.must("add_swa_attention_sink_bias", True)
+    c.must("add_full_attention_sink_bias", False)
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(
+        c,
+        v_head_dim=c.size("v_head_dim"),
+        num_key_value_heads=c.size("num_key_value_heads"),
+        **biases(c.flag("attention_bias"), *QKV),
+    )
+    window = c.size("sliding_window_size") + 1 if c.has("sliding_window_size") else c.size("sliding_window")
+    sliding = {"num_key_value_heads": 2 * c.size("num_key_value_heads"), "sinks": True, "sliding_window": window}
+    sliding |= {name: c.size(f"swa_{name}") for name in SLIDING if c.has(f"swa_{name}")}
+    experts = moe(
+        c.size("n_routed_experts", "num_local_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=c.size("moe_intermediate_size")),
+        **SIGMOID,
+    )
+    ranges = listed(
+        c,
+        "layer_types",
+        FULL_OR_SLIDING,
+        _either(c, "hybrid_layer_pattern", "full", "sliding", [i > 0 and (i + 1) % 6 > 0 for i in range(depth)]),
+    )
+    networks = listed(
+        c, "mlp_layer_types", DENSE_OR_MOE, _either(c, "moe_layer_freq", "dense", "moe", [i > 0 for i in range(depth)])
+    )
+    block = {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
+    seen, network = {"full": {}, "sliding": {"attention": sliding}}, {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder(c, block, norm, stack=crossed((ranges, seen), (networks, network)))
+
+
+def _either(c: Config, field: str, zero: str, one: str, default: list[bool]) -> list[str]:
+    """A list of 0 and 1 in words; where the config has none, as `default` says."""
+    given = c.sizes(field) if c.has(field) else [int(d) for d in default]
+    if len(given) != len(default) or not {*given} <= {0, 1}:
+        raise c.wrong(field, given, f"{len(default)} times 0 or 1")
+    return [one if g else zero for g in given]
+
+
+SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+"""What sliding layers may have their own of."""
+
+FAMILIES = {
+    "mimo": Family(
+        _mimo,
+        {
+            **COMMON,
+            "vocab_size": 151936,
+            "intermediate_size": 22016,
+            "num_key_value_heads": 32,
+            "head_dim": None,
+            "max_position_embeddings": 32768,
+            "attention_bias": True,
+            "use_sliding_window": False,
+        },
+        frozenset({"sliding_window", "max_window_layers"}),
+        like="qwen2",
+    ),
+    "mimo_v2_flash": Family(
+        _mimo_v2_flash,
+        {
+            "vocab_size": 152576,
+            "hidden_size": 4096,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "head_dim": 192,
+            "v_head_dim": 128,
+            "intermediate_size": 16384,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "sliding_window": 129,
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": False,
+            "add_swa_attention_sink_bias": True,
+            "add_full_attention_sink_bias": False,
+        },
+        ROUTING
+        | {
+            "attention_chunk_size",
+            "attention_value_scale",
+            "hybrid_block_size",
+            "layernorm_epsilon",
+            "n_shared_experts",
+            "partial_rotary_factor",
+            "sliding_window",
+            "swa_rope_theta",
+        },
+    ),
+}

@@ -1,0 +1,66 @@
+"""MiniMax-01 (Text-01, M1): lightning attention, softmax attention now and then, and experts in every layer.
+
+transformers: models/minimax. The class norms what each sublayer is given, and adds to that: as a norm on the embeddings
+and one after each addition, the last of them being the model's own.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed, mixed, moe, rmsnorm
+
+
+def _minimax(c: Config) -> Table:
+    c.must("sliding_window", None)
+    c.must("shared_intermediate_size", None, 0)
+    depth, heads, norm = c.size("num_hidden_layers"), c.size("num_attention_heads"), rmsnorm(c.number("rms_norm_eps"))
+    lightning = {
+        "type": "lightning",
+        "num_attention_heads": heads,
+        "head_dim": c.maybe("head_dim") or c.divided("num_attention_heads", c.size("hidden_size"), heads),
+        "block_size": c.size("block_size"),
+        "hidden_act": c.choice(ACTIVATIONS, "hidden_act"),
+    }
+    block: Table = {
+        "feed_forward": moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c)),
+        "norm": norm,
+        "norm_placement": "post",
+    }
+    kinds = {
+        "linear": {**block, "attention": lightning},
+        "full": {**block, "attention": {"type": "attention", **attention(c)}},
+    }
+    default = ["linear" if i % 2 else "full" for i in range(depth)]
+    stack = mixed(kinds, listed(c, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default))
+    return decoder(c, stack["block"], None, stack={**stack, "embedding_norm": norm})
+
+
+FAMILIES = {
+    "minimax": Family(
+        _minimax,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "sliding_window": None,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "layer_types": None,
+            "block_size": 256,
+            "shared_intermediate_size": None,
+        },
+        frozenset(
+            f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
+        )
+        | {"postnorm", "rotary_dim", "shared_moe_mode"},
+        aliases={"num_local_experts": "num_experts"},
+    ),
+}

@@ -1,0 +1,201 @@
+"""Mixtures of experts over Llama's layer: mixtral, qwen2_moe, qwen3_moe, phimoe.
+
+transformers: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/phimoe. Every expert is a SwiGLU network
+without biases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    crossed,
+    decoder,
+    glu,
+    layernorm,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+)
+
+
+def _mixtral(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    experts = moe(c.size("num_local_experts", "num_experts"), c.size("num_experts_per_tok"), glu(c))
+    mixer = attention(c, sliding_window=c.maybe("sliding_window"))
+    return decoder(c, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def _phimoe(c: Config) -> Table:
+    if c.size("num_experts_per_tok") != 2:
+        raise c.wrong(
+            "num_experts_per_tok",
+            c.get("num_experts_per_tok"),
+            "2: its router (SparseMixer) chooses two, whatever the config says",
+        )
+    norm = layernorm(c.number("rms_norm_eps"))
+    mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(c.flag("attention_bias"), *QKVO))
+    block = {
+        "attention": mixer,
+        "feed_forward": moe(c.size("num_local_experts"), 2, glu(c)),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, head=biases(c.flag("lm_head_bias"), "bias"))
+
+
+def _qwen2_moe(c: Config) -> Table:
+    width, depth, used = (
+        c.size("shared_expert_intermediate_size"),
+        c.size("num_hidden_layers"),
+        c.flag("use_sliding_window"),
+    )
+    first = c.count("max_window_layers")
+    names = listed(
+        c,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["sliding" if used and i < first and i % 2 == 0 else "full" for i in range(depth)],
+    )
+    window = c.maybe("sliding_window")
+    windows = (
+        (names, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
+        if used and window is not None
+        else (["full"] * depth, {"full": {}})
+    )
+    mixer, shared = (
+        attention(c, **biases(c.flag("qkv_bias"), *QKV)),
+        {"shared": glu(c, width=width), "shared_expert_gate": True},
+    )
+    return qwen_moe(c, c.count("num_experts"), mixer, shared, windows)
+
+
+def _qwen3_moe(c: Config) -> Table:
+    for name, value in (
+        ("qkv_bias", False),
+        ("shared_expert_intermediate_size", 0),
+        ("use_qk_norm", True),
+    ):  # which Qwen3-Coder says, and no class reads
+        if c.has(name):
+            c.must(name, value)
+    window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
+    normed = qk_norm(rmsnorm(c.number("rms_norm_eps")))
+    mixer = attention(c, sliding_window=window if used else None, **biases(c.flag("attention_bias"), *QKVO), **normed)
+    return qwen_moe(c, c.count("num_experts", "num_local_experts"), mixer, {})
+
+
+def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+    fields: what the experts have beyond the routed ones.
+    """
+    norm, depth, step = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.size("decoder_sparse_step")
+    dense_ones = set() if c.get("mlp_only_layers") is None else set(c.sizes("mlp_only_layers"))
+    names = ["moe" if experts and i not in dense_ones and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    sparse = (
+        moe(experts, c.size("num_experts_per_tok"), glu(c, width=c.size("moe_intermediate_size")), **fields)
+        if "moe" in names
+        else {}
+    )
+    inner = glu(c) if "dense" in names else sparse
+    block = {"attention": mixer, "feed_forward": inner, "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"dense": {}, "moe": {"feed_forward": sparse} if "dense" in names else {}}
+    return decoder(c, block, norm, stack=crossed(*axes, (names, kinds)))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "head_dim": None,
+}
+
+QWEN: dict[str, Any] = {
+    **COMMON,
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+}
+
+NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
+OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
+"""Not asked for where no layer is dense, or none has experts."""
+
+FAMILIES = {
+    "mixtral": Family(
+        _mixtral,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": None,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+        },
+    ),
+    "qwen2_moe": Family(
+        _qwen2_moe,
+        {
+            **QWEN,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "intermediate_size": 5632,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "qkv_bias": True,
+            "max_window_layers": 28,
+            "layer_types": None,
+        },
+        NO_COUNT | OF_ABSENT_LAYERS,
+    ),
+    "qwen3_moe": Family(
+        _qwen3_moe,
+        {
+            **QWEN,
+            "num_key_value_heads": 4,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "attention_bias": False,
+        },
+        NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
+    ),
+    "phimoe": Family(
+        _phimoe,
+        {
+            **COMMON,
+            "vocab_size": 32064,
+            "hidden_size": 4096,
+            "intermediate_size": 6400,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": None,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 16,
+            "attention_bias": False,
+            "lm_head_bias": False,
+        },
+        NO_COUNT,
+    ),
+}

@@ -1,0 +1,92 @@
+"""Zyphra's ZAYA1: compressed convolutional attention, a router of several layers that a token may leave without an
+expert, scaled residuals.
+
+transformers: models/zaya.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table, biases, crossed, decoder, glu, listed, moe, rmsnorm, rope
+
+
+def _zaya(c: Config) -> Table:
+    """The first layer's router has none below whose features it could add.
+
+    In configs of the older code a layer is attention or experts, in some of them; one that has its fields alone is not
+    guessed at.
+    """
+    if c.has("zaya_mlp_expansion") and not c.has("router_hidden_size"):
+        given = c.get("zaya_mlp_expansion")
+        raise c.wrong(
+            "zaya_mlp_expansion",
+            given,
+            "router_hidden_size in its place, and num_hidden_layers of attention and experts together",
+        )
+    c.must("num_experts_per_tok", 1)
+    depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
+    ranges = listed(c, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
+    if "sliding" in ranges and window is None:
+        raise c.wrong("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
+    mixer: Table = {
+        "type": "cca",
+        "num_attention_heads": c.size("num_attention_heads"),
+        "num_key_value_heads": c.size("num_key_value_heads"),
+        "head_dim": c.size("head_dim"),
+        "cca_time0": c.size("cca_time0"),
+        "cca_time1": c.size("cca_time1"),
+        "attention_bias": c.flag("attention_bias"),
+        "position": rope(c, 0.5, kind="hybrid"),
+    }
+    sliding: Table = {"sliding_window": window, "position": rope(c, 0.5, kind="hybrid_sliding")}
+    router: Table = {
+        "type": "mlp",
+        "router_hidden_size": c.size("router_hidden_size"),
+        "norm": norm,
+        "skip": True,
+        "score_correction": "buffer",
+    }
+    experts = moe(
+        c.size("num_experts"),
+        1,
+        glu(c, width=c.size("moe_intermediate_size")),
+        router=router,
+    )
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre", "residual_scale": True}
+    reach = ["first" if i == 0 else "further" for i in range(depth)]
+    above: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
+    stack = {
+        "embedding_norm": {"type": "affine"},
+        **crossed((ranges, {"full": {}, "sliding": {"attention": sliding}}), (reach, above)),
+    }
+    return decoder(c, block, norm, head=biases(c.flag("lm_head_bias"), "bias"), stack=stack)
+
+
+FAMILIES = {
+    "zaya": Family(
+        _zaya,
+        {
+            "vocab_size": 262272,
+            "hidden_size": 2048,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            "moe_intermediate_size": 2048,
+            "num_experts_per_tok": 1,
+            "num_experts": 16,
+            "layer_types": None,
+            "attention_bias": False,
+            "lm_head_bias": False,
+            "router_hidden_size": 256,
+            "cca_time0": 2,
+            "cca_time1": 2,
+        },
+        frozenset({"output_router_logits", "zaya_mlp_expansion"}),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Gemma, its encoder-decoders and its multimodal models."""

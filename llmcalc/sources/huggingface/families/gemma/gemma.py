@@ -1,0 +1,148 @@
+"""Gemma 1 to 3, and VaultGemma: gated GELU, heads whose size is no fraction of the width, a norm on each side of a
+sublayer (2, 3).
+
+transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A model that sees both ways
+(EmbeddingGemma) is an encoder here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    qk_norm,
+    rmsnorm,
+    rope,
+    seen_both_ways,
+    windowed,
+)
+
+
+def gemma_like(
+    c: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
+) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block = {"attention": mixer, "feed_forward": glu(c, act=act), "norm": norm, "norm_placement": placement}
+    table = decoder(c, block, norm, stack=stack)
+    if c.get("use_bidirectional_attention") is not None and c.flag("use_bidirectional_attention"):
+        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2)
+    return table
+
+
+def _mixer(c: Config, **fields: Any) -> Table:
+    return attention(c, **biases(c.flag("attention_bias"), *QKVO), **fields)
+
+
+def capped(c: Config) -> Table:
+    """Attention whose scores stay under a bound, where the config names one."""
+    return (
+        {}
+        if c.get("attn_logit_softcapping") is None
+        else {"attn_logit_softcapping": c.number("attn_logit_softcapping")}
+    )
+
+
+def _gemma(c: Config) -> Table:
+    return gemma_like(c, _mixer(c), "pre", act="hidden_act")
+
+
+def _gemma2(c: Config) -> Table:
+    return gemma_like(
+        c, _mixer(c, **capped(c)), "sandwich", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2))
+    )
+
+
+def _vaultgemma(c: Config) -> Table:
+    return gemma_like(c, _mixer(c, **capped(c)), "pre", windowed(c, every_nth_full(c.size("num_hidden_layers"), 2)))
+
+
+def local_theta(c: Config) -> float:
+    """RoPE's base in sliding layers."""
+    given = c.data.get("rope_parameters")
+    local = given.get("sliding_attention") if isinstance(given, dict) else None
+    theta = local.get("rope_theta") if isinstance(local, dict) else c.data.get("rope_local_base_freq")
+    return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
+
+
+def _gemma3(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = _mixer(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm))
+    kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 6)
+    return gemma_like(c, mixer, "sandwich", windowed(c, kinds, sliding={"position": {"rope_theta": local_theta(c)}}))
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "use_bidirectional_attention": None,
+}
+
+IGNORED = frozenset(
+    {
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        "attn_logit_softcapping",
+        "cache_implementation",
+        "rope_local_base_freq",
+        "sliding_window_size",
+        "num_image_tokens",
+    }
+)
+
+FAMILIES = {
+    "gemma": Family(
+        _gemma,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "use_bidirectional_attention": None,
+        },
+        frozenset({"hidden_activation", "num_image_tokens"}),
+    ),
+    "gemma2": Family(_gemma2, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_vaultgemma, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
+    "gemma3_text": Family(
+        _gemma3,
+        {
+            **COMMON,
+            "vocab_size": 262208,
+            "max_position_embeddings": 131072,
+            "use_bidirectional_attention": False,
+            "sliding_window_pattern": 6,
+        },
+        IGNORED | {"hidden_act"},
+    ),
+    "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
+    "shieldgemma2": Family(None, text="gemma3_text", ties="either"),
+    "paligemma": Family(None, {"tie_word_embeddings": True}, text="gemma"),
+}

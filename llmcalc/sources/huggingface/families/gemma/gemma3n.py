@@ -1,0 +1,130 @@
+"""Gemma 3n: several streams (AltUp), a low-rank path (LAuReL), per-layer embeddings, keys and values shared by the last
+layers.
+
+transformers: models/gemma3n.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    check_shared,
+    decoder,
+    every_nth_full,
+    glu,
+    laid_out,
+    listed,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
+from .gemma import local_theta
+
+
+def _widths(c: Config, depth: int) -> list[int]:
+    """The feed-forward width of each layer."""
+    given = c.get("intermediate_size")
+    if not isinstance(given, list):
+        return [c.size("intermediate_size")] * depth
+    widths = c.sizes("intermediate_size")
+    if len(widths) != depth or 0 in widths:
+        raise c.wrong("intermediate_size", given, f"one width, or {depth} of them")
+    return widths
+
+
+def _gemma3n(c: Config) -> Table:
+    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
+    norm, width, streams = (
+        rmsnorm(c.number("rms_norm_eps")),
+        c.size("hidden_size_per_layer_input"),
+        c.size("altup_num_inputs"),
+    )
+    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
+    check_shared(c, kinds, shared)
+    layers: list[tuple[str, Table]] = []
+    for i, (kind, inner) in enumerate(zip(kinds, _widths(c, depth), strict=True)):
+        local: Table = (
+            {"sliding_window": window, "position": {"rope_theta": local_theta(c)}} if kind == "sliding" else {}
+        )
+        reused = shared > 0 and i >= depth - shared
+        mixer = {**local, "kv_shared": True} if reused else local
+        layers.append(
+            (f"{kind}_shared" if reused else kind, {"attention": mixer, "feed_forward": {"intermediate_size": inner}})
+        )
+    mixer = attention(
+        c, position={"rope_theta": 1_000_000.0, **rope(c)}, v_norm=rmsnorm(norm["eps"], weight=False),
+        **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm),
+    )  # fmt: skip
+    feed_forward = glu(c, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
+    gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
+    block = {
+        "type": "altup",
+        "attention": mixer,
+        "feed_forward": feed_forward,
+        "norm": norm,
+        "per_layer_input": gate,
+        "laurel_rank": c.size("laurel_rank"),
+        "altup_num_inputs": streams,
+    }
+    rows = c.size("vocab_size_per_layer_input")
+    table = {"vocab_size_per_layer_input": rows, "hidden_size_per_layer_input": width, "norm": norm}
+    return decoder(
+        c,
+        block,
+        norm,
+        stack={
+            **laid_out(layers),
+            "per_layer_embedding": table,
+            "streams": {"type": "altup", "altup_num_inputs": streams},
+        },
+    )
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": 512,
+    "layer_types": None,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "altup_num_inputs": 4,
+    "num_kv_shared_layers": 15,
+    "laurel_rank": 64,
+}
+
+IGNORED = frozenset(
+    {
+        "final_logit_softcapping",
+        "altup_active_idx",
+        "altup_coef_clip",
+        "altup_correct_scale",
+        "activation_sparsity_pattern",
+        "hidden_act",
+        "rope_local_base_freq",
+        "query_pre_attn_scalar",
+        "cache_implementation",
+        "altup_lr_multiplier",
+    }
+)
+
+FAMILIES = {
+    "gemma3n_text": Family(_gemma3n, DEFAULTS, IGNORED),
+    "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text"),
+}

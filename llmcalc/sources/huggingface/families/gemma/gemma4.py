@@ -1,0 +1,175 @@
+"""Gemma 4: windows and full layers with heads of their own sizes, experts beside a dense network, per-layer embeddings,
+shared keys and values.
+
+transformers: models/gemma4, models/gemma4_unified (with neither experts nor per-layer embeddings). The last
+`num_kv_shared_layers` layers take their keys and values from the nearest earlier layer of their kind. A model that sees
+both ways in all of its layers is an encoder here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family, is_whole
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    check_shared,
+    decoder,
+    every_nth_full,
+    glu,
+    laid_out,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    seen_both_ways,
+)
+from .gemma import local_theta
+
+
+def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
+    """What each layer's attention has in place of the common head sizes:
+    `per_layer_config`, or the `global_` fields in full layers.
+    """
+    if c.has("per_layer_config"):
+        table = c.table("per_layer_config")
+        known = {"head_dim", "num_key_value_heads"}
+        layers = [table.get(str(i), {}) for i in range(len(kinds))]
+        if not all(
+            isinstance(layer, dict) and set(layer) <= known and all(is_whole(v) and v > 0 for v in layer.values())
+            for layer in layers
+        ):
+            raise c.wrong("per_layer_config", table, f"{' and '.join(sorted(known))} of some layers")
+        return layers
+    heads = c.maybe("num_global_key_value_heads") if c.flag("attention_k_eq_v") else None
+    full: Table = {"head_dim": c.size("global_head_dim"), **({} if heads is None else {"num_key_value_heads": heads})}
+    return [full if kind == "full" else {} for kind in kinds]
+
+
+def _layers(c: Config, kinds: list[str], wider: str) -> Table:
+    """Fields of the stack: which kinds of layer there are, and which each layer is.
+    wider: the network that is twice as wide where keys are shared.
+    """
+    depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
+    check_shared(c, kinds, shared)
+    wide = c.flag("use_double_wide_mlp")
+    layers: list[tuple[str, Table]] = []
+    sizes = _full_heads(c, kinds)
+    for i, kind in enumerate(kinds):
+        mixer: Table = dict(sizes[i])
+        if kind == "sliding":
+            mixer |= {
+                "sliding_window": window,
+                "position": {"type": "rope", "rope_theta": local_theta(c), "partial_rotary_factor": None},
+            }
+        elif c.flag("attention_k_eq_v"):
+            mixer["attention_k_eq_v"] = True
+        layer: Table = {"attention": mixer}
+        if shared and i >= depth - shared:
+            mixer["kv_shared"] = True
+            if wide:
+                layer[wider] = {"intermediate_size": 2 * c.size("intermediate_size")}
+        layers.append((f"{kind}_shared" if "kv_shared" in mixer else kind, layer))
+    return laid_out(layers)
+
+
+def _gemma4(c: Config) -> Table:
+    return _layered(c, c.flag("enable_moe_block"), c.get("hidden_size_per_layer_input") not in (None, 0))
+
+
+def _unified(c: Config) -> Table:
+    return _layered(c, experts=False, per_layer=False)
+
+
+def _layered(c: Config, experts: bool, per_layer: bool) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    kinds = listed(c, "layer_types", FULL_OR_SLIDING, every_nth_full(c.size("num_hidden_layers"), 6))
+    kinds[-1] = "full"
+    rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
+    mixer = attention(
+        c,
+        position=rope,
+        v_norm=rmsnorm(norm["eps"], weight=False),
+        **biases(c.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    dense = glu(c, act="hidden_activation")
+    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense, "norm": norm}
+    if experts:
+        expert = glu(c, width=c.size("moe_intermediate_size"), act="hidden_activation")
+        block |= {
+            "feed_forward": moe(
+                c.size("num_experts"), c.size("top_k_experts"), expert, router={"norm": norm, "expert_scale": True}
+            ),
+            "dense": dense,
+        }
+    stack = _layers(c, kinds, "dense" if experts else "feed_forward")
+    if per_layer:
+        width = c.size("hidden_size_per_layer_input")
+        block["per_layer_input"] = {"hidden_size_per_layer_input": width, "hidden_act": dense["hidden_act"]}
+        rows = c.size("vocab_size_per_layer_input")
+        stack["per_layer_embedding"] = {
+            "vocab_size_per_layer_input": rows,
+            "hidden_size_per_layer_input": width,
+            "norm": norm,
+        }
+    table = decoder(c, block, norm, stack=stack)
+    c.must("use_bidirectional_attention", None, "all", "vision")
+    if c.get("use_bidirectional_attention") == "all":
+        table["encoder"] = seen_both_ways(table.pop("decoder"), lambda window: window // 2 + 1)
+    return table
+
+
+UNIFIED: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "sliding_window": 1024,
+    "layer_types": None,
+    "use_bidirectional_attention": "vision",
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+
+DEFAULTS: dict[str, Any] = {
+    **UNIFIED,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "use_bidirectional_attention": None,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "enable_moe_block": False,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
+
+IGNORED = frozenset(
+    """
+    final_logit_softcapping hidden_act cache_implementation vocab_size_per_layer_input global_head_dim
+    num_global_key_value_heads num_experts top_k_experts moe_intermediate_size expert_intermediate_size
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "gemma4_text": Family(_gemma4, DEFAULTS, IGNORED),
+    "gemma4": Family(None, {"tie_word_embeddings": True}, text="gemma4_text"),
+    "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
+    "gemma4_unified": Family(None, {"tie_word_embeddings": True}, text="gemma4_unified_text"),
+}

@@ -1,0 +1,202 @@
+"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with a token embedding of its own, and perhaps of
+different widths.
+
+transformers: models/t5gemma, models/t5gemma2. Without `is_encoder_decoder` it is the encoder alone. T5Gemma 2 has Gemma
+3's layers, one attention to a token's own side and to the encoder, and reads images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    every_nth_full,
+    glu,
+    headed,
+    qk_norm,
+    rmsnorm,
+    rope,
+    seen_both_ways,
+    windowed,
+)
+from .gemma import capped, local_theta
+
+
+def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
+    """(the config of one side, its stack). A side that is not given has the defaults."""
+    data = c.get(name)
+    data = {} if data is None else dict(c.table(name))
+    side = Config(data, MODULE, c.model_type, c.head, f"{c.where}{name}.")
+    norm = rmsnorm(side.number("rms_norm_eps"))
+    mixer = attention(side, **capped(side), **biases(side.flag("attention_bias"), *QKVO))
+    block: Table = {
+        "attention": mixer,
+        "feed_forward": glu(side, act="hidden_activation"),
+        "norm": norm,
+        "norm_placement": "sandwich",
+    }
+    if crosses:
+        block["cross_attention"] = {k: v for k, v in mixer.items() if k != "position"}
+    depth = side.size("num_hidden_layers")
+    stack: Table = {
+        "num_hidden_layers": depth,
+        "block": block,
+        "final_norm": norm,
+        **windowed(side, every_nth_full(depth, 2)),
+    }
+    stack = stack if crosses else seen_both_ways(stack, lambda window: window)
+    unknown = side.left_over(IGNORED)
+    if unknown:
+        c.notes.append(
+            f"not understood, and taken to change no count: {', '.join(side.where + field for field in unknown)}"
+        )
+    return side, stack
+
+
+def _t5gemma(c: Config) -> Table:
+    reads, encoder = _side(c, "encoder")
+    if not c.flag("is_encoder_decoder"):
+        sizes = {"vocab_size": reads.size("vocab_size"), "hidden_size": reads.size("hidden_size")}
+        c.asked.update(("decoder", "tie_word_embeddings"))
+        return {
+            **sizes,
+            "tie_word_embeddings": False,
+            "encoder": encoder,
+            "head": _head(c) if c.head == "classification" else {"type": "none"},
+        }
+    writes, decoder = _side(c, "decoder", crosses=True)
+    width, vocab = reads.size("hidden_size"), reads.size("vocab_size")
+    encoder |= {"vocab_size": vocab, **({} if width == writes.size("hidden_size") else {"hidden_size": width})}
+    sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    return {
+        **sizes,
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "encoder": encoder,
+        "decoder": decoder,
+        "head": _head(c),
+    }
+
+
+def _t5gemma2(c: Config) -> Table:
+    c.must("is_encoder_decoder", True)
+    outer = _part(c, "encoder", {"text_config": None})
+    reads, writes = _part(outer, "text_config", TEXT), _part(c, "decoder", TEXT)
+    for name in ("hidden_size", "vocab_size"):
+        if reads.size(name) != writes.size(name):
+            raise writes.wrong(name, writes.size(name), f"{reads.size(name)}, which is the encoder's")
+    tied, width = c.flag("tie_word_embeddings"), writes.size("hidden_size")
+    encoder, decoder = _gemma3_side(reads), _gemma3_side(writes, merged=True)
+    from ...towers import read_towers
+
+    towers, notes = read_towers("t5gemma2", {**outer.data, "tie_word_embeddings": tied}, width)
+    for one, ignored in ((outer, IMAGES), (reads, IGNORED), (writes, IGNORED)):
+        unknown = one.left_over(ignored)
+        notes += (
+            [f"not understood, and taken to change no count: {', '.join(one.where + field for field in unknown)}"]
+            if unknown
+            else []
+        )
+    c.notes += notes
+    sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
+    table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(c)}
+    if not tied:
+        encoder["vocab_size"] = reads.size("vocab_size")
+    return {**table, "towers": towers} if towers else table
+
+
+def _part(c: Config, name: str, defaults: dict[str, Any]) -> Config:
+    """A config within a config; one that is not given has the defaults."""
+    data = {} if c.get(name) is None else dict(c.table(name))
+    return Config(data, defaults, c.model_type, c.head, f"{c.where}{name}.")
+
+
+def _gemma3_side(c: Config, merged: bool = False) -> Table:
+    """One side's stack. merged: its attention is to the other side too, by the same maps."""
+    norm, depth, bias = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
+    turned = {"position": {"rope_theta": 1_000_000.0, **rope(c, kind="full_attention")}}
+    if merged:
+        heads = {field: c.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        mixer: Table = {"type": "merged", **heads, "attention_bias": bias, "norm": norm, **turned, **capped(c)}
+    else:
+        mixer = attention(c, **turned, **capped(c), **qk_norm(norm), **biases(bias, *QKVO))
+    block: Table = {
+        "attention": mixer,
+        "feed_forward": glu(c, act="hidden_activation"),
+        "norm": norm,
+        "norm_placement": "sandwich",
+    }
+    kinds = every_nth_full(depth, c.maybe("sliding_window_pattern") or 6)
+    local = {"position": {"rope_theta": local_theta(c)}}
+    return {"num_hidden_layers": depth, "block": block, "final_norm": norm, **windowed(c, kinds, sliding=local)}
+
+
+def _head(c: Config) -> Table:
+    """A classifier scores every token, with a bias."""
+    return headed(c, None, {"over": "token"})
+
+
+MODULE: dict[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "attn_logit_softcapping": 50.0,
+}
+
+IGNORED = frozenset(
+    {
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        "cache_implementation",
+        "dropout_rate",
+        "classifier_dropout_rate",
+        "hidden_act",
+        "tie_word_embeddings",
+        "vocab_size",
+        "hidden_size",
+        "cross_attention_hidden_size",
+        "max_position_embeddings",
+    }
+)
+
+TEXT: dict[str, Any] = {
+    **MODULE,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "attn_logit_softcapping": None,
+    "sliding_window_pattern": 6,
+}
+IMAGES = frozenset(
+    {
+        "boi_token_index",
+        "boi_token_id",
+        "eoi_token_index",
+        "eoi_token_id",
+        "image_token_index",
+        "image_token_id",
+        "mm_tokens_per_image",
+        "vision_config",
+        "text_config",
+        "tie_word_embeddings",
+    }
+)
+WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
+
+FAMILIES = {
+    "t5gemma": Family(_t5gemma, WHOLE, IGNORED),
+    "t5gemma2": Family(_t5gemma2, WHOLE, IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"}),
+}

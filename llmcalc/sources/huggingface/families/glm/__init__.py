@@ -1,0 +1,1 @@
+"""GLM, dense and with images."""

@@ -1,0 +1,40 @@
+"""GLM-4 (glm) and GLM-4-0414 (glm4): half of each head turned; the latter with a norm on each sublayer's output as
+well.
+
+transformers: models/glm, models/glm4. Gate and up projection are one matrix there, of the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
+
+
+def _glm(c: Config, placement: str = "pre") -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, position=rope(c, share=0.5), **biases(c.flag("attention_bias"), *QKV))
+    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": placement}, norm)
+
+
+def _glm4(c: Config) -> Table:
+    return _glm(c, "sandwich")
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-07,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
+
+FAMILIES = {"glm": Family(_glm, DEFAULTS), "glm4": Family(_glm4, DEFAULTS)}

@@ -1,0 +1,83 @@
+"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's with experts. transformers:
+models/glm4v, models/glm4v_moe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope
+from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
+
+
+def _share(c: Config) -> int:
+    """A head's share of the width, rounded down, as the classes take it."""
+    width, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    if width < heads:
+        raise c.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")
+    return width // heads
+
+
+def _glm4v_text(c: Config) -> Table:
+    c.must("attention_bias", None, True)
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, head_dim=_share(c), **biases(True, *QKV))
+    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "sandwich"}, norm)
+
+
+def _glm4v_moe_text(c: Config) -> Table:
+    c.must("use_qk_norm", None, False)
+    head = c.maybe("head_dim") or _share(c)
+    mixer = attention(c, position=rope(c, 0.5), head_dim=head, **biases(c.flag("attention_bias"), *QKV))
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    return deepseek(c, mixer, routed(c, **SIGMOID), names)
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "head_dim": None,
+}
+
+FAMILIES = {
+    "glm4v": Family(None, {"tie_word_embeddings": False}, text="glm4v_text", ties="either"),
+    "glm4v_text": Family(
+        _glm4v_text,
+        {
+            **COMMON,
+            "vocab_size": 151552,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "attention_bias": None,
+        },
+    ),
+    "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either"),
+    "glm4v_moe_text": Family(
+        _glm4v_moe_text,
+        {
+            **COMMON,
+            "vocab_size": 151424,
+            "num_hidden_layers": 46,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "max_position_embeddings": 65536,
+            "moe_layer_freq": 1,
+            "use_qk_norm": None,
+        },
+        ROUTING,
+        aliases={"n_routed_experts": "num_local_experts"},
+    ),
+}

@@ -1,0 +1,181 @@
+"""Models that began with ALiBi or one norm a layer: bloom, falcon (7B, 40B and ALiBi shapes), mpt.
+
+transformers: models/bloom, models/falcon, models/mpt. All three tie their head where the config says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
+from .gpt import heads_of, inner
+
+
+def _bloom(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_epsilon"))
+    mixer = heads_of(c, position={"type": "alibi"}, **biases(True, *QKVO))
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu_tanh"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, stack={"embedding_norm": norm})
+
+
+def _falcon(c: Config) -> Table:
+    norm, heads = layernorm(c.number("layer_norm_epsilon")), c.size("num_attention_heads")
+    new, parallel, norms = (
+        _on(c, "new_decoder_architecture"),
+        _on(c, "parallel_attn"),
+        c.maybe("num_ln_in_parallel_attn"),
+    )
+    if new and not parallel:
+        raise c.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
+    if parallel and not new and norms == 2:
+        raise c.wrong("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
+    kv_heads = c.maybe("num_kv_heads") or heads
+    if not new:
+        kv_heads = 1 if _on(c, "multi_query") else heads
+    position = {"type": "alibi"} if _on(c, "alibi") else rope(c)
+    mixer = heads_of(c, num_key_value_heads=kv_heads, position=position, **biases(_on(c, "bias"), *QKVO))
+    if kv_heads == heads:
+        del mixer["num_key_value_heads"]
+    block: Table = {
+        "attention": mixer,
+        "feed_forward": inner(c, "ffn_hidden_size", "activation", _on(c, "bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    if parallel:
+        block["parallel"] = "separate" if new and norms in (None, 2) else "shared"
+    return decoder(c, block, norm)
+
+
+def _on(c: Config, name: str) -> bool:
+    """A flag that may be null, which is off."""
+    return c.get(name) is not None and c.flag(name)
+
+
+def _mpt(c: Config) -> Table:
+    """MPT as published: ALiBi and nothing that MosaicML's own code has beside it, which the class does not read."""
+    norm = layernorm(c.number("layer_norm_epsilon"), bias=False)
+    c.must("expansion_ratio", 4)
+    c.must("no_bias", True)
+    inside = c.get("attn_config")
+    given = Config({} if inside is None else c.table("attn_config"), ATTENTION, "mpt", where=f"{c.where}attn_config.")
+    given.must("attn_type", "multihead_attention")
+    given.must("alibi", True)
+    given.must("qk_ln", False)
+    unknown = given.left_over(OF_ATTENTION)
+    if unknown:
+        c.notes.append(
+            f"not understood, and taken to change no count: {', '.join(given.where + name for name in unknown)}"
+        )
+    network = c.get("ffn_config")
+    if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
+        raise c.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
+    mixer = heads_of(c, position={"type": "alibi"})
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(4 * c.size("hidden_size"), "gelu", bias=False),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm)
+
+
+ATTENTION: dict[str, Any] = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False}
+OF_ATTENTION = frozenset(
+    {"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"}
+)
+
+FAMILIES = {
+    "bloom": Family(
+        _bloom,
+        {
+            "vocab_size": 250880,
+            "hidden_size": 64,
+            "n_layer": 2,
+            "n_head": 8,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {
+                "apply_residual_connection_post_layernorm",
+                "attention_softmax_in_fp32",
+                "bias_dropout_fusion",
+                "masked_softmax_fusion",
+                "n_inner",
+                "offset_alibi",
+                "seq_length",
+                "skip_bias_add",
+                "skip_bias_add_qkv",
+                "slow_but_exact",
+                "unk_token_id",
+            }
+        ),
+        aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    ),
+    "falcon": Family(
+        _falcon,
+        {
+            "vocab_size": 65024,
+            "hidden_size": 4544,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 71,
+            "num_ln_in_parallel_attn": None,
+            "layer_norm_epsilon": 1e-5,
+            "num_kv_heads": None,
+            "alibi": False,
+            "new_decoder_architecture": False,
+            "multi_query": True,
+            "parallel_attn": True,
+            "bias": False,
+            "max_position_embeddings": 2048,
+            "ffn_hidden_size": None,
+            "activation": "gelu",
+            "tie_word_embeddings": True,
+        },
+        frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
+        aliases={"hidden_size": "n_embed"},
+    ),
+    "mpt": Family(
+        _mpt,
+        {
+            "vocab_size": 50368,
+            "d_model": 2048,
+            "n_layers": 24,
+            "n_heads": 16,
+            "max_seq_len": 2048,
+            "expansion_ratio": 4,
+            "layer_norm_epsilon": 1e-5,
+            "no_bias": True,
+            "attn_config": None,
+            "ffn_config": None,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {
+                "emb_pdrop",
+                "embedding_fraction",
+                "fc_type",
+                "init_config",
+                "init_device",
+                "learned_pos_emb",
+                "logit_scale",
+                "norm_type",
+                "tokenizer_name",
+                "verbose",
+            }
+        ),
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+        },
+    ),
+}

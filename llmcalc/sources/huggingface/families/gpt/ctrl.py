@@ -1,0 +1,56 @@
+"""CTRL: GPT's layer with sines and cosines for positions and a bias on the map to the vocabulary (Keskar 2019,
+arXiv:1909.05858).
+
+transformers: models/ctrl.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
+from .gpt import ALIASES, heads_of
+
+
+def _ctrl(c: Config) -> Table:
+    norm = layernorm(1e-6)
+    block = {
+        "attention": heads_of(c, **biases(True, *QKVO)),
+        "feed_forward": mlp(c.size("dff"), "relu"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(
+        c,
+        block,
+        layernorm(c.number("layer_norm_epsilon")),
+        head={"bias": True},
+        stack={"position": {"type": "sinusoidal"}},
+    )
+
+
+FAMILIES = {
+    "ctrl": Family(
+        _ctrl,
+        {
+            "vocab_size": 246534,
+            "n_positions": 256,
+            "n_embd": 1280,
+            "dff": 8192,
+            "n_layer": 48,
+            "n_head": 16,
+            "layer_norm_epsilon": 1e-6,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {
+                "n_ctx",
+                "summary_activation",
+                "summary_first_dropout",
+                "summary_proj_to_labels",
+                "summary_type",
+                "summary_use_proj",
+            }
+        ),
+        aliases=ALIASES,
+    ),
+}

@@ -1,0 +1,276 @@
+"""GPT and what came out of it: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox,
+gpt_neox_japanese.
+
+transformers: models/openai, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese. LayerNorms with
+biases, ungated feed-forward networks with biases; learned positions up to GPT-Neo, rotary ones after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    ACTIVATIONS,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    decoder,
+    labels,
+    layer_pattern,
+    layernorm,
+    learned,
+    mlp,
+    rope,
+)
+
+
+def heads_of(c: Config, **fields: Any) -> Table:
+    """Multi-head attention whose heads together are as wide as the model."""
+    heads = c.size("num_attention_heads")
+    c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    return {"num_attention_heads": heads, **fields}
+
+
+def inner(c: Config, width: str, act: str, bias: bool = True) -> Table:
+    """An ungated feed-forward network, four times as wide as the model where the config gives no `width`."""
+    return mlp(c.maybe(width) or 4 * c.size("hidden_size"), c.choice(ACTIVATIONS, act), bias)
+
+
+def _gpt(
+    c: Config,
+    mixer: Table,
+    width: str = "n_inner",
+    stack: Table | None = None,
+    head: Table | None = None,
+    answers: int = 2,
+    **block: Any,
+) -> Table:
+    norm = layernorm(c.number("layer_norm_epsilon"))
+    layer = {
+        "attention": mixer,
+        "feed_forward": inner(c, width, "activation_function"),
+        "norm": norm,
+        "norm_placement": "pre",
+        **block,
+    }
+    return decoder(c, layer, norm, stack=stack, head=head, answers=answers)
+
+
+def _choosing(c: Config) -> Table:
+    """The second of two heads, a score of the last token: which of several continuations it is."""
+    if c.head != "lm" or not architecture(c).endswith("DoubleHeadsModel"):
+        return {}
+    c.must("summary_use_proj", True)
+    c.must("summary_proj_to_labels", True)
+    return {"pooler": {"dense": False, "num_labels": 1}}
+
+
+def _gpt2(c: Config) -> Table:
+    c.must("add_cross_attention", False)
+    return {**_gpt(c, heads_of(c, **biases(True, *QKVO)), stack={"position": learned(c)}), **_choosing(c)}
+
+
+def _gpt_bigcode(c: Config) -> Table:
+    c.must("add_cross_attention", False)
+    queries = {"num_key_value_heads": 1} if c.flag("multi_query") else {}
+    return _gpt(c, heads_of(c, **queries, **biases(True, *QKVO)), stack={"position": learned(c)})
+
+
+def _gpt_neo(c: Config) -> Table:
+    types, depth, window = c.get("attention_types"), c.size("num_hidden_layers"), c.size("window_size")
+    types = [[["global", "local"], 12]] if types is None else types
+    kinds: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    names: list[str] = []
+    for entry in types if isinstance(types, list) else ():
+        match entry:
+            case [[*several], int(times)] if 0 <= times <= depth >= times * len(several) and all(
+                isinstance(one, str) and one in kinds for one in several
+            ):
+                names += several * times
+            case _:
+                names.append("")
+    if len(names) != depth or "" in names:
+        raise c.wrong(
+            "attention_types", types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
+        )
+    stack = {
+        "variants": {name: kinds[name] for name in dict.fromkeys(names)},
+        **layer_pattern(names),
+        "position": learned(c),
+    }
+    return _gpt(c, heads_of(c, o_bias=True), "intermediate_size", stack)
+
+
+def _openai_gpt(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_epsilon"))
+    network = mlp(
+        4 * c.size("hidden_size"),
+        c.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
+    )
+    block = {
+        "attention": heads_of(c, **biases(True, *QKVO)),
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "post",
+    }
+    return decoder(c, block, None, stack={"position": learned(c)}, **_choosing(c))
+
+
+def _gptj(c: Config) -> Table:
+    turned = c.maybe("rotary_dim")
+    position = {"type": "rope", **({} if turned is None else {"rotary_dim": turned})}
+    return _gpt(c, heads_of(c, position=position), parallel="shared", head={"bias": True}, answers=labels(c))
+
+
+def _gpt_neox(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_eps"))
+    position = rope(c, 0.25, "rotary_pct", "rotary_emb_base")
+    mixer = heads_of(c, position=position, **biases(c.flag("attention_bias"), *QKVO))
+    block = {
+        "attention": mixer,
+        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, {**block, **({"parallel": "separate"} if c.flag("use_parallel_residual") else {})}, norm)
+
+
+def _gpt_neox_japanese(c: Config) -> Table:
+    """No biases, but for the output map of the last layer's attention."""
+    norm, depth, width = (
+        layernorm(c.number("layer_norm_eps")),
+        c.size("num_hidden_layers"),
+        c.size("intermediate_multiple_size") * c.size("hidden_size"),
+    )
+    network = mlp(width, c.choice(ACTIVATIONS, "hidden_act"), bias=False)
+    block = {
+        "attention": heads_of(c, position=rope(c, 1.0, "rotary_pct", "rotary_emb_base")),
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    kinds = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
+    names = ["plain"] * (depth - 1) + ["biased"]
+    return decoder(
+        c, block, norm, stack={"variants": {name: kinds[name] for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    )
+
+
+CHOICE: dict[str, Any] = {"summary_use_proj": True, "summary_proj_to_labels": True}
+"""Asked of those alone whose head has it."""
+
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+
+GPT2: dict[str, Any] = {
+    "vocab_size": 50257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "add_cross_attention": False,
+    **CHOICE,
+}
+
+GPTJ: dict[str, Any] = {
+    "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
+    "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+NO_COUNT = frozenset(
+    """
+    n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
+    pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
+    normalize_attention_scores
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "openai-gpt": Family(
+        _openai_gpt,
+        {
+            "vocab_size": 40478,
+            "n_positions": 512,
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "afn": "gelu",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            **CHOICE,
+        },
+        NO_COUNT,
+        aliases=ALIASES,
+    ),
+    "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
+    "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
+    "gpt_bigcode": Family(
+        _gpt_bigcode,
+        {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+        NO_COUNT,
+        aliases=ALIASES,
+    ),
+    "gpt_neo": Family(
+        _gpt_neo,
+        {
+            "vocab_size": 50257,
+            "max_position_embeddings": 2048,
+            "hidden_size": 2048,
+            "num_layers": 24,
+            "num_heads": 16,
+            "intermediate_size": None,
+            "window_size": 256,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "attention_types": None,
+        },
+        NO_COUNT,
+        aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    ),
+    "gptj": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
+    "codegen": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
+    "gpt_neox": Family(
+        _gpt_neox,
+        {
+            "vocab_size": 50432,
+            "hidden_size": 6144,
+            "num_hidden_layers": 44,
+            "num_attention_heads": 64,
+            "intermediate_size": 24576,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+        },
+        NO_COUNT,
+    ),
+    "gpt_neox_japanese": Family(
+        _gpt_neox_japanese,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_multiple_size": 4,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        NO_COUNT,
+    ),
+}

@@ -1,0 +1,100 @@
+"""Decoders of fairseq's kind: opt, xglm, biogpt. Biases everywhere, and two rows before the first learned position.
+
+transformers: models/opt, models/xglm, models/biogpt.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, biases, decoder, layernorm, learned
+from .gpt import heads_of, inner
+
+
+def _opt(c: Config) -> Table:
+    bias, first, hidden = c.flag("enable_bias"), c.flag("do_layer_norm_before"), c.size("hidden_size")
+    norm = layernorm(weight=c.flag("layer_norm_elementwise_affine"))
+    block = {
+        "attention": heads_of(c, **biases(bias, *QKVO)),
+        "feed_forward": inner(c, "ffn_dim", "activation_function", bias),
+        "norm": norm,
+        "norm_placement": "pre" if first else "post",
+    }
+    width = c.maybe("word_embed_proj_dim") or hidden
+    last = norm if first and not c.flag("_remove_final_layer_norm") else None
+    factorised: Table = {} if width == hidden else {"embedding_size": width}
+    return decoder(c, block, last, stack={"position": learned(c, 2)}, **factorised)
+
+
+def _xglm(c: Config) -> Table:
+    c.must("add_cross_attention", False)
+    return _fairseq(c, "ffn_dim", "activation_function", {"type": "sinusoidal"})
+
+
+def _biogpt(c: Config) -> Table:
+    return _fairseq(c, "intermediate_size", "hidden_act", learned(c, 2))
+
+
+def _fairseq(c: Config, width: str, act: str, position: Table) -> Table:
+    norm = layernorm()
+    block = {
+        "attention": heads_of(c, **biases(True, *QKVO)),
+        "feed_forward": inner(c, width, act),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, stack={"position": position})
+
+
+NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
+
+FAMILIES = {
+    "opt": Family(
+        _opt,
+        {
+            "vocab_size": 50272,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "ffn_dim": 3072,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 12,
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "word_embed_proj_dim": None,
+            "activation_function": "relu",
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "tie_word_embeddings": True,
+        },
+        NO_COUNT,
+    ),
+    "xglm": Family(
+        _xglm,
+        {
+            "vocab_size": 256008,
+            "max_position_embeddings": 2048,
+            "d_model": 1024,
+            "ffn_dim": 4096,
+            "num_layers": 24,
+            "attention_heads": 16,
+            "activation_function": "gelu",
+            "tie_word_embeddings": True,
+            "add_cross_attention": False,
+        },
+        NO_COUNT,
+        aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
+    ),
+    "biogpt": Family(
+        _biogpt,
+        {
+            "vocab_size": 42384,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+        },
+        NO_COUNT,
+    ),
+}

@@ -1,0 +1,195 @@
+"""Llama's attention under other norms and networks: phi, phi3, persimmon, stablelm, starcoder2, jais2.
+
+transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models/starcoder2, models/jais2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
+from ..llama.llama import llama_like
+from .gpt import heads_of, inner
+
+
+def _phi3(c: Config) -> Table:
+    return llama_like(c, attention(c, position=rope(c)))
+
+
+def _phi(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_eps"))
+    normed = qk_norm(norm) if c.flag("qk_layernorm") else {}
+    mixer = attention(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
+    block = {
+        "attention": mixer,
+        "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+        "norm": norm,
+        "norm_placement": "pre",
+        "parallel": "shared",
+    }
+    return decoder(c, block, norm, head={"bias": True})
+
+
+def _persimmon(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_eps"))
+    normed = qk_norm(norm) if c.flag("qk_layernorm") else {}
+    mixer = heads_of(c, position=rope(c, 0.5), **biases(True, *QKVO), **normed)
+    return decoder(
+        c,
+        {
+            "attention": mixer,
+            "feed_forward": inner(c, "intermediate_size", "hidden_act"),
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        norm,
+    )
+
+
+def _stablelm(c: Config) -> Table:
+    norm = layernorm(c.number("layer_norm_eps"))
+    normed = qk_norm({**norm, "bias": False}, "per_head") if c.flag("qk_layernorm") else {}
+    mixer = attention(c, head_dim=None, position=rope(c, 0.25), **biases(c.flag("use_qkv_bias"), *QKV), **normed)
+    side_by_side = {"parallel": "shared"} if c.flag("use_parallel_residual") else {}
+    return decoder(
+        c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre", **side_by_side}, norm
+    )
+
+
+def _starcoder2(c: Config) -> Table:
+    norm, bias = layernorm(c.number("norm_epsilon")), c.flag("use_bias")
+    mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(bias, *QKVO))
+    return decoder(
+        c,
+        {
+            "attention": mixer,
+            "feed_forward": inner(c, "intermediate_size", "hidden_act", bias),
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        norm,
+    )
+
+
+def _jais2(c: Config) -> Table:
+    norm, mixer = layernorm(c.number("layer_norm_eps")), attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    network = inner(c, "intermediate_size", "hidden_act", c.flag("mlp_bias"))
+    return decoder(c, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "tie_word_embeddings": False,
+    "head_dim": None,
+}
+
+FAMILIES = {
+    "phi3": Family(
+        _phi3,
+        {
+            **COMMON,
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
+        frozenset(
+            {
+                "original_max_position_embeddings",
+                "attention_bias",
+                "full_attn_mod",
+                "interpolate_factor",
+                "lm_head_bias",
+                "mlp_bias",
+            }
+        ),
+    ),
+    "phi": Family(
+        _phi,
+        {
+            **COMMON,
+            "vocab_size": 51200,
+            "num_hidden_layers": 24,
+            "intermediate_size": 8192,
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5,
+            "qk_layernorm": False,
+        },
+    ),
+    "persimmon": Family(
+        _persimmon,
+        {
+            "vocab_size": 262144,
+            "hidden_size": 4096,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 16384,
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "qk_layernorm": True,
+        },
+        frozenset({"num_key_value_heads"}),
+    ),
+    "stablelm": Family(
+        _stablelm,
+        {
+            **COMMON,
+            "vocab_size": 50304,
+            "hidden_size": 2560,
+            "intermediate_size": 6912,
+            "num_key_value_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "layer_norm_eps": 1e-5,
+            "use_qkv_bias": False,
+            "qk_layernorm": False,
+            "use_parallel_residual": False,
+        },
+        frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
+    ),
+    "starcoder2": Family(
+        _starcoder2,
+        {
+            **COMMON,
+            "vocab_size": 49152,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096,
+            "norm_epsilon": 1e-5,
+            "sliding_window": None,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+        },
+        frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
+    ),
+    "jais2": Family(
+        _jais2,
+        {
+            **COMMON,
+            "vocab_size": 150272,
+            "hidden_size": 3328,
+            "intermediate_size": 26624,
+            "num_attention_heads": 26,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        frozenset({"rope_interleaved"}),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Llama and the dense decoders that follow its layer."""

@@ -1,0 +1,72 @@
+"""Layers with squared ReLU and norms in unusual places: bitnet, nanochat.
+
+transformers: models/bitnet, models/nanochat. BitNet's weights are counted as parameters, whatever few bits they are
+stored in.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ..gpt.gpt import inner
+
+
+def _bitnet(c: Config) -> Table:
+    """A norm before the output map of either sublayer."""
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, sub_norm=norm, **biases(c.flag("attention_bias"), *QKVO))
+    return decoder(
+        c,
+        {"attention": mixer, "feed_forward": {**glu(c), "sub_norm": norm}, "norm": norm, "norm_placement": "pre"},
+        norm,
+    )
+
+
+def _nanochat(c: Config) -> Table:
+    """Norms have no weights; one stands on the embeddings, and those on queries and keys come after RoPE."""
+    norm = rmsnorm(c.number("rms_norm_eps"), weight=False)
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
+    block = {
+        "attention": mixer,
+        "feed_forward": inner(c, "intermediate_size", "hidden_act", False),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(c, block, norm, stack={"embedding_norm": norm})
+
+
+FAMILIES = {
+    "bitnet": Family(
+        _bitnet,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2560,
+            "intermediate_size": 6912,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 5,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+    ),
+    "nanochat": Family(
+        _nanochat,
+        {
+            "vocab_size": 50304,
+            "hidden_size": 768,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "num_key_value_heads": None,
+            "hidden_act": "relu2",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+        frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
+    ),
+}

@@ -1,0 +1,184 @@
+"""Cohere's Command models: one LayerNorm a layer, for attention and feed-forward side by side.
+
+cohere (Command R): with a norm a head on queries and keys in R+. cohere2 (Command A, R7B): windows with positions, full
+layers without. cohere2_moe: experts, perhaps after some dense layers. cohere_compass: positions as each kind of layer
+has them.
+transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    layer_pattern,
+    layernorm,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+    windowed,
+)
+
+
+def _parallel(c: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
+    block = {
+        "attention": mixer,
+        "feed_forward": feed_forward,
+        "norm": norm,
+        "norm_placement": "pre",
+        "parallel": "shared",
+    }
+    return decoder(c, block, norm, stack=stack)
+
+
+def _biased(c: Config) -> Table:
+    return biases(c.flag("attention_bias"), *QKVO)
+
+
+def _norm(c: Config) -> Table:
+    return layernorm(c.number("layer_norm_eps"), bias=False)
+
+
+def _cohere(c: Config) -> Table:
+    norm = _norm(c)
+    normed = qk_norm(norm, "per_head") if c.get("use_qk_norm") is not None and c.flag("use_qk_norm") else {}
+    return _parallel(c, attention(c, **_biased(c), **normed), glu(c), norm)
+
+
+def _cohere2(c: Config) -> Table:
+    c.must("use_qk_norm", None, False)
+    kinds = every_nth_full(c.size("num_hidden_layers"), c.maybe("sliding_window_pattern") or 4)
+    mixer = attention(c, **_biased(c))
+    if c.maybe("sliding_window") is None:
+        del mixer["position"]
+    return _parallel(c, mixer, glu(c), _norm(c), windowed(c, kinds, full={"position": "none"}))
+
+
+def _cohere2_moe(c: Config) -> Table:
+    c.must("use_qk_norm", None, False)
+    depth, dense = c.size("num_hidden_layers"), c.count("first_k_dense_replace")
+    if dense > depth:
+        raise c.wrong("first_k_dense_replace", dense, f"at most num_hidden_layers ({depth})")
+    dense_period, period, window = (
+        c.size("prefix_dense_sliding_window_pattern"),
+        c.maybe("sliding_window_pattern") or 4,
+        c.maybe("sliding_window"),
+    )
+    default = [*every_nth_full(dense, dense_period), *every_nth_full(depth - dense, period)]
+    seen = listed(c, "layer_types", FULL_OR_SLIDING, default)
+    inner = listed(
+        c, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, ["dense"] * dense + ["sparse"] * (depth - dense)
+    )
+    shared = c.count("num_shared_experts")
+    experts = moe(
+        c.size("num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c),
+        glu(c, width=shared * c.size("intermediate_size")) if shared else None,
+        router={"scoring_func": c.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
+    )
+    wide = {"type": "mlp", **glu(c, width=c.maybe("prefix_dense_intermediate_size"))}
+    variants: Table = {}
+    for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
+        windows: Table = {} if attends == "full" or window is None else {"sliding_window": window}
+        turned = bool(windows) or (works == "dense" and dense_period == 1)
+        changes: Table = windows if turned else {"position": "none"}
+        variants[f"{works}_{attends}"] = {"attention": changes, **({"feed_forward": wide} if works == "dense" else {})}
+    norm = rmsnorm(c.number("rms_norm_eps")) if c.get("rms_norm_eps") is not None else _norm(c)
+    pattern = layer_pattern([f"{works}_{attends}" for attends, works in zip(seen, inner, strict=True)])
+    return _parallel(c, attention(c, **_biased(c)), experts, norm, {"variants": variants, **pattern})
+
+
+def _compass(c: Config) -> Table:
+    """`rope_parameters` has a table for each kind of layer; one that is null leaves them without positions."""
+    given = c.data.get("rope_parameters")
+    tables = given if isinstance(given, dict) else {}
+    window, names = (
+        c.maybe("sliding_window"),
+        listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * c.size("num_hidden_layers")),
+    )
+    kinds: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    for field, kind in FULL_OR_SLIDING.items():
+        kinds[kind]["position"] = "none" if field in tables and tables[field] is None else rope(c, kind=field)
+    if "sliding" in names and window is None:
+        raise c.wrong("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
+    stack = {"variants": {name: {"attention": kinds[name]} for name in dict.fromkeys(names)}, **layer_pattern(names)}
+    return _parallel(c, attention(c, **_biased(c)), glu(c), _norm(c), stack)
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+
+IGNORED = frozenset(
+    {
+        "logit_scale",
+        "model_max_length",
+        "cache_implementation",
+        "layer_switch",
+        "order_of_interleaved_layers",
+        "position_embedding_type",
+        "rotary_pct",
+        "use_embedding_sharing",
+        "use_gated_activation",
+        "use_parallel_block",
+        "use_parallel_embedding",
+        "norm_topk_prob",
+        "shared_expert_combination_strategy",
+    }
+)
+
+WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
+
+FAMILIES = {
+    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
+    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
+    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text"),
+    "cohere_compass_text": Family(
+        _compass,
+        {**COMMON, "sliding_window": 4096, "layer_types": None},
+        IGNORED | {"pooling", "sliding_window_pattern"},
+    ),
+    "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
+    "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
+    "cohere2_moe": Family(
+        _cohere2_moe,
+        {
+            **COMMON,
+            **WINDOWS,
+            "head_dim": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 0,
+            "expert_selection_fn": "softmax",
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 0,
+            "prefix_dense_sliding_window_pattern": 1,
+            "prefix_dense_intermediate_size": None,
+            "rms_norm_eps": None,
+            "use_qk_norm": None,
+        },
+        IGNORED,
+    ),
+}

@@ -1,0 +1,47 @@
+"""DiffLlama: Llama with differential attention.
+
+transformers: models/diffllama.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table, rope
+from .llama import COMMON, llama_like
+
+
+def _diffllama(c: Config) -> Table:
+    heads, eps = c.size("num_attention_heads"), c.number("rms_norm_eps")
+    head_dim = c.maybe("head_dim") or c.divided("num_attention_heads", c.size("hidden_size"), heads)
+    kv_heads = c.maybe("num_key_value_heads") or heads
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    return llama_like(
+        c,
+        {
+            "type": "differential",
+            **sizes,
+            "attention_bias": c.flag("attention_bias"),
+            "norm_eps": eps,
+            "position": rope(c),
+        },
+    )
+
+
+FAMILIES = {
+    "diffllama": Family(
+        _diffllama,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+        },
+        frozenset({"lambda_std_dev", "mlp_bias"}),
+    ),
+}

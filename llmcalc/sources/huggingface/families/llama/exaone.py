@@ -1,0 +1,132 @@
+"""EXAONE 4 and its mixture of experts: a norm a head on queries and keys; with windows, full layers have no positions.
+
+transformers: models/exaone4, models/exaone_moe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    Table,
+    attention,
+    decoder,
+    glu,
+    layer_pattern,
+    listed,
+    moe,
+    qk_norm,
+    rmsnorm,
+    uncounted_prediction,
+    windowed,
+)
+
+PATTERN_LETTERS = {"L": "sliding", "G": "full"}
+"""`sliding_window_pattern` as a text: local and global layers, repeated."""
+
+
+def _kinds(c: Config) -> list[str]:
+    """`full` or `sliding` of each layer, where the config does not list them."""
+    depth, pattern = c.size("num_hidden_layers"), c.get("sliding_window_pattern")
+    if c.maybe("sliding_window") is None or pattern in (None, 0):
+        return ["full"] * depth
+    if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
+        return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
+    period = c.size("sliding_window_pattern")
+    return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+
+
+def _exaone4(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block = {
+        "attention": attention(c, **qk_norm(norm)),
+        "feed_forward": glu(c),
+        "norm": norm,
+        "norm_placement": "output",
+    }
+    return decoder(c, block, norm, stack=windowed(c, _kinds(c), full={"position": "none"}))
+
+
+def _exaone_moe(c: Config) -> Table:
+    uncounted_prediction(c)
+    norm, depth, window = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.maybe("sliding_window")
+    dense = c.count("first_k_dense_replace")
+    inner = listed(
+        c,
+        "mlp_layer_types",
+        {"dense": "dense", "sparse": "sparse"},
+        ["dense" if i < dense else "sparse" for i in range(depth)],
+    )
+    if c.has("is_moe_layer") and c.get("is_moe_layer") != [kind == "sparse" for kind in inner]:
+        raise c.wrong(
+            "is_moe_layer", c.get("is_moe_layer"), "what mlp_layer_types or first_k_dense_replace say of each layer"
+        )
+    seen = listed(c, "layer_types", FULL_OR_SLIDING, _kinds(c))
+    width, shared = c.size("moe_intermediate_size"), c.count("num_shared_experts")
+    experts = moe(
+        c.size("num_experts"),
+        c.size("num_experts_per_tok"),
+        glu(c, width=width),
+        glu(c, width=width * shared) if shared else None,
+        router={"score_correction": "buffer", "scoring_func": "sigmoid"},
+    )
+    variants: Table = {}
+    for attends, works in dict.fromkeys(zip(seen, inner, strict=True)):
+        changes: Table = (
+            {} if window is None else {"sliding_window": window} if attends == "sliding" else {"position": "none"}
+        )
+        variants[f"{works}_{attends}"] = {
+            "attention": changes,
+            **({"feed_forward": {"type": "mlp", **glu(c)}} if works == "dense" else {}),
+        }
+    pattern = layer_pattern([f"{works}_{attends}" for attends, works in zip(seen, inner, strict=True)])
+    block = {"attention": attention(c, **qk_norm(norm)), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack={"variants": variants, **pattern})
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "layer_types": None,
+}
+
+IGNORED = frozenset(
+    {
+        "scoring_func",
+        "topk_method",
+        "n_group",
+        "topk_group",
+        "norm_topk_prob",
+        "routed_scaling_factor",
+        "cache_implementation",
+    }
+)
+
+FAMILIES = {
+    "exaone4": Family(_exaone4, COMMON, IGNORED),
+    "exaone_moe": Family(
+        _exaone_moe,
+        {
+            **COMMON,
+            "mlp_layer_types": None,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1024,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+        },
+        IGNORED | {"first_last_k_dense_replace"},
+    ),
+}

@@ -1,0 +1,126 @@
+"""Granite: Llama with multipliers, which cost no parameter; with experts (GraniteMoE), and with a shared one
+(GraniteMoEShared).
+
+HyperCLOVA X has norms on what the sublayers give as well; the SWA line has windows, sinks and a base of RoPE for each
+layer.
+transformers: models/granite, granitemoe, granitemoeshared, hyperclovax, granite_swa, granitemoe_swa.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config, Family, is_number
+from ...parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
+
+
+def _around(c: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **mixing)
+    return decoder(
+        c,
+        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
+        norm,
+        stack=stack,
+    )
+
+
+def _granite(c: Config) -> Table:
+    return _around(c, glu(c, c.flag("mlp_bias")))
+
+
+def _granitemoe(c: Config) -> Table:
+    return _around(c, moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c)))
+
+
+def _shared(c: Config) -> Table:
+    width = c.count("shared_intermediate_size")
+    return moe(
+        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c, width=width) if width else None
+    )
+
+
+def _granitemoeshared(c: Config) -> Table:
+    return _around(c, _shared(c))
+
+
+def _hyperclovax(c: Config) -> Table:
+    return _around(c, glu(c, c.flag("mlp_bias")), "sandwich" if c.flag("use_post_norm") else "pre")
+
+
+def _swa(c: Config, feed_forward: Table) -> Table:
+    """Each fourth layer, the lowest first, sees everything.
+    `layer_rope_theta`: of each layer, no positions where it is 0.
+    """
+    depth, window = c.size("num_hidden_layers"), c.size("sliding_window")
+    kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
+    bases = c.get("layer_rope_theta")
+    if bases is not None and (
+        not isinstance(bases, list)
+        or len(bases) < depth
+        or any(not is_number(b) or not 0 <= b <= LARGEST for b in bases)
+    ):
+        raise c.wrong("layer_rope_theta", bases, f"{depth} bases of RoPE, 0 for a layer without positions")
+    layers: list[tuple[str, Table]] = []
+    for kind, base in zip(kinds, bases or [None] * depth, strict=False):
+        position = {} if base is None else {"position": {**rope(c), "rope_theta": float(base)} if base else "none"}
+        layers.append((kind, {"attention": {**position, **({"sliding_window": window} if kind == "sliding" else {})}}))
+    return _around(c, feed_forward, stack=laid_out(layers), sinks=True)
+
+
+def _granite_swa(c: Config) -> Table:
+    return _swa(c, glu(c, c.flag("mlp_bias")))
+
+
+def _granitemoe_swa(c: Config) -> Table:
+    return _swa(c, _shared(c))
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+
+WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
+
+IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
+
+FAMILIES = {
+    "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
+    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED),
+    "granitemoeshared": Family(_granitemoeshared, {**COMMON, **EXPERTS, "shared_intermediate_size": 0}, IGNORED),
+    "hyperclovax": Family(
+        _hyperclovax, {**COMMON, "mlp_bias": False, "head_dim": None, "use_post_norm": True}, IGNORED
+    ),
+    "granite_swa": Family(
+        _granite_swa,
+        {
+            **COMMON,
+            **WINDOWS,
+            "mlp_bias": False,
+            "vocab_size": 100352,
+            "hidden_size": 2560,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        IGNORED,
+    ),
+    "granitemoe_swa": Family(_granitemoe_swa, {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0}, IGNORED),
+}

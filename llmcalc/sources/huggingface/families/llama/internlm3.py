@@ -1,0 +1,59 @@
+"""Configs of their own that Llama's class computes: InternLM3 and IQuest-Coder.
+
+transformers: models/internlm3, models/iquestcoder (configurations alone), models/llama.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases
+from .llama import COMMON, llama_like
+
+
+def _internlm3(c: Config) -> Table:
+    """`qkv_bias` and `bias` are one switch: Llama's class has both or neither."""
+    bias = c.flag("attention_bias")
+    c.must("mlp_bias", bias)
+    return llama_like(c, attention(c, **biases(bias, *QKVO)), bias)
+
+
+def _iquestcoder(c: Config) -> Table:
+    if c.has("use_sliding_window"):
+        c.must("use_sliding_window", False)
+    if c.has("clip_qkv"):
+        c.must("clip_qkv", None)
+    return llama_like(c, attention(c, **biases(c.flag("attention_bias"), *QKVO)), c.flag("mlp_bias"))
+
+
+DEFAULTS: dict[str, Any] = {**COMMON, "head_dim": 128, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False}
+
+FAMILIES = {
+    "internlm3": Family(
+        _internlm3,
+        {
+            **DEFAULTS,
+            "vocab_size": 128512,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+        },
+        aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+    ),
+    "iquestcoder": Family(
+        _iquestcoder,
+        {
+            **DEFAULTS,
+            "vocab_size": 76800,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+        frozenset({"max_window_layers"}),
+    ),
+}

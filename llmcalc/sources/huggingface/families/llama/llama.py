@@ -1,0 +1,163 @@
+"""Llama and those that differ from it in biases, in QK-norm or in a window: llama, mistral, qwen2, qwen3, cwm.
+
+transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/cwm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_pattern, qk_norm, rmsnorm, windowed
+
+
+def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
+    """Pre-norm RMSNorm around a mixer and a gated feed-forward network; sliding layers where the config has them."""
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block = {"attention": mixer, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=sliding(c))
+
+
+def sliding(c: Config) -> Table:
+    """Variants `sliding` and `full`, as `layer_types` lists them or as use_sliding_window and max_window_layers say."""
+    depth, window = c.size("num_hidden_layers"), c.maybe("sliding_window")
+    types = c.get("layer_types") if "layer_types" in c.data or "layer_types" in c.defaults else None
+    first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
+    used = c.flag("use_sliding_window") if "use_sliding_window" in c.defaults else True
+    if window is None or not used:
+        return {}
+    if types is None:
+        names = ["full" if i < first else "sliding" for i in range(depth)]
+    else:
+        kinds = {"full_attention": "full", "sliding_attention": "sliding"}
+        names = [kinds.get(t, "") for t in c.texts("layer_types")]
+        if "" in names or len(names) != depth:
+            raise c.wrong("layer_types", types, f"{depth} times full_attention or sliding_attention")
+    variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    return {"variants": {k: v for k, v in variants.items() if k in names}, **layer_pattern(names)}
+
+
+def _llama(c: Config) -> Table:
+    return llama_like(c, attention(c, **biases(c.flag("attention_bias"), *QKVO)), c.flag("mlp_bias"))
+
+
+def _mistral(c: Config) -> Table:
+    return llama_like(c, attention(c))
+
+
+def _qwen2(c: Config) -> Table:
+    return llama_like(c, attention(c, **biases(True, *QKV)))
+
+
+def _qwen3(c: Config) -> Table:
+    return llama_like(
+        c, attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps"))))
+    )
+
+
+def _cwm(c: Config) -> Table:
+    """Code World Model: each fourth layer, the lowest first, sees everything."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    block = {
+        "attention": attention(c),
+        "feed_forward": glu(c, c.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    c.size("sliding_window")
+    return decoder(c, block, norm, stack=windowed(c, ["sliding" if i % 4 else "full" for i in range(depth)]))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+FAMILIES = {
+    "llama": Family(
+        _llama,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "intermediate_size": 11008,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 2048,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "sliding_window": None,
+        },
+        frozenset(
+            {
+                "activation",
+                "is_llama_config",
+                "neftune_noise_alpha",
+                "pixel_shuffle_factor",
+                "rope_interleaved",
+                "use_resampler",
+            }
+        ),
+    ),
+    "mistral": Family(
+        _mistral,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "head_dim": None,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    ),
+    "qwen2": Family(
+        _qwen2,
+        {
+            **COMMON,
+            "vocab_size": 151936,
+            "intermediate_size": 22016,
+            "num_key_value_heads": 32,
+            "head_dim": None,
+            "max_position_embeddings": 32768,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "layer_types": None,
+        },
+        frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
+    ),
+    "qwen3": Family(
+        _qwen3,
+        {
+            **COMMON,
+            "vocab_size": 151936,
+            "intermediate_size": 22016,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "layer_types": None,
+        },
+    ),
+    "cwm": Family(
+        _cwm,
+        {
+            **COMMON,
+            "vocab_size": 128256,
+            "hidden_size": 6144,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "mlp_bias": False,
+            "sliding_window": 8192,
+            "layer_types": None,
+        },
+    ),
+}

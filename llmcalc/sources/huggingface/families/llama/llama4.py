@@ -1,0 +1,86 @@
+"""Llama 4: chunked layers with RoPE and layers that see everything without it, experts beside a shared one in some or
+all layers.
+
+transformers: models/llama4 (the text model; `llama4` wraps it beside a vision tower).
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases, crossed, decoder, glu, listed, moe, qk_norm, rmsnorm
+
+KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
+
+
+def _llama4_text(c: Config) -> Table:
+    """QK-norm has no weights and stands where RoPE does."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    turned: Table = {"position": mixer.pop("position")}
+    if c.flag("use_qk_norm"):
+        turned |= qk_norm(rmsnorm(c.number("rms_norm_eps"), weight=False), order="after_rope")
+    positions = ["rope" if r else "nope" for r in _ropes(c, depth)]
+    ranges = listed(c, "layer_types", KINDS, ["chunked" if p == "rope" else "full" for p in positions])
+    chunk = {} if c.maybe("attention_chunk_size") is None else {"attention_chunk_size": c.size("attention_chunk_size")}
+    alike: Table = {"chunked": chunk, "full": {}, "rope": turned, "nope": {}}
+    sights = {f"{a}_{b}": {"attention": {**alike[a], **alike[b]}} for a in KINDS.values() for b in ("rope", "nope")}
+    step = c.size("interleave_moe_layer_step")
+    routed = set(range(step - 1, depth, step) if c.get("moe_layers") is None else c.sizes("moe_layers"))
+    experts = moe(
+        c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c), glu(c), router={"scoring_func": "sigmoid"}
+    )
+    networks = ["moe" if i in routed else "dense" for i in range(depth)]
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(c, width=c.size("intermediate_size_mlp")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    seen = [f"{a}_{b}" for a, b in zip(ranges, positions, strict=True)]
+    return decoder(
+        c, block, norm, stack=crossed((seen, sights), (networks, {"dense": {}, "moe": {"feed_forward": experts}}))
+    )
+
+
+def _ropes(c: Config, depth: int) -> list[int]:
+    """1 for each layer that turns its queries and keys; an empty list is as good as none."""
+    given, interval = c.get("no_rope_layers"), c.size("no_rope_layer_interval")
+    ropes = c.sizes("no_rope_layers") if given else [int((i + 1) % interval != 0) for i in range(depth)]
+    if len(ropes) < depth:
+        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1")
+    return ropes[:depth]
+
+
+FAMILIES = {
+    "llama4_text": Family(
+        _llama4_text,
+        {
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 16,
+            "moe_layers": None,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": True,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_chunk_size": 8192,
+            "layer_types": None,
+            "attention_bias": False,
+        },
+        frozenset(
+            {"attn_scale", "attn_temperature_tuning", "floor_scale", "for_llm_compressor", "output_router_logits"}
+        ),
+    ),
+    "llama4": Family(None, text="llama4_text", ties="text"),
+}

@@ -1,0 +1,56 @@
+"""Ministral: Mistral with windows on some layers; Mistral 3 wraps any of Mistral's text models beside a vision tower.
+
+transformers: models/ministral, models/ministral3, models/mistral3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import Table, attention, decoder, glu, rmsnorm, windowed
+
+
+def _ministral(c: Config) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block = {"attention": attention(c), "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}
+    return decoder(c, block, norm, stack=windowed(c, ["sliding"] * c.size("num_hidden_layers")))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "layer_types": None,
+}
+
+FAMILIES = {
+    "ministral": Family(
+        _ministral,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "num_hidden_layers": 32,
+            "head_dim": None,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+    ),
+    "ministral3": Family(
+        _ministral,
+        {
+            **COMMON,
+            "vocab_size": 131072,
+            "num_hidden_layers": 34,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+        },
+    ),
+    "mistral3": Family(None, {"tie_word_embeddings": True}, text="mistral"),
+}

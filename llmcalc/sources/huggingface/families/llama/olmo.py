@@ -1,0 +1,112 @@
+"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), windows (3), experts
+(OLMoE, FlexOlmo).
+
+transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex_olmo.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    every_nth_full,
+    glu,
+    layernorm,
+    moe,
+    qk_norm,
+    rmsnorm,
+    windowed,
+)
+
+
+def _olmo(c: Config) -> Table:
+    norm = layernorm(1e-5, weight=False)
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    return decoder(c, {"attention": mixer, "feed_forward": glu(c), "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def _normed(c: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
+    """RMSNorm, and QK-norm over the whole projection."""
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
+    return decoder(
+        c,
+        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
+        norm,
+        stack=stack,
+    )
+
+
+def _olmo2(c: Config) -> Table:
+    return _normed(c, glu(c), "output")
+
+
+def _olmo3(c: Config) -> Table:
+    return _normed(c, glu(c), "output", windowed(c, every_nth_full(c.size("num_hidden_layers"), 4)))
+
+
+def _experts(c: Config) -> Table:
+    return moe(c.size("num_experts", "num_local_experts"), c.size("num_experts_per_tok"), glu(c))
+
+
+def _olmoe(c: Config) -> Table:
+    return _normed(c, _experts(c), "pre")
+
+
+def _flex_olmo(c: Config) -> Table:
+    return _normed(c, _experts(c), "output")
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 50304,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+
+IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
+
+FAMILIES = {
+    "olmo": Family(_olmo, COMMON, IGNORED),
+    "olmo2": Family(_olmo2, {**COMMON, "rms_norm_eps": 1e-5}, IGNORED),
+    "olmo3": Family(_olmo3, {**COMMON, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None}, IGNORED),
+    "olmoe": Family(
+        _olmoe,
+        {
+            **COMMON,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        IGNORED,
+    ),
+    "flex_olmo": Family(
+        _flex_olmo,
+        {
+            **COMMON,
+            "vocab_size": 100352,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+        },
+        IGNORED,
+    ),
+}

@@ -1,0 +1,174 @@
+"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama but for a bias, an activation or positions that some layers lack.
+
+transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, models/helium.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import (
+    ACTIVATIONS,
+    FULL_OR_SLIDING,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_pattern,
+    listed,
+    mlp,
+    qk_norm,
+    rmsnorm,
+)
+
+
+def _around(c: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    return decoder(
+        c, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm, stack=stack
+    )
+
+
+def _smollm3(c: Config) -> Table:
+    depth, window, given = c.size("num_hidden_layers"), c.maybe("sliding_window"), c.get("no_rope_layers")
+    period = c.size("no_rope_layer_interval")
+    turned = c.sizes("no_rope_layers") if given is not None else [int((i + 1) % period != 0) for i in range(depth)]
+    if len(turned) < depth:
+        raise c.wrong("no_rope_layers", given, f"{depth} times 0 or 1")
+    slides = c.flag("use_sliding_window") and window is not None
+    seen = listed(
+        c, "layer_types", FULL_OR_SLIDING, ["full" if turned[i] or not slides else "sliding" for i in range(depth)]
+    )
+    names, variants = [], {}
+    for i, attends in enumerate(seen):
+        windows: Table = {"sliding_window": window} if attends == "sliding" and window is not None else {}
+        names.append(f"{'sliding' if windows else 'full'}{'' if turned[i] else '_no_rope'}")
+        variants[names[-1]] = {"attention": {**windows, **({} if turned[i] else {"position": "none"})}}
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
+    return _around(c, mixer, glu(c, c.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)})
+
+
+def _seed_oss(c: Config) -> Table:
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKV), **biases(c.flag("attention_out_bias"), "o_bias"))
+    return _around(c, mixer, glu(c, c.flag("mlp_bias")))
+
+
+def _arcee(c: Config) -> Table:
+    act = c.choice(ACTIVATIONS, "hidden_act")
+    return _around(
+        c,
+        attention(c, **biases(c.flag("attention_bias"), *QKVO)),
+        mlp(c.size("intermediate_size"), act, c.flag("mlp_bias")),
+    )
+
+
+def _apertus(c: Config) -> Table:
+    act = c.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
+    mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(c.number("rms_norm_eps"))))
+    return _around(c, mixer, mlp(c.size("intermediate_size"), act, bias=False))
+
+
+def _helium(c: Config) -> Table:
+    """The output projection of its class is hidden_size wide on both sides, whatever head_dim is."""
+    c.must("head_dim", c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")))
+    return _around(c, attention(c, **biases(c.flag("attention_bias"), *QKV)), glu(c, c.flag("mlp_bias")))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+FAMILIES = {
+    "smollm3": Family(
+        _smollm3,
+        {
+            **COMMON,
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "layer_types": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+        frozenset({"max_window_layers"}),
+    ),
+    "seed_oss": Family(
+        _seed_oss,
+        {
+            **COMMON,
+            "vocab_size": 155136,
+            "hidden_size": 4096,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 80,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
+    ),
+    "arcee": Family(
+        _arcee,
+        {
+            **COMMON,
+            "vocab_size": 32000,
+            "hidden_size": 2560,
+            "intermediate_size": 18432,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "relu2",
+        },
+    ),
+    "apertus": Family(
+        _apertus,
+        {
+            "vocab_size": 131072,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": None,
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "xielu",
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+        },
+        frozenset({"mlp_bias", "post_norm", "qk_norm"}),
+    ),
+    "helium": Family(
+        _helium,
+        {
+            **COMMON,
+            "vocab_size": 48000,
+            "hidden_size": 2560,
+            "intermediate_size": 7040,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-8,
+        },
+    ),
+}

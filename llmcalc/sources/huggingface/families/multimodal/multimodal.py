@@ -1,0 +1,37 @@
+"""Wrappers around any text model: LLaVA's line, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, Voxtral. Their towers are
+read in `towers`.
+
+transformers: models/llava, llava_next, llava_onevision, internvl, idefics3, smolvlm, qwen2_audio, voxtral.
+"""
+
+from __future__ import annotations
+
+from ...config import Family
+
+UNTIED = {"tie_word_embeddings": False}
+
+FAMILIES = {
+    "llava": Family(None, UNTIED, text="llama", ties="either"),
+    "llava_next": Family(None, UNTIED, text="llama"),
+    "llava_onevision": Family(None, UNTIED, text="qwen2", ties="either"),
+    "internvl": Family(None, {"tie_word_embeddings": True}, text="qwen2"),
+    "idefics3": Family(None, UNTIED, text="llama"),
+    "smolvlm": Family(None, UNTIED, text="llama"),
+    "qwen2_audio": Family(None, text="qwen2", ties="never"),
+    "voxtral": Family(
+        None,
+        text="llama",
+        ties="never",
+        filled={
+            "vocab_size": 131072,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 100_000_000.0,
+            "head_dim": 128,
+        },
+    ),
+}

@@ -1,0 +1,1 @@
+"""Qwen's multimodal models."""

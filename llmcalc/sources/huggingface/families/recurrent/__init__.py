@@ -1,0 +1,1 @@
+"""State spaces, linear attention, and hybrids of them with softmax attention."""

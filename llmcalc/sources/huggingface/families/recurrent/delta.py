@@ -1,0 +1,423 @@
+"""Linear attention by the delta rule, with full attention every few layers: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
+Linear, Ling 3.
+
+transformers: models/qwen3_next, models/qwen3_5, models/qwen3_5_moe, models/olmo_hybrid, models/kimi_linear,
+models/bailing_hybrid.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config, Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed,
+    mixed,
+    moe,
+    prediction,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
+from ..deepseek.deepseek import SIGMOID, mla
+
+LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
+
+
+def gated_delta_net(c: Config, **fields: Any) -> Table:
+    names = (
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
+    )
+    return {
+        "type": "gated_delta_net",
+        **{name: c.size(name) for name in names if name not in fields},
+        "norm_eps": c.number("rms_norm_eps"),
+        **fields,
+    }
+
+
+def _qwen(c: Config, sparse: list[bool]) -> Table:
+    """sparse: whether each layer has experts. A layer is `linear`, `full`, or either with `_moe`."""
+    norm, depth, biased = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
+    full = attention(
+        c,
+        position=rope(c, 0.25),
+        output_gate={"per": "element", "bias": biased},
+        **biases(biased, *QKVO),
+        **qk_norm(norm),
+    )
+    mixers: Table = {"linear": gated_delta_net(c), "full": {"type": "attention", **full}}
+    networks: Table = {}
+    if not all(sparse):
+        networks[""] = {"type": "mlp", **glu(c)}
+    if any(sparse):
+        shared = glu(c, width=c.size("shared_expert_intermediate_size"))
+        expert = glu(c, width=c.size("moe_intermediate_size"))
+        networks["_moe"] = moe(
+            c.size("num_experts"), c.size("num_experts_per_tok"), expert, shared, shared_expert_gate=True
+        )
+    kinds = {
+        mixer + network: {
+            "attention": mixers[mixer],
+            "feed_forward": networks[network],
+            "norm": norm,
+            "norm_placement": "pre",
+        }
+        for mixer in mixers
+        for network in networks
+    }
+    period = c.size("full_attention_interval")
+    default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
+    mixing = listed(c, "layer_types", LINEAR_OR_FULL, default)
+    names = [kind + ("_moe" if experts else "") for kind, experts in zip(mixing, sparse, strict=True)]
+    stack = mixed(kinds, names)
+    return decoder(c, stack["block"], norm, stack=stack, **_prediction(c, names))
+
+
+def _prediction(c: Config, names: list[str]) -> Table:
+    """Qwen's multi-token prediction: one module with a layer of full attention."""
+    layers = c.count("mtp_num_hidden_layers") if c.has("mtp_num_hidden_layers") else 0
+    full = next((name for name in reversed(names) if name.startswith("full")), None)
+    if layers != 1 or full is None or c.head != "lm":
+        return {}
+    return {
+        "mtp": {
+            "num_nextn_predict_layers": 1,
+            "norm": rmsnorm(c.number("rms_norm_eps")),
+            **({"layer": full} if len(set(names)) > 1 else {}),
+        }
+    }
+
+
+def _qwen3_next(c: Config) -> Table:
+    dense, step = c.get("mlp_only_layers"), c.size("decoder_sparse_step")
+    without = set() if dense is None else set(c.sizes("mlp_only_layers"))
+    experts = c.count("num_experts") > 0
+    return _qwen(c, [experts and i not in without and (i + 1) % step == 0 for i in range(c.size("num_hidden_layers"))])
+
+
+def _qwen3_5(c: Config) -> Table:
+    return _qwen(c, [False] * c.size("num_hidden_layers"))
+
+
+def _qwen3_5_moe(c: Config) -> Table:
+    return _qwen(c, [True] * c.size("num_hidden_layers"))
+
+
+def _kimi_linear(c: Config) -> Table:
+    c.must("moe_layer_freq", 1)
+    own = Config(
+        c.table("linear_attn_config") if c.has("linear_attn_config") else {},
+        {
+            "num_heads": c.size("linear_num_heads"),
+            "head_dim": c.size("linear_head_dim"),
+            "short_conv_kernel_size": c.size("linear_conv_kernel_dim"),
+        },
+        c.model_type,
+        where=f"{c.where}linear_attn_config.",
+    )
+    linear = _kda(c, own.size("num_heads"), own.size("head_dim"), own.size("short_conv_kernel_size"))
+    table = _with_latent(c, linear, mla(c, mla_use_nope=True), _kimi_mixers(c, own, c.size("num_hidden_layers")))
+    c.notes += [
+        f"not understood, and taken to change no count: {own.where}{name}" for name in own.left_over(frozenset())
+    ]
+    return {**table, **prediction(c)}
+
+
+def _bailing_hybrid(c: Config) -> Table:
+    """Ling 3: whole maps for the gates, and a gate on latent attention too; a layer of it ends each group.
+
+    The sizes of linear attention are those of the model, but where the config gives them names of their own.
+    """
+    heads, head_dim = c.size("linear_num_heads", "num_attention_heads"), c.size("linear_head_dim", "head_dim")
+    kernel, period = c.size("linear_conv_kernel_dim", "short_conv_kernel_size"), c.size("layer_group_size")
+    bound = {"kda_lower_bound": c.number("kda_lower_bound", least=-LARGEST)} if c.flag("kda_safe_gate") else {}
+    linear = _kda(c, heads, head_dim, kernel, low_rank_gates=False, **bound)
+    default = ["linear" if (i + 1) % period else "full" for i in range(c.size("num_hidden_layers"))]
+    c.must("q_lora_rank", None)
+    return _with_latent(
+        c, linear, mla(c, output_gate={"per": "head"}), listed(c, "layer_types", LINEAR_OR_FULL, default)
+    )
+
+
+def _kda(c: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Table:
+    sizes = {"linear_num_heads": heads, "linear_head_dim": head_dim, "linear_conv_kernel_dim": kernel}
+    return {"type": "kimi_delta_attention", **sizes, "norm_eps": c.number("rms_norm_eps"), **fields}
+
+
+def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Table:
+    """A model whose layers have linear or latent attention, as `mixing` says, and some first ones no experts.
+    Its class ties no head.
+    """
+    c.must("num_key_value_heads", None, c.size("num_attention_heads"))
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    block: Table = {"norm": norm, "norm_placement": "pre"}
+    mixers = {"linear": {**block, "attention": linear}, "full": {**block, "attention": full}}
+    width, shared = c.size("moe_intermediate_size"), c.count("n_shared_experts")
+    wide = glu(c, width=width * shared) if shared else None
+    experts = moe(c.size("num_local_experts"), c.size("num_experts_per_tok"), glu(c, width=width), wide, **SIGMOID)
+    names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
+    networks: Table = {"moe": experts, **({"dense": {"type": "mlp", **glu(c)}} if "dense" in names else {})}
+    kinds = {
+        f"{m}_{n}": {**mixer, "feed_forward": network} for m, mixer in mixers.items() for n, network in networks.items()
+    }
+    stack = mixed(kinds, [f"{m}_{n}" for m, n in zip(mixing, names, strict=True)])
+    return {**decoder(c, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
+
+
+def _kimi_mixers(c: Config, own: Config, depth: int) -> list[str]:
+    """`layer_types`, else the two lists of the checkpoint (which count from 1),
+    else every fourth layer but the first full.
+    """
+    default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
+    if own.has("full_attn_layers") and own.has("kda_layers"):
+        full, linear = own.sizes("full_attn_layers"), own.sizes("kda_layers")
+        if sorted({*full, *linear}) != list(range(1, depth + 1)) or set(full) & set(linear):
+            raise own.wrong("full_attn_layers", full, f"with kda_layers each layer from 1 to {depth} once")
+        default = ["full" if i + 1 in full else "linear" for i in range(depth)]
+    return listed(c, "layer_types", LINEAR_OR_FULL, default)
+
+
+def _olmo_hybrid(c: Config) -> Table:
+    """Norms as in OLMo 3 where attention is full, before each sublayer where it is linear."""
+    depth, norm, heads = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.size("num_attention_heads")
+    keys = c.maybe("linear_num_key_heads") or heads
+    values = c.maybe("linear_num_value_heads") or heads
+    key_dim = c.maybe("linear_key_head_dim") or floor(c.size("hidden_size") * 0.75 / keys)
+    linear = gated_delta_net(
+        c,
+        linear_num_key_heads=keys,
+        linear_num_value_heads=values,
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=c.maybe("linear_value_head_dim") or 2 * key_dim,
+        linear_allow_neg_eigval=c.flag("linear_allow_neg_eigval"),
+    )
+    full = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, scope="projection"))
+    if not _turns(c):
+        del full["position"]
+    both: Table = {"feed_forward": glu(c), "norm": norm}
+    kinds: dict[str, Table] = {
+        "linear": {**both, "attention": linear, "norm_placement": "pre"},
+        "full": {**both, "attention": {"type": "attention", **full}, "norm_placement": "output"},
+    }
+    default = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
+    if "full" not in default:
+        default[-1] = "full"
+    stack = mixed(kinds, listed(c, "layer_types", LINEAR_OR_FULL, default))
+    return decoder(c, stack["block"], norm, stack=stack)
+
+
+def _turns(c: Config) -> bool:
+    """Whether there is a base for RoPE: the released checkpoints have none, and no positions."""
+    given = c.data.get("rope_parameters")
+    return (given.get("rope_theta") if isinstance(given, dict) else c.data.get("rope_theta")) is not None
+
+
+QWEN: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+}
+
+MOE: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+
+IGNORED = frozenset(
+    {
+        "attn_output_gate",
+        "mamba_ssm_dtype",
+        "mlp_only_layers",
+        "mtp_use_dedicated_embeddings",
+        "norm_topk_prob",
+        "partial_rotary_factor",
+    }
+)
+
+ROUTING = frozenset(
+    """
+    head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob
+    num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
+    """.split()  # noqa: SIM905
+)
+"""Which experts are chosen, and fields that Kimi Linear makes nothing of."""
+
+OF_LING = frozenset(
+    """
+    embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
+    moe_router_enable_expert_bias moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers
+    num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim router_dtype score_function sliding_window use_bias
+    use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
+    """.split()  # noqa: SIM905
+)
+"""Fields of the checkpoints of Ling that its class does not have."""
+
+KIMI_NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
+
+FAMILIES = {
+    "qwen3_next": Family(
+        _qwen3_next,
+        {
+            **QWEN,
+            **MOE,
+            "vocab_size": 151936,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 48,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        IGNORED | {"intermediate_size", "use_sliding_window"},
+    ),
+    "qwen3_5_text": Family(
+        _qwen3_5,
+        {
+            **QWEN,
+            "vocab_size": 248320,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 4,
+        },
+        IGNORED,
+    ),
+    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
+    "qwen3_5_moe_text": Family(
+        _qwen3_5_moe,
+        {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+        IGNORED | {"mlp_only_layers", "intermediate_size"},
+    ),
+    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
+    "kimi_linear": Family(
+        _kimi_linear,
+        {
+            "vocab_size": 163840,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "moe_intermediate_size": 1024,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 128,
+            "num_experts_per_tok": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "num_local_experts": 256,
+            "mlp_layer_types": None,
+            "layer_types": None,
+            "linear_head_dim": 128,
+            "linear_num_heads": 32,
+            "linear_conv_kernel_dim": 4,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+        },
+        ROUTING,
+        aliases=KIMI_NAMES,
+    ),
+    "bailing_hybrid": Family(
+        _bailing_hybrid,
+        {
+            "vocab_size": 157184,
+            "hidden_size": 2560,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "qk_nope_head_dim": 128,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 2,
+            "hidden_act": "silu",
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "num_local_experts": 512,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "layer_group_size": 6,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -5.0,
+            "layer_types": None,
+            "mlp_layer_types": None,
+        },
+        ROUTING | OF_LING,
+        aliases=KIMI_NAMES,
+    ),
+    "olmo_hybrid": Family(
+        _olmo_hybrid,
+        {
+            "vocab_size": 100352,
+            "hidden_size": 3840,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 30,
+            "num_key_value_heads": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "layer_types": None,
+            "linear_num_key_heads": None,
+            "linear_num_value_heads": None,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        frozenset(
+            {
+                "linear_a_log_min",
+                "linear_a_log_max",
+                "linear_dt_min",
+                "linear_dt_max",
+                "linear_dt_init_floor",
+                "partial_rotary_factor",
+            }
+        ),
+    ),
+}

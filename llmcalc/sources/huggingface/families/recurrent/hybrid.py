@@ -1,0 +1,241 @@
+"""State-space mixers beside attention, each layer with a feed-forward network: jamba, bamba, granitemoehybrid,
+falcon_h1.
+
+transformers: models/jamba, models/bamba, models/granitemoehybrid, models/falcon_h1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
+from .mamba import IGNORED, step_rank
+
+MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
+"""What a layer's mixer is called in configs, old and new → here."""
+
+
+def plain(c: Config, **fields: Any) -> Table:
+    """Attention that stands beside layers of another type."""
+    return {"type": "attention", **attention(c, **fields)}
+
+
+def stacked(c: Config, kinds: dict[str, Table], names: list[str]) -> Table:
+    """A decoder whose layers are of several kinds, each a layer's table without its norm."""
+    norm = rmsnorm(c.number("rms_norm_eps"))
+    stack = mixed({name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names)
+    return decoder(c, stack.pop("block"), norm, stack=stack)
+
+
+def dense(c: Config, bias: bool = False, width: int | None = None) -> Table:
+    """A gated feed-forward network that may stand beside layers with experts."""
+    return {"type": "mlp", **glu(c, bias, width)}
+
+
+def mamba2(c: Config, inner: int, **fields: Any) -> Table:
+    """A Mamba-2 mixer of `inner` channels, under the names of Bamba and those after it."""
+    heads, norm = c.size("mamba_n_heads"), rmsnorm(c.number("rms_norm_eps"))
+    head_dim = c.divided("mamba_n_heads", inner, heads)
+    if c.get("mamba_d_head") not in ("auto", head_dim):
+        raise c.wrong("mamba_d_head", c.get("mamba_d_head"), f"auto, or {inner} / {heads} = {head_dim}")
+    sizes = {
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "state_size": c.size("mamba_d_state"),
+        "n_groups": c.size("mamba_n_groups"),
+    }
+    kernel = {
+        "conv_kernel": c.size("mamba_d_conv"),
+        "use_conv_bias": c.flag("mamba_conv_bias"),
+        "chunk_size": c.size("mamba_chunk_size"),
+    }
+    biased, act = c.flag("mamba_proj_bias"), c.choice(ACTIVATIONS, "hidden_act")
+    return {
+        "type": "mamba2",
+        **sizes,
+        **kernel,
+        "use_bias": biased,
+        "out_bias": biased,
+        "hidden_act": act,
+        "norm": norm,
+        **fields,
+    }
+
+
+def _expanded(c: Config) -> int:
+    return c.size("mamba_expand") * c.size("hidden_size")
+
+
+def _each(c: Config, what: str, one: str, other: str) -> list[str]:
+    """Which of two each layer is: `one` once in `period` layers, from `offset` on."""
+    period, offset = c.size(f"{what}_layer_period"), c.count(f"{what}_layer_offset")
+    if offset >= period:
+        raise c.wrong(f"{what}_layer_offset", offset, f"less than {what}_layer_period = {period}")
+    return [one if i % period == offset else other for i in range(c.size("num_hidden_layers"))]
+
+
+def _jamba(c: Config) -> Table:
+    norm, biased = rmsnorm(c.number("rms_norm_eps")), c.flag("mamba_proj_bias")
+    sizes = {
+        "intermediate_size": _expanded(c),
+        "state_size": c.size("mamba_d_state"),
+        "time_step_rank": step_rank(c, "mamba_dt_rank"),
+    }
+    kernel = {"conv_kernel": c.size("mamba_d_conv"), "use_conv_bias": c.flag("mamba_conv_bias"), "use_bias": biased}
+    mamba = {"type": "mamba", **sizes, **kernel, "hidden_act": c.choice(ACTIVATIONS, "hidden_act"), "norm": norm}
+    experts, top_k = c.size("num_experts"), c.size("num_experts_per_tok")
+    networks = {"dense": dense(c), "moe": moe(experts, top_k, glu(c)) if experts > 1 else dense(c)}
+    mixers = {"attention": plain(c, position=None), "mamba": mamba}
+    kinds = {
+        f"{a}_{b}": {"attention": mixer, "feed_forward": network}
+        for a, mixer in mixers.items()
+        for b, network in networks.items()
+    }
+    pairs = zip(
+        _each(c, "attn", "attention", "mamba"),
+        _each(c, "expert", "moe" if experts > 1 else "dense", "dense"),
+        strict=True,
+    )
+    return stacked(c, kinds, [f"{a}_{b}" for a, b in pairs])
+
+
+def _bamba(c: Config) -> Table:
+    network = dense(c, c.flag("mlp_bias"))
+    at = set() if c.get("attn_layer_indices") is None else set(c.sizes("attn_layer_indices"))
+    mixers = {
+        "attention": plain(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO)),
+        "mamba": mamba2(c, _expanded(c)),
+    }
+    names = ["attention" if i in at else "mamba" for i in range(c.size("num_hidden_layers"))]
+    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
+
+
+def _granitemoehybrid(c: Config) -> Table:
+    experts, shared = c.count("num_local_experts"), glu(c, width=c.size("shared_intermediate_size"))
+    network = moe(experts, c.size("num_experts_per_tok"), glu(c), shared) if experts else shared
+    c.must("position_embedding_type", None, "nope", "rope")
+    position: Table = {} if c.get("position_embedding_type") == "rope" else {"position": None}
+    mixers = {
+        "attention": plain(c, **position, **biases(c.flag("attention_bias"), *QKVO)),
+        "mamba": mamba2(c, _expanded(c)),
+    }
+    names = listed(c, "layer_types", MIXERS, ["mamba"] * c.size("num_hidden_layers"))
+    return stacked(c, {name: {"attention": mixer, "feed_forward": network} for name, mixer in mixers.items()}, names)
+
+
+def _falcon_h1(c: Config) -> Table:
+    expanded = _expanded(c)
+    inner = c.maybe("mamba_d_ssm") or expanded
+    norm = {} if c.flag("mamba_rms_norm") else {"norm": None}
+    mixer = mamba2(
+        c, inner, out_bias=c.flag("projectors_bias"), norm_before_gate=c.flag("mamba_norm_before_gate"), **norm
+    )
+    around = rmsnorm(c.number("rms_norm_eps"))
+    parts = {
+        "attention": attention(c, **biases(c.flag("attention_bias"), *QKVO)),
+        "state_space": mixer,
+        "feed_forward": glu(c, c.flag("mlp_bias")),
+    }
+    return decoder(c, {"type": "hybrid", **parts, "norm": around, "norm_placement": "pre"}, around)
+
+
+COMMON: Table = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "head_dim": None,
+}
+MAMBA2: Table = {
+    **COMMON,
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_chunk_size": 256,
+    "attention_bias": False,
+}
+MULTIPLIERS = frozenset(
+    """
+    embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
+    key_multiplier attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
+    z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb normalization_function mamba_dt_rank
+    mlp_expansion_factor num_local_experts num_experts_per_tok partial_rotary_factor
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "jamba": Family(
+        _jamba,
+        {
+            **COMMON,
+            "vocab_size": 65536,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "num_experts_per_tok": 2,
+            "num_experts": 16,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": "auto",
+        },
+        IGNORED
+        | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
+        aliases={"num_experts": "num_local_experts"},
+    ),
+    "bamba": Family(
+        _bamba,
+        {
+            **MAMBA2,
+            "vocab_size": 128000,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+            "attn_layer_indices": None,
+            "mlp_bias": False,
+        },
+        IGNORED | MULTIPLIERS,
+    ),
+    "granitemoehybrid": Family(
+        _granitemoehybrid,
+        {
+            **MAMBA2,
+            "vocab_size": 32000,
+            "intermediate_size": 11008,
+            "num_key_value_heads": None,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "position_embedding_type": None,
+            "layer_types": None,
+        },
+        IGNORED | MULTIPLIERS,
+        aliases={"layer_types": "layers_block_type"},
+    ),
+    "falcon_h1": Family(
+        _falcon_h1,
+        {
+            **MAMBA2,
+            "vocab_size": 128000,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "mamba_d_ssm": 1024,
+            "mamba_rms_norm": False,
+            "mamba_norm_before_gate": True,
+            "projectors_bias": False,
+            "mlp_bias": False,
+        },
+        IGNORED | MULTIPLIERS,
+    ),
+}

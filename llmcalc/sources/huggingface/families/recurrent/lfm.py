@@ -1,0 +1,167 @@
+"""Liquid AI's LFM2 and LFM3: gated short convolutions, and attention with a norm on queries and keys every few layers.
+
+transformers: models/lfm2, models/lfm2_moe, models/lfm3.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import QKVO, Table, attention, biases, decoder, listed, mixed, moe, qk_norm, rmsnorm, rope
+
+CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
+
+
+def _mixers(c: Config, norm: Table, **fields: Any) -> dict[str, Table]:
+    full = attention(c, position={"rope_theta": 1_000_000.0, **rope(c)}, **qk_norm(norm), **fields)
+    return {
+        "conv": {"type": "short_conv", "conv_L_cache": c.size("conv_L_cache"), "conv_bias": c.flag("conv_bias")},
+        "full": {"type": "attention", **full},
+    }
+
+
+def _swiglu(width: int) -> Table:
+    return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
+
+
+def _tied(c: Config) -> Table:
+    return {"tie_word_embeddings": c.flag("tie_embedding", "tie_word_embeddings")}
+
+
+def _lfm2(c: Config) -> Table:
+    """`block_ff_dim` replaces intermediate_size;
+    of either, two thirds times a factor are taken and rounded up, where it says so.
+    """
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
+    width = c.size("block_ff_dim", "intermediate_size")
+    if c.flag("block_auto_adjust_ff_dim"):
+        width = floor(2 * width / 3)
+        if c.get("block_ffn_dim_multiplier") is not None:
+            step = c.size("block_multiple_of")
+            width = -(-floor(width * c.number("block_ffn_dim_multiplier")) // step) * step
+    full = set(range(depth)) if c.get("full_attn_idxs") is None else set(c.sizes("full_attn_idxs"))
+    names = listed(c, "layer_types", CONV_OR_FULL, ["full" if i in full else "conv" for i in range(depth)])
+    block: Table = {"feed_forward": _swiglu(width), "norm": norm, "norm_placement": "pre"}
+    stack = mixed({name: {**block, "attention": mixer} for name, mixer in _mixers(c, norm).items()}, names)
+    return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
+
+
+def _lfm2_moe(c: Config) -> Table:
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
+    router: Table = {"scoring_func": "sigmoid", **({"score_correction": "buffer"} if c.flag("use_expert_bias") else {})}
+    experts = moe(
+        c.size("num_experts"), c.size("num_experts_per_tok"), _swiglu(c.size("moe_intermediate_size")), router=router
+    )
+    networks = {"dense": _swiglu(c.size("intermediate_size")), "moe": experts}
+    kinds = {
+        f"{mixer}_{network}": {
+            "attention": table,
+            "feed_forward": networks[network],
+            "norm": norm,
+            "norm_placement": "pre",
+        }
+        for mixer, table in _mixers(c, norm).items()
+        for network in networks
+    }
+    c.texts("layer_types")  # its class has no default for them
+    dense = c.count("num_dense_layers")
+    mixing = listed(c, "layer_types", CONV_OR_FULL, [""] * depth)
+    stack = mixed(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
+    return decoder(c, stack["block"], norm, stack=stack, **_tied(c))
+
+
+def _lfm3(c: Config) -> Table:
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
+    gate = {"output_gate": {"per": "head"}} if c.flag("use_attention_gate") else {}
+    mixers = _mixers(c, norm, **gate, **biases(c.flag("attention_bias"), *QKVO))
+    mixers["sliding"] = {
+        **mixers["full"],
+        **({} if c.maybe("sliding_window") is None else {"sliding_window": c.size("sliding_window")}),
+    }
+    default = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
+    names = listed(c, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default)
+    block: Table = {"feed_forward": _swiglu(c.size("intermediate_size")), "norm": norm}
+    block["norm_placement"] = "sandwich" if c.flag("use_sandwich_norm") else "pre"
+    stack = mixed({name: {**block, "attention": mixer} for name, mixer in mixers.items()}, names)
+    return decoder(c, stack["block"], norm, stack=stack)
+
+
+COMMON: dict[str, Any] = {
+    "conv_bias": False,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "layer_types": None,
+    "max_position_embeddings": 128000,
+}
+LFM2: dict[str, Any] = {
+    **COMMON,
+    "vocab_size": 65536,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+}
+
+UNUSED = frozenset(
+    """
+    block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
+    block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init
+    full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
+    """.split()  # noqa: SIM905
+)
+"""Fields of the checkpoints' configs that the classes make nothing of, or only sometimes."""
+
+FAMILIES = {
+    "lfm2": Family(
+        _lfm2,
+        {
+            **LFM2,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+            "full_attn_idxs": None,
+        },
+        UNUSED,
+    ),
+    "lfm2_moe": Family(
+        _lfm2_moe,
+        {
+            **LFM2,
+            "hidden_size": 2048,
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts_per_tok": 4,
+            "num_experts": 32,
+            "use_expert_bias": True,
+        },
+        UNUSED,
+    ),
+    "lfm2_vl": Family(
+        None, {"tie_word_embeddings": True}, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}
+    ),
+    "lfm3": Family(
+        _lfm3,
+        {
+            **COMMON,
+            "vocab_size": 128000,
+            "hidden_size": 2048,
+            "intermediate_size": 7680,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "conv_L_cache": 7,
+            "head_dim": 128,
+            "sliding_window": 256,
+            "use_sandwich_norm": True,
+            "use_attention_gate": True,
+            "attention_bias": False,
+        },
+        UNUSED,
+    ),
+    "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3"),
+}

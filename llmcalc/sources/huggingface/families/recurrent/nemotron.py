@@ -1,0 +1,194 @@
+"""Nemotron: a Transformer with squared ReLU (nemotron), and single mixers, networks and experts as layers of their own
+(nemotron_h).
+
+transformers: models/nemotron, models/nemotron_h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layernorm, mixed, mlp, moe, rmsnorm, rope
+from .hybrid import plain
+from .mamba import IGNORED, NONE
+
+KINDS = {
+    "M": "mamba",
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "*": "attention",
+    "attention": "attention",
+    "full_attention": "attention",
+    "-": "mlp",
+    "mlp": "mlp",
+    "E": "moe",
+    "moe": "moe",
+}
+"""A layer's letter in `hybrid_override_pattern`, and its names in lists, old and new."""
+
+
+def _nemotron(c: Config) -> Table:
+    norm = layernorm(c.number("norm_eps"))
+    mixer = attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKVO))
+    network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act"), c.flag("mlp_bias"))
+    return decoder(c, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def _layers(c: Config) -> list[str]:
+    """What each layer is: as listed, or letter by letter; their number is the model's depth, whatever else it says."""
+    field = "layer_types" if c.has("layer_types") or c.has("layers_block_type") else "hybrid_override_pattern"
+    given: Any = c.get(field)
+    letters = list(given) if isinstance(given, str) else c.texts(field)
+    names = [KINDS.get(name, "") for name in letters]
+    if not names or "" in names:
+        raise c.wrong(field, given, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe")
+    return names
+
+
+def _mamba(c: Config) -> Table:
+    heads, biased = c.size("mamba_num_heads"), c.flag("use_bias")
+    sizes = {
+        "num_heads": heads,
+        "head_dim": c.size("mamba_head_dim"),
+        "state_size": c.size("ssm_state_size"),
+        "n_groups": c.size("mamba_n_groups", "n_groups"),
+    }
+    kernel = {
+        "conv_kernel": c.size("mamba_d_conv", "conv_kernel"),
+        "use_conv_bias": c.flag("mamba_conv_bias", "use_conv_bias"),
+    }
+    rest = {
+        "chunk_size": c.size("mamba_chunk_size", "chunk_size"),
+        "hidden_act": c.choice(ACTIVATIONS, "mamba_hidden_act"),
+    }
+    return {
+        "type": "mamba2",
+        **sizes,
+        **kernel,
+        **rest,
+        "use_bias": biased,
+        "out_bias": biased,
+        "norm": rmsnorm(c.number("layer_norm_epsilon")),
+    }
+
+
+def _moe(c: Config, act: str) -> Table:
+    biased, latent = c.flag("mlp_bias"), c.maybe("moe_latent_size")
+    expert, shared = (
+        mlp(c.size("moe_intermediate_size"), act, bias=False),
+        mlp(c.size("moe_shared_expert_intermediate_size"), act, biased),
+    )
+    projected = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": biased}}
+    routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
+    return moe(c.size("n_routed_experts"), c.size("num_experts_per_tok"), expert, shared, **projected, **routing)
+
+
+def _nemotron_h(c: Config) -> Table:
+    norm, act = rmsnorm(c.number("layer_norm_epsilon")), c.choice(ACTIVATIONS, "mlp_hidden_act")
+    names = _layers(c)
+    parts: dict[str, Any] = {
+        "mamba": lambda: {"attention": _mamba(c), "feed_forward": NONE},
+        "attention": lambda: {"attention": plain(c, position=None), "feed_forward": NONE},
+        "mlp": lambda: {
+            "attention": NONE,
+            "feed_forward": {"type": "mlp", **mlp(c.size("intermediate_size"), act, c.flag("mlp_bias"))},
+        },
+        "moe": lambda: {"attention": NONE, "feed_forward": _moe(c, act)},
+    }
+    stack = mixed(
+        {name: {**parts[name](), "norm": norm, "norm_placement": "pre"} for name in dict.fromkeys(names)}, names
+    )
+    return decoder(
+        c, stack.pop("block"), norm, stack={**stack, "num_hidden_layers": len(names)}, tie_word_embeddings=False
+    )
+
+
+COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
+
+FAMILIES = {
+    "nemotron": Family(
+        _nemotron,
+        {
+            **COMMON,
+            "vocab_size": 256000,
+            "hidden_size": 6144,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 48,
+            "head_dim": None,
+            "num_key_value_heads": None,
+            "hidden_act": "relu2",
+            "norm_eps": 1e-5,
+            "attention_bias": False,
+        },
+        frozenset({"layernorm_type", "rope_percent", "partial_rotary_factor", "rotary_percent", "rope_percentage"}),
+    ),
+    "nemotron_h": Family(
+        _nemotron_h,
+        {
+            **COMMON,
+            "vocab_size": 131072,
+            "hidden_size": 4096,
+            "num_hidden_layers": 4,
+            "intermediate_size": 21504,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "mlp_hidden_act": "relu2",
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "mamba_hidden_act": "silu",
+            "n_groups": 8,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "chunk_size": 128,
+            "use_bias": False,
+            "layer_norm_epsilon": 1e-5,
+            "hybrid_override_pattern": "ME*-",
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "moe_latent_size": None,
+        },
+        IGNORED
+        | {
+            "attention_bias",
+            "attention_head_dim",
+            "expand",
+            "mamba_expand",
+            "mamba_proj_bias",
+            "mamba_d_state",
+            "sliding_window",
+            "mamba_ssm_cache_dtype",
+            "n_shared_experts",
+            "moe_shared_expert_overlap",
+            "routed_scaling_factor",
+            "n_group",
+            "topk_group",
+            "norm_topk_prob",
+            "num_nextn_predict_layers",
+            "mtp_layers_block_type",
+            "mtp_hybrid_override_pattern",
+            "num_hidden_layers",
+            "tie_word_embeddings",
+        }
+        | {
+            "intermediate_size",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "moe_latent_size",
+            "mlp_bias",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "num_local_experts",
+            "layers_block_type",
+        },
+        aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
+    ),
+}

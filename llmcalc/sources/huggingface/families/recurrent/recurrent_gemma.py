@@ -1,0 +1,75 @@
+"""RecurrentGemma (Griffin): recurrent blocks and local attention in turn.
+
+transformers: models/recurrent_gemma. Its `intermediate_size` counts both maps up of the gated network.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, rmsnorm, rope
+
+
+def _recurrent_gemma(c: Config) -> Table:
+    depth, hidden, heads, norm = (
+        c.size("num_hidden_layers"),
+        c.size("hidden_size"),
+        c.size("num_attention_heads"),
+        rmsnorm(c.number("rms_norm_eps")),
+    )
+    width = c.maybe("lru_width") or hidden
+    c.divided("num_attention_heads", width, heads)
+    window = c.size("attention_window_size", "sliding_window")
+    local = attention(
+        c, position=rope(c, 0.5), sliding_window=window, o_bias=True, **biases(c.flag("attention_bias"), *QKV)
+    )
+    recurrent: Table = {
+        "type": "rglru",
+        "lru_width": width,
+        "num_attention_heads": heads,
+        "conv1d_width": c.size("conv1d_width"),
+    }
+    recurrent["hidden_act"] = c.choice(ACTIVATIONS, "hidden_activation")
+    network = glu(
+        c,
+        bias=True,
+        width=c.divided("intermediate_size", c.size("intermediate_size") // 2 * 2, 2),
+        act="hidden_activation",
+    )
+    block: Table = {"attention": local, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    listed = c.texts("block_types")
+    if not listed or set(listed) - {"recurrent", "attention"}:
+        raise c.wrong("block_types", c.get("block_types"), "a list of recurrent and attention")
+    names = (listed * depth)[:depth]
+    variants = {"recurrent": {"attention": recurrent}, "attention": {}}
+    return decoder(
+        c,
+        block,
+        norm,
+        stack={"variants": {name: variants[name] for name in dict.fromkeys(names)}, **layer_pattern(names)},
+    )
+
+
+FAMILIES = {
+    "recurrent_gemma": Family(
+        _recurrent_gemma,
+        {
+            "num_hidden_layers": 26,
+            "vocab_size": 256000,
+            "hidden_size": 2560,
+            "intermediate_size": 7680,
+            "num_attention_heads": 10,
+            "lru_width": None,
+            "attention_window_size": 2048,
+            "conv1d_width": 4,
+            "rms_norm_eps": 1e-6,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "block_types": ("recurrent", "recurrent", "attention"),
+            "num_key_value_heads": None,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            {"logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}
+        ),
+    ),
+}

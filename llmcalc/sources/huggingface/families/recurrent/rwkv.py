@@ -1,0 +1,37 @@
+"""RWKV-4: linear in the tokens, no attention, LayerNorm; its first layer norms the embeddings.
+
+transformers: models/rwkv.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table, decoder, layernorm
+
+
+def _rwkv(c: Config) -> Table:
+    hidden, norm = c.size("hidden_size"), layernorm(c.number("layer_norm_epsilon"))
+    mixing = {"type": "rwkv_time_mix", "attention_hidden_size": c.maybe("attention_hidden_size") or hidden}
+    channels = {"type": "rwkv_channel_mix", "intermediate_size": c.maybe("intermediate_size") or 4 * hidden}
+    block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
+    stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
+    return decoder(c, block, layernorm(), stack=stack)
+
+
+FAMILIES = {
+    "rwkv": Family(
+        _rwkv,
+        {
+            "vocab_size": 50277,
+            "context_length": 1024,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "attention_hidden_size": None,
+            "intermediate_size": None,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"rescale_every"}),
+        aliases={"max_position_embeddings": "context_length"},
+    ),
+}

@@ -1,0 +1,85 @@
+"""xLSTM (xLSTM-7B): mLSTM layers alone, each with a gated feed-forward network.
+
+transformers: models/xlstm, which never ties the head to the embedding.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+from ...config import Config, Family
+from ...parts import Table, biases, decoder, rmsnorm
+
+
+def _xlstm(c: Config) -> Table:
+    hidden, heads, biased = c.size("hidden_size"), c.size("num_heads"), c.flag("use_bias")
+    c.must("embedding_dim", None, hidden)
+    eps = c.number("norm_eps")
+    norm = rmsnorm(eps, **biases(biased, "bias"))
+    mixer: Table = {
+        "type": "mlstm",
+        "num_heads": heads,
+        "use_bias": biased,
+        "chunk_size": c.size("chunk_size"),
+        "norm_eps": eps,
+    }
+    mixer |= {
+        "qk_head_dim": _head(c, "qk_dim_factor", hidden, heads),
+        "v_head_dim": _head(c, "v_dim_factor", hidden, heads),
+    }
+    mixer["gate_soft_cap"] = c.number("gate_soft_cap")
+    step = c.size("ffn_round_up_to_multiple_of")
+    width = floor((hidden * c.number("ffn_proj_factor") + step - 1) // step * step)
+    network: Table = {
+        "intermediate_size": width,
+        "hidden_act": "silu",
+        "gated": True,
+        **biases(biased, "gate_bias", "up_bias", "down_bias"),
+    }
+    block: Table = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    depth = {"num_hidden_layers": c.size("num_blocks")} if c.has("num_blocks") else {}
+    return {**decoder(c, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
+
+
+def _head(c: Config, factor: str, hidden: int, heads: int) -> int:
+    """hidden_size times the factor, over the heads; a multiple of 64 in all, or the class's cache would not fit."""
+    width = floor(hidden * c.number(factor))
+    if width <= 0 or width % 64:
+        raise c.wrong(factor, c.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
+    return c.divided("num_heads", width, heads)
+
+
+RUNNING = frozenset(
+    """
+    add_out_norm autocast_kernel_dtype chunkwise_kernel eps head_dim inference_state_dtype max_inference_chunksize mode
+    norm_reduction_force_float32 output_logit_soft_cap return_last_states sequence_kernel step_kernel weight_mode
+    add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm cell_norm_eps
+    force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias logit_soft_cap
+    mlstm_round_up_to_multiple_of
+    """.split()  # noqa: SIM905
+)
+"""How it is run, and a norm that the class always has."""
+
+FAMILIES = {
+    "xlstm": Family(
+        _xlstm,
+        {
+            "vocab_size": 50304,
+            "hidden_size": 4096,
+            "embedding_dim": None,
+            "num_hidden_layers": 32,
+            "num_blocks": None,
+            "num_heads": 8,
+            "use_bias": False,
+            "tie_word_embeddings": False,
+            "norm_eps": 1e-6,
+            "qk_dim_factor": 0.5,
+            "v_dim_factor": 1.0,
+            "chunk_size": 64,
+            "ffn_proj_factor": 2.667,
+            "ffn_round_up_to_multiple_of": 64,
+            "gate_soft_cap": 15.0,
+        },
+        RUNNING,
+    ),
+}

@@ -1,0 +1,217 @@
+"""Zamba: state-space layers, and shared transformer blocks before some of them: zamba, zamba2.
+
+transformers: models/zamba, models/zamba2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, attention, biases, decoder, glu, layer_pattern, listed, mixed, rmsnorm, rope
+from .mamba import IGNORED, NONE, step_rank
+
+KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
+FIRST = ["mamba", "mamba", "hybrid"]
+"""How Zamba begins where its config lists no layers."""
+
+ZAMBA2 = [
+    "mamba",
+    *["mamba", "mamba", "mamba", "mamba", "mamba", "hybrid"] * 7,
+    *["mamba"] * 4,
+    "hybrid",
+    *["mamba"] * 3,
+    "hybrid",
+    "mamba",
+    "mamba",
+]
+
+
+def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
+    """A decoder whose hybrid layers run `blocks` shared blocks in turn."""
+    depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
+    if len(names) != depth:
+        raise c.wrong(
+            "layers_block_type", c.get("layers_block_type"), f"{depth} times mamba or hybrid, as num_hidden_layers says"
+        )
+    plain = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
+    hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
+    turns = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
+    kinds: dict[str, Table] = {"mamba": {"type": "block", **plain}}
+    tied, layers = (
+        c.flag("tie_word_embeddings"),
+        list(turns.values()),
+    )  # the classes tie the blocks, and all else, or nothing
+    for name in dict.fromkeys(layers):
+        held = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
+        kinds[name] = {"type": "zamba", **plain, "transformer": {**block, **held}}
+    which = [turns.get(i, "mamba") for i in range(depth)]
+    stack = mixed(kinds, which)
+    shared = list(dict.fromkeys(layers)) if tied else []
+    return decoder(
+        c, stack.pop("block"), norm, stack={**stack, **layer_pattern(which), "shared_layers": shared}, **model
+    )
+
+
+def _attention(c: Config, position: Table | None) -> Table:
+    """Heads that are together twice as wide as the model, which is what they read."""
+    wide, heads = 2 * c.size("hidden_size"), c.size("num_attention_heads")
+    if (c.maybe("attention_hidden_size") or wide) != wide:
+        raise c.wrong("attention_hidden_size", c.get("attention_hidden_size"), f"2 × hidden_size = {wide}")
+    return attention(c, head_dim=c.maybe("attention_head_dim") or wide // heads, position=position)
+
+
+def _zamba(c: Config) -> Table:
+    heads, biased, inner = (
+        c.size("n_mamba_heads"),
+        c.flag("mamba_proj_bias"),
+        c.size("mamba_expand") * c.size("hidden_size"),
+    )
+    c.divided("n_mamba_heads", inner, heads)
+    sizes = {
+        "intermediate_size": inner,
+        "state_size": c.size("mamba_d_state"),
+        "time_step_rank": step_rank(c, "mamba_dt_rank"),
+        "num_heads": heads,
+    }
+    kernel = {"conv_kernel": c.size("mamba_d_conv"), "use_conv_bias": c.flag("mamba_conv_bias"), "use_bias": biased}
+    mixer = {"type": "mamba", **sizes, **kernel, "hidden_act": c.choice(ACTIVATIONS, "hidden_mamba_act")}
+    period, offset = c.size("attn_layer_period"), c.count("attn_layer_offset")
+    rest = ["hybrid" if i % period == offset else "mamba" for i in range(c.size("num_hidden_layers") - len(FIRST))]
+    given = c.get("layers_block_type", "layer_types")
+    names = (
+        [*FIRST, *rest] if given is None else listed(c, "layers_block_type", KINDS, [""] * c.size("num_hidden_layers"))
+    )
+    return _stacked(c, mixer, {"attention": _attention(c, None), "feed_forward": glu(c)}, names, 1)
+
+
+def _zamba2(c: Config) -> Table:
+    heads, inner, biased = (
+        c.size("n_mamba_heads"),
+        c.size("mamba_expand") * c.size("hidden_size"),
+        c.flag("add_bias_linear"),
+    )
+    head_dim = c.divided("n_mamba_heads", inner, heads)
+    if c.has("mamba_headdim") and c.size("mamba_headdim") != head_dim:
+        raise c.wrong("mamba_headdim", c.get("mamba_headdim"), f"{inner} / {heads} = {head_dim}")
+    sizes = {
+        "num_heads": heads,
+        "head_dim": head_dim,
+        "state_size": c.size("mamba_d_state"),
+        "n_groups": c.size("mamba_ngroups"),
+    }
+    rest = {"conv_kernel": c.size("mamba_d_conv"), "chunk_size": c.size("chunk_size"), "norm": rmsnorm(1e-5)}
+    mixer = {"type": "mamba2", **sizes, **rest, "use_bias": biased, "out_bias": biased}
+    wide = 2 * c.size("hidden_size") // c.size("num_attention_heads")
+    if (c.maybe("attention_head_dim") or wide) != wide:
+        raise c.wrong(
+            "attention_head_dim", c.get("attention_head_dim"), f"2 × hidden_size / num_attention_heads = {wide}"
+        )
+    heads_of = _attention(c, rope(c) if c.flag("use_mem_rope") else None)
+    adapted = c.flag("use_shared_attention_adapter")
+    if adapted and heads_of.get("num_key_value_heads") is not None:
+        raise c.wrong(
+            "num_key_value_heads",
+            c.get("num_key_value_heads"),
+            "num_attention_heads: an attention adapter is as wide as the queries",
+        )
+    network = glu(c, width=c.maybe("intermediate_size") or 4 * c.size("hidden_size"))
+    network |= biases(biased, "gate_bias", "up_bias", "down_bias")
+    block: Table = {
+        "attention": heads_of,
+        "feed_forward": network,
+        "adapter_rank": c.size("adapter_rank"),
+        "attention_adapters": adapted,
+    }
+    given: Any = c.get("layers_block_type", "layer_types")
+    names = ZAMBA2 if given is None else listed(c, "layers_block_type", KINDS, [""] * c.size("num_hidden_layers"))
+    long = {"max_position_embeddings": 16384} if c.flag("use_long_context") else {}
+    return _stacked(c, mixer, block, names, c.size("num_mem_blocks"), **long)
+
+
+COMMON: Table = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "hidden_act": "gelu",
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "layers_block_type": None,
+}
+OTHER = IGNORED | {
+    "kv_channels",
+    "num_query_groups",
+    "use_long_context",
+    "use_mem_eff_path",
+    "sliding_window",
+    "n_layer",
+    "ffn_hidden_size",
+    "num_layers",
+    "state_size",
+    "attn_layer_period",
+    "attn_layer_offset",
+    "adapter_rank",
+    "expert_layer_period",
+    "expert_layer_offset",
+    "use_shared_mlp_adapter",
+    "head_dim",
+    "use_conv_bias",
+    "mamba_dt_rank",
+    "ft_lora",
+    "use_shared_block_lora",
+    "lora_rank",
+    "vocab_pad",
+    "gated_linear_unit",
+    "hybrid_layer_ids",
+    "state_rank",
+    "use_shared_attention_lora",
+}
+
+FAMILIES = {
+    "zamba": Family(
+        _zamba,
+        {
+            **COMMON,
+            "hidden_size": 3712,
+            "intermediate_size": 14848,
+            "num_hidden_layers": 76,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "attention_head_dim": None,
+            "n_mamba_heads": 2,
+            "hidden_mamba_act": "silu",
+            "attn_layer_period": 6,
+            "attn_layer_offset": 4,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": "auto",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        OTHER,
+        aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+    ),
+    "zamba2": Family(
+        _zamba2,
+        {
+            **COMMON,
+            "hidden_size": 2560,
+            "intermediate_size": None,
+            "num_hidden_layers": 54,
+            "num_attention_heads": 32,
+            "n_mamba_heads": 8,
+            "mamba_d_state": 64,
+            "mamba_ngroups": 1,
+            "chunk_size": 256,
+            "add_bias_linear": False,
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": False,
+            "adapter_rank": 128,
+            "use_mem_rope": False,
+            "use_long_context": False,
+        },
+        OTHER,
+        aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+    ),
+}

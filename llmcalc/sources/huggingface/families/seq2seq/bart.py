@@ -1,0 +1,250 @@
+"""Encoder-decoders of fairseq's line: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small,
+plbart, mvp, fsmt.
+
+They differ in positions (learned, or sines that a checkpoint holds or not), in where norms stand and in the norms
+around a stack.
+transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/pegasus, models/blenderbot,
+models/blenderbot_small, models/plbart, models/mvp, models/fsmt.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ...config import Config, Family, is_whole
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
+
+Side = Literal["encoder", "decoder"]
+
+
+def _bart(c: Config) -> Table:
+    return bart_like(c, "post", embedding_norm=True, position=learned_positions(c, 2))
+
+
+def _mvp(c: Config) -> Table:
+    """Without the prompts that are learned for each layer."""
+    c.must("use_prompt", False)
+    return _bart(c)
+
+
+def _mbart(c: Config) -> Table:
+    return bart_like(c, "pre", embedding_norm=True, position=learned_positions(c, 2))
+
+
+def _m2m_100(c: Config) -> Table:
+    return bart_like(c, "pre", position={"type": "sinusoidal"})
+
+
+def _marian(c: Config) -> Table:
+    """Its sines are a table in the checkpoint, that no training changes."""
+    written, shared = c.maybe("decoder_vocab_size") or c.size("vocab_size"), c.flag("share_encoder_decoder_embeddings")
+    table = bart_like(c, "post", position=learned_positions(c))
+    if written == c.size("vocab_size") and (shared or "encoder" not in table):
+        return table
+    if "encoder" not in table:
+        raise c.wrong(
+            "decoder_vocab_size",
+            written,
+            f"vocab_size ({c.size('vocab_size')}), which is the size of the decoder's head",
+        )
+    if shared:
+        raise c.wrong(
+            "decoder_vocab_size",
+            written,
+            f"vocab_size ({c.size('vocab_size')}), since encoder and decoder share an embedding",
+        )
+    table.pop("unused_embedding", None)
+    return {**table, "vocab_size": written, "encoder": {**table["encoder"], "vocab_size": c.size("vocab_size")}}
+
+
+def _pegasus(c: Config) -> Table:
+    return bart_like(c, "pre", position=learned_positions(c))
+
+
+def _blenderbot_small(c: Config) -> Table:
+    return bart_like(c, "post", embedding_norm=True, position=learned_positions(c))
+
+
+def _fsmt(c: Config) -> Table:
+    """A vocabulary of each language, and sines as a table that no training changes. Its bare class has the head too."""
+    reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
+    if not is_whole(padding) or not 0 <= padding < min(64, reads):
+        raise c.wrong("pad_token_id", padding, "the number of the padding token, below src_vocab_size and 64")
+    if architecture(c).endswith("ForCausalLM"):
+        raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")
+    table = bart_like(c, "post", position=learned_positions(c, padding + 1))
+    if "encoder" not in table:
+        raise c.wrong(
+            "architectures", c.data.get("architectures"), "a class of both stacks: FSMT has none for its decoder alone"
+        )
+    if not table["tie_word_embeddings"]:
+        table.pop("unused_embedding")
+        table["encoder"]["vocab_size"] = reads
+    elif reads != c.size("vocab_size"):
+        raise c.wrong(
+            "src_vocab_size", reads, f"tgt_vocab_size ({c.size('vocab_size')}), with which it shares an embedding"
+        )
+    return {**table, "head": {"type": "lm"}}
+
+
+def bart_like(
+    c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
+) -> Table:
+    """Both stacks with biases everywhere. Pre-norm stacks end in a norm. sides: further fields of `encoder` or
+    `decoder`.
+
+    Where nothing is tied each stack has an embedding of its own, and the classes keep the one that they would share.
+    The decoder by itself (`BartForCausalLM`) keeps its cross-attention, which never runs.
+    """
+    name, alone, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
+    if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
+        raise c.wrong("architectures", name, f"an encoder-decoder of {c.model_type}, or its decoder (ForCausalLM)")
+    if not alone:
+        c.must("is_encoder_decoder", True)
+    c.asked.add("is_encoder_decoder")
+    table: Table = {
+        "vocab_size": c.size("vocab_size"),
+        "hidden_size": c.size("hidden_size"),
+        "tie_word_embeddings": tied,
+    }
+    if position["type"] == "sinusoidal":
+        table["max_position_embeddings"] = c.size("max_position_embeddings")
+    around: Table = {"position": position}
+    if embedding_norm:
+        around["embedding_norm"] = layernorm()
+    if placement == "pre":
+        around["final_norm"] = layernorm()
+    for side in ("encoder", "decoder"):
+        depth = c.size("num_hidden_layers") if side == "encoder" else c.size("decoder_layers")
+        table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **around, **sides.get(side, {})}
+    if alone:
+        del table["encoder"]
+        table["decoder"]["block"] |= {"idle_cross_attention": True}
+    elif not tied and "stem" not in table["encoder"]:
+        table["encoder"]["vocab_size"] = c.size("vocab_size")
+        table["unused_embedding"] = {}
+    score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
+    return {**table, "head": headed(c, None, score)}
+
+
+def block(c: Config, side: Side, placement: str) -> Table:
+    heads = c.size("num_attention_heads") if side == "encoder" else c.size("decoder_attention_heads")
+    c.divided(f"{side}_attention_heads", c.size("hidden_size"), heads)
+    attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
+    table["feed_forward"] = mlp(c.size(f"{side}_ffn_dim"), c.choice(ACTIVATIONS, "activation_function"))
+    return {**table, "cross_attention": attention} if side == "decoder" else table
+
+
+def learned_positions(c: Config, offset: int = 0) -> Table:
+    return {"type": "learned", "max_position_embeddings": c.size("max_position_embeddings"), "offset": offset}
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 50265,
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "max_position_embeddings": 1024,
+    "activation_function": "gelu",
+    "tie_word_embeddings": True,
+    "is_encoder_decoder": True,
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+IGNORED = frozenset(
+    """
+    activation_dropout add_bias_logits add_final_layer_norm classif_dropout decoder_layerdrop encoder_layerdrop
+    extra_pos_embeddings force_bos_token_to_be_generated gradient_checkpointing normalize_before normalize_embedding
+    save_step scale_embedding static_position_embeddings layernorm_variant do_blenderbot_90_layernorm
+    replicate_parameters extra_layer_norm variant
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES),
+    "mvp": Family(
+        _mvp,
+        {**COMMON, "vocab_size": 50267, "use_prompt": False},
+        IGNORED | {"prompt_length", "prompt_mid_dim"},
+        aliases=ALIASES,
+    ),
+    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES),
+    "m2m_100": Family(
+        _m2m_100, {**COMMON, "vocab_size": 128112, "activation_function": "relu"}, IGNORED, aliases=ALIASES
+    ),
+    "marian": Family(
+        _marian,
+        {**COMMON, "vocab_size": 58101, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
+        IGNORED,
+        aliases=ALIASES,
+    ),
+    "fsmt": Family(
+        _fsmt,
+        {
+            **{k: v for k, v in COMMON.items() if k != "vocab_size"},
+            "src_vocab_size": 42024,
+            "tgt_vocab_size": 42024,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+            "pad_token_id": 1,
+        },
+        IGNORED | {"decoder", "langs"},
+        aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+    ),
+    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES),
+    "blenderbot": Family(
+        _pegasus,
+        {
+            **COMMON,
+            "vocab_size": 8008,
+            "d_model": 2560,
+            "encoder_layers": 2,
+            "decoder_layers": 24,
+            "encoder_attention_heads": 32,
+            "decoder_attention_heads": 32,
+            "encoder_ffn_dim": 10240,
+            "decoder_ffn_dim": 10240,
+            "max_position_embeddings": 128,
+        },
+        IGNORED,
+        aliases=ALIASES,
+    ),
+    "blenderbot-small": Family(
+        _blenderbot_small,
+        {
+            **COMMON,
+            "d_model": 512,
+            "encoder_layers": 8,
+            "decoder_layers": 8,
+            "encoder_ffn_dim": 2048,
+            "decoder_ffn_dim": 2048,
+            "max_position_embeddings": 512,
+        },
+        IGNORED,
+        aliases=ALIASES,
+    ),
+    "plbart": Family(
+        _bart,
+        {
+            **COMMON,
+            "vocab_size": 50005,
+            "d_model": 768,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 12,
+            "decoder_attention_heads": 12,
+            "encoder_ffn_dim": 3072,
+            "decoder_ffn_dim": 3072,
+        },
+        IGNORED,
+        aliases=ALIASES,
+    ),
+}

@@ -1,0 +1,105 @@
+"""Encoder-decoders with experts in some of their layers: switch_transformers (on T5's layers), nllb-moe (on BART's).
+
+transformers: models/switch_transformers, models/nllb_moe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
+from . import bart, t5
+
+
+def _switch(c: Config) -> Table:
+    """Every token reaches its expert, however many choose the same:
+    `expert_capacity`, in the class, drops those that are too many.
+    """
+    c.must("tie_word_embeddings", True)
+    c.size("expert_capacity")
+    dense = {"intermediate_size": c.size("intermediate_size"), "hidden_act": c.choice(ACTIVATIONS, "dense_act_fn")}
+    experts = moe(c.size("num_experts"), 1, dense, router=biases(c.flag("router_bias"), "bias"))
+    spread = {
+        "encoder": c.size("num_layers"),
+        "decoder": t5.decoder_depth(c),
+    }  # over so many layers, whatever num_hidden_layers says
+    table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
+    for side, step in {side: _step(c, side, depth) for side, depth in spread.items()}.items():
+        if side in table:
+            table[side] |= _some_sparse([_switches(i, step) for i in range(table[side]["num_hidden_layers"])], experts)
+    return table
+
+
+def _step(c: Config, side: str, depth: int) -> int:
+    """Every so many layers one has experts: as many layers as the config asks for, spread evenly."""
+    sparse = c.count(f"num_sparse_{side}_layers")
+    if c.has(f"{side}_sparse_step"):
+        return c.count(f"{side}_sparse_step")
+    return depth // sparse if sparse else depth
+
+
+def _switches(i: int, step: int) -> bool:
+    return step > 0 and (i % step == 1 or step == 1)
+
+
+def _nllb_moe(c: Config) -> Table:
+    table = bart.bart_like(c, "pre", {"type": "sinusoidal"})
+    act = c.choice(ACTIVATIONS, "activation_function")
+    for side in (side for side in ("encoder", "decoder") if side in table):
+        step, depth = c.count(f"{side}_sparse_step"), table[side]["num_hidden_layers"]
+        experts = moe(
+            c.size("num_experts"), 2, mlp(c.size(f"{side}_ffn_dim"), act), router=biases(c.flag("router_bias"), "bias")
+        )
+        table[side] |= _some_sparse([step > 0 and (i + 1) % step == 0 for i in range(depth)], experts)
+    return table
+
+
+def _some_sparse(sparse: list[bool], experts: Table) -> Table:
+    """Fields of a stack whose layers have experts where `sparse` says so."""
+    if not any(sparse):
+        return {}
+    return {
+        "variants": {"sparse": {"feed_forward": experts}},
+        **layer_pattern(["sparse" if s else "block" for s in sparse]),
+    }
+
+
+SWITCH: dict[str, Any] = {
+    **{k: v for k, v in t5.T5.items() if k != "feed_forward_proj"},
+    "d_model": 768,
+    "num_layers": 12,
+    "num_decoder_layers": 12,
+    "num_heads": 12,
+    "dense_act_fn": "relu",
+    "num_experts": 8,
+    "expert_capacity": 64,
+    "router_bias": False,
+    "num_sparse_encoder_layers": 3,
+    "num_sparse_decoder_layers": 3,
+}
+OF_EXPERTS = frozenset(
+    """
+    add_router_probs batch_prioritized_routing expert_capacity moe_eval_capacity_token_fraction moe_token_dropout
+    normalize_router_prob_before_dropping router_dtype router_ignore_padding_tokens router_type router_z_loss_coef
+    second_expert_policy feed_forward_proj is_gated_act
+    """.split()  # noqa: SIM905
+)
+
+FAMILIES = {
+    "switch_transformers": Family(_switch, SWITCH, t5.IGNORED | OF_EXPERTS, aliases=t5.ALIASES),
+    "nllb-moe": Family(
+        _nllb_moe,
+        {
+            **bart.COMMON,
+            "vocab_size": 128112,
+            "activation_function": "relu",
+            "num_experts": 128,
+            "router_bias": False,
+            "encoder_sparse_step": 4,
+            "decoder_sparse_step": 4,
+        },
+        bart.IGNORED | OF_EXPERTS,
+        aliases=bart.ALIASES,
+    ),
+}

@@ -1,0 +1,136 @@
+"""T5 and its kin: t5, mt5, umt5 (a table of relative positions in every layer), longt5 (an encoder of local attention).
+
+transformers: models/t5, models/mt5, models/umt5, models/longt5. What these classes tie whatever the config says (T5
+1.1, mT5 and UMT5 are published with a head of their own) is counted as the config says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, Family
+from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
+
+
+def _t5(c: Config) -> Table:
+    return t5_like(c, t5_block(c), shared_bias(c))
+
+
+def _umt5(c: Config) -> Table:
+    block = t5_block(c)
+    buckets = {k: v for k, v in shared_bias(c)["relative_bias"].items() if k != "num_attention_heads"}
+    block["attention"] |= {"position": {"type": "relative_bias", **buckets}}
+    return t5_like(c, block, {})
+
+
+def _longt5(c: Config) -> Table:
+    """The decoder is T5's. An encoder that sums blocks has a table of relative positions for them too."""
+    block = t5_block(c)
+    summing = c.choice({"local": False, "transient-global": True}, "encoder_attention_type")
+    near = {"type": "local", **block["attention"], "local_radius": c.size("local_radius")}
+    near |= {"global_block_size": c.size("global_block_size"), "global_norm": block["norm"]} if summing else {}
+    table = t5_like(c, {**block, "attention": near}, shared_bias(c), block)
+    if summing:
+        table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
+    return table
+
+
+def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+    """An encoder and a decoder of the same kind of layer; the encoder alone where the architecture is that.
+    stack: fields of both.
+    """
+    layers, norm = c.size("num_hidden_layers"), rmsnorm(c.number("layer_norm_epsilon"))
+    deep = decoder_depth(c)
+    table: Table = {
+        "vocab_size": c.size("vocab_size"),
+        "hidden_size": c.size("hidden_size"),
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+    }
+    if c.maybe("n_positions") is not None:
+        table["max_position_embeddings"] = c.size("n_positions")
+    table["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
+    name = architecture(c)
+    if name.endswith(("EncoderModel", "ForTokenClassification")):
+        return {**table, "head": headed(c)}
+    crossing = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
+    decoder = {**(decoder_block or block), "cross_attention": crossing}
+    table["decoder"] = {"num_hidden_layers": deep, "block": decoder, "final_norm": norm, **stack}
+    return {**table, "head": headed(c, None, {"transform": {"hidden_act": "tanh", "norm": None}}, labels(c))}
+
+
+def decoder_depth(c: Config) -> int:
+    """`num_decoder_layers`, else `num_layers`:
+    these classes take it before num_hidden_layers, another name of theirs, replaces it.
+    """
+    return c.maybe("num_decoder_layers") or c.size("num_layers")
+
+
+def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
+    """Pre-norm RMSNorm, no bias anywhere."""
+    attention = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
+    norm = rmsnorm(c.number("layer_norm_epsilon"))
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward or t5_feed_forward(c),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+
+
+def t5_feed_forward(c: Config) -> Table:
+    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it;
+    is_gated_act, where it is given, decides that.
+    """
+    name = c.text("feed_forward_proj")
+    kind, _, act = name.rpartition("-")
+    if kind not in ("", "gated") or act not in ACTIVATIONS:
+        raise c.wrong("feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)")
+    ours = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[act]
+    gated = c.flag("is_gated_act") if c.has("is_gated_act") else kind == "gated"
+    return {"intermediate_size": c.size("intermediate_size"), "hidden_act": ours, "gated": gated}
+
+
+def shared_bias(c: Config) -> Table:
+    """The table of relative positions that the first layer has and all use."""
+    names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
+    return {"relative_bias": {name: c.size(name) for name in names}}
+
+
+T5: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+    "n_positions": None,
+}
+MT5 = {**T5, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+    "intermediate_size": "d_ff",
+}
+IGNORED = frozenset(
+    {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
+)
+
+FAMILIES = {
+    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES),
+    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES),
+    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES),
+    "longt5": Family(
+        _longt5,
+        {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
+        IGNORED | {"global_block_size"},
+        aliases=ALIASES,
+    ),
+}

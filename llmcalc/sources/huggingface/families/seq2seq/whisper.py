@@ -1,0 +1,67 @@
+"""Whisper: an encoder of sound, whose convolutions make 1500 positions of 3000 frames, below BART's kind of decoder.
+
+transformers: models/whisper. Its encoder's sines are a table in the checkpoint, that no training changes.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, Family
+from ...parts import Table
+from .bart import ALIASES, COMMON, IGNORED, bart_like
+
+
+def _whisper(c: Config) -> Table:
+    heard = {"type": "learned", "max_position_embeddings": c.size("max_source_positions")}
+    stem = {"num_mel_bins": c.size("num_mel_bins"), "max_source_positions": c.size("max_source_positions")}
+    said = {"type": "learned", "max_position_embeddings": c.size("max_target_positions")}
+    table = bart_like(c, "pre", said, encoder={"stem": stem, "position": heard})
+    for side, name in (("encoder", "attention"), ("decoder", "attention"), ("decoder", "cross_attention")):
+        if side in table:
+            attention = table[side]["block"][name]
+            table[side]["block"][name] = {k: v for k, v in attention.items() if k != "k_bias"}
+    return table
+
+
+FAMILIES = {
+    "whisper": Family(
+        _whisper,
+        {
+            **{k: v for k, v in COMMON.items() if k != "max_position_embeddings"},
+            "vocab_size": 51865,
+            "num_mel_bins": 80,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "d_model": 384,
+            "encoder_layers": 4,
+            "decoder_layers": 4,
+            "encoder_attention_heads": 6,
+            "decoder_attention_heads": 6,
+            "encoder_ffn_dim": 1536,
+            "decoder_ffn_dim": 1536,
+        },
+        IGNORED
+        | {
+            "alignment_heads",
+            "apply_spec_augment",
+            "classifier_proj_size",
+            "mask_feature_length",
+            "mask_feature_min_masks",
+            "mask_feature_prob",
+            "mask_time_length",
+            "mask_time_min_masks",
+            "mask_time_prob",
+            "median_filter_width",
+            "use_weighted_layer_sum",
+            "is_multilingual",
+            "lang_ids",
+            "language",
+            "task",
+            "forced_decoder_ids",
+            "no_timestamps_token_id",
+            "prev_sot_token_id",
+            "suppress_ids",
+            "return_timestamps",
+        },
+        aliases=ALIASES,
+    ),
+}
