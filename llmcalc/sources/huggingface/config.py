@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head import HeadKind
@@ -221,31 +221,3 @@ class Config:
             for k in self.data
             if k not in self.asked and k not in IRRELEVANT and k not in ignored and not k.startswith("_")
         )
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one `model_type` is read.
-
-    read: a config → the `model` table of a native description. defaults: of its configuration class in `transformers`,
-    for every field that `read` asks for (a test compares them with the installed class). ignored: fields of its own
-    that change no count. text: the family of its `text_config`, for a model that wraps a text model. aliases: its
-    `attribute_map`, usual name → the name in its configs (`hidden_size` → `n_embd`). like: the model type whose class
-    in `transformers` computes it, where there is none under its own name. ties: whose `tie_word_embeddings` the class
-    of a wrapper goes by, where both it and its `text_config` have one: the wrapper's, the text's, either that is true,
-    or `never` where it ties nothing. filled: what the wrapper's class lays under its `text_config`. towers: how the
-    names of the classes begin that build towers beside a text model whose config is not nested.
-    """
-
-    read: Callable[[Config], dict[str, Any]] | None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-    text: str | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    like: str | None = None
-    ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
-    filled: Mapping[str, Any] = field(default_factory=dict)
-    towers: str = ""
-
-
-__all__ = ["IRRELEVANT", "Config", "Family", "is_number", "is_whole"]

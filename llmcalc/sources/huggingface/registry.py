@@ -13,7 +13,8 @@ from typing import Any
 
 from ...components.head import HeadKind
 from ...errors import InputError, shown, suggest
-from .config import Config, Family
+from .config import Config
+from .family import Family
 from .heads import architecture_of, head_of
 
 FILES: dict[str, tuple[str, ...]] = {

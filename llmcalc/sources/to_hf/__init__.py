@@ -17,15 +17,16 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ..huggingface.config import Config, Family
+from ..huggingface.config import Config
+from ..huggingface.family import Family
 from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, family_of, read_config
+from ..huggingface.writes import Absent
 from .classes import class_names
 from .compare import Difference, canonical, differences, weight
-from .facts import Absent, Facts
+from .facts import Facts
 from .fields import ALSO, FIELDS, USUAL
-from .own import OWN, SPELLED_AS_READ
 from .wrappers import wrapped
 
 NOT_THERE = (LookupError, AttributeError, TypeError)
@@ -37,7 +38,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
     Raises `InputError` for a spec that no known class computes; it names the nearest one and where that differs.
     """
-    facts, ours = Facts(spec), canonical(spec)
+    facts, ours = Facts(spec, FIELDS), canonical(spec)
     nearest: tuple[tuple[int, int], str, Difference] | None = None
     for kind, family in _families(facts):
         for name in class_names(kind, spec):
@@ -62,7 +63,7 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
     others: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
-        if family.read is None or family.like is not None:
+        if family.read is None or family.like is not None or not family.alone:
             continue
         if _likely(family, facts):
             yield kind, family
@@ -93,7 +94,7 @@ def _activation(facts: Facts) -> str | None:
 def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
     """A config of that class whose fields say what the spec says, as far as they are known to mean it."""
     config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
-    _fill(config, family, facts, [*family.defaults, *OWN.get(kind, {})])
+    _fill(config, family, facts, [*family.defaults, *family.writes])
     asked = _asked(family, config)
     _fill(config, family, facts, [field for field in ALSO if field in asked])
     return config
@@ -101,15 +102,14 @@ def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, A
 
 def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
     """Gives the config each field that says something of the spec, but for a null that its class has anyway."""
-    own = OWN.get(config["model_type"], {})
-    other_names = {} if config["model_type"] in SPELLED_AS_READ else family.aliases
+    other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
-            value = _value(config["model_type"], family, field, facts)
+            value = _value(family, field, facts)
         except NOT_THERE:
             continue
         default = family.defaults.get(field)
-        if field not in config and (value is not None or default is not None or field in own):
+        if field not in config and (value is not None or default is not None or field in family.writes):
             config[field] = default if _same_activation(value, default) else value
 
 
@@ -122,16 +122,18 @@ def _same_activation(value: Any, default: Any) -> bool:
     )
 
 
-def _value(kind: str, family: Family, field: str, facts: Facts) -> Any:
+def _value(family: Family, field: str, facts: Facts) -> Any:
     """What a field says of the spec, its name understood as the family's own, by another name it has,
     or as the spec's.
     """
     usual = {other: name for name, other in family.aliases.items()}.get(field, field)
-    own, names = OWN.get(kind, {}), (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
-    for known in (own, FIELDS):
-        for name in names:
-            if name in known:
-                return known[name](facts)
+    names = (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
+    own = next((family.writes[name] for name in names if name in family.writes), None)
+    if callable(own):
+        return own(facts)
+    for name in (own, *names):
+        if name in FIELDS:
+            return facts.usual(name)
     for name in names[:-1]:
         try:
             return facts.named(name)

@@ -6,7 +6,7 @@ in the spec. The properties here are for what stands elsewhere under another nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,29 +19,30 @@ from ...components.networks.moe import MoE
 from ...components.position import AttentionPosition, Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
+from ..huggingface.writes import Absent, present
 
 LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
 STATE_SPACE = ("mamba", "mamba2")
 
 
-class Absent(LookupError):
-    """The spec has nothing that a field could say: the field is left to its class."""
-
-
-def present(value: Any) -> Any:
-    """The value; raises `Absent` where there is none."""
-    if value is None:
-        raise Absent
-    return value
-
-
 class Facts:
-    """Of one spec. Whatever it asks of a part that the spec has not raises `Absent`."""
+    """Of one spec. Whatever it asks of a part that the spec has not raises `Absent`.
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+    fields: usual name of a field → what it says of a spec.
+    """
+
+    def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[Facts], Any]]) -> None:
+        self.spec, self.fields = spec, fields
         self.main: Stack = spec.main
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
+
+    def of(self, spec: ModelSpec) -> Facts:
+        """Of another spec."""
+        return Facts(spec, self.fields)
+
+    def usual(self, name: str) -> Any:
+        """What the field of that usual name says."""
+        return self.fields[name](self)
 
     @cached_property
     def layers(self) -> list[Layer]:

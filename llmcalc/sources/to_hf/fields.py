@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...components.added_position import Learned
 from ...components.distance import RelativeBias
@@ -16,9 +16,8 @@ from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from .facts import Absent, Facts, present
-
-Value: TypeAlias = Callable[[Facts], Any]
+from ..huggingface.writes import Absent, present
+from .facts import Facts
 
 ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
 """Our activations → names in configs, where they differ."""
@@ -125,7 +124,7 @@ def _buckets(s: Facts) -> RelativeBias:
     return found
 
 
-FIELDS: dict[str, Value] = {
+FIELDS: dict[str, Callable[[Facts], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
     "num_hidden_layers": lambda s: s.first.num_hidden_layers,
@@ -211,13 +210,3 @@ ALSO = (
     "max_position_embeddings",
 )
 """Fields that a reader may ask for without a default of their own."""
-
-PARTLY_TURNED = frozenset(
-    """
-    bamba glm glm4 glm4_moe glm4_moe_lite gpt_neox minimax_m2 nemotron persimmon phi phi3 qwen3_5_moe_text qwen3_5_text
-    qwen3_next recurrent_gemma stablelm zaya
-    """.split()  # noqa: SIM905
-)
-"""Families whose classes turn as much of each head as `partial_rotary_factor` says;
-others turn all of it, whatever their config says.
-"""

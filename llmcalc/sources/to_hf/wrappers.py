@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ...components.towers import Tower
 from ...model import ModelSpec
-from .classes import prefix
+from .classes import wrapper_names
 from .fields import ACTIVATIONS
 
 Table: TypeAlias = dict[str, Any]
@@ -37,7 +37,7 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
         return config
     bare = config["architectures"][0].endswith("Model")
     text = {k: v for k, v in config.items() if k != "architectures"}
-    about = {"model_type": kind, "architectures": [prefix(kind) + ("Model" if bare else "ForConditionalGeneration")]}
+    about = {"model_type": kind, "architectures": wrapper_names(kind, bare)[:1]}
     return {**about, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text, **sections}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, attention, decoder, glu, rmsnorm, rope
 
 

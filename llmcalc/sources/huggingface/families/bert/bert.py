@@ -6,10 +6,12 @@ transformers: the folder of each in models.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
-from ...config import Config, Family, is_whole
+from ...config import Config, is_whole
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     OF_CHOICES,
@@ -25,6 +27,10 @@ from ...parts import (
     pooler,
     token_types,
 )
+from ...writes import Writes, present
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _bert(c: Config) -> Table:
@@ -232,10 +238,45 @@ OLD = frozenset(
 """Fields of earlier versions of the classes."""
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
 
+
+def offset(s: Facts) -> int:
+    """Rows of the table of positions below the first."""
+    return s.first.position.offset if isinstance(s.first.position, Learned) else 0
+
+
+ROBERTA_WRITES: Writes = {
+    "pad_token_id": lambda s: offset(s) - 1 if offset(s) else None,
+    "max_position_embeddings": lambda s: s.usual("max_position_embeddings") + offset(s),
+}
+
+
+def _tasks(s: Facts) -> int | None:
+    """ERNIE: the number of tasks."""
+    types = s.first.token_types
+    return None if types is None else types.task_type_vocab_size
+
+
+def _owners(s: Facts) -> list[int]:
+    """For each layer the first that has its parameters."""
+    names = s.first.layer_names()
+    first = {name: names.index(name) for name in dict.fromkeys(names)}
+    return [first[name] for name in names]
+
+
+def _in_a_group(s: Facts) -> int:
+    """ALBERT: layers of a group, which are run one after the other."""
+    owners = _owners(s)
+    back = [i for i, owner in enumerate(owners) if owner == 0]
+    return back[1] if len(back) > 1 else 1
+
+
 FAMILIES = {
     "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD),
     "ernie": Family(
-        _bert, {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3}, OF_ERNIE
+        _bert,
+        {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
+        OF_ERNIE,
+        writes={"use_task_id": lambda s: _tasks(s) is not None, "task_type_vocab_size": lambda s: present(_tasks(s))},
     ),
     "megatron-bert": Family(
         _megatron_bert,
@@ -252,7 +293,10 @@ FAMILIES = {
         OLD | {"tokenizer_type"},
     ),
     "roberta-prelayernorm": Family(
-        _roberta_prelayernorm, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD
+        _roberta_prelayernorm,
+        {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
@@ -270,13 +314,23 @@ FAMILIES = {
             "pad_token_id": 1,
         },
         OLD,
+        writes=ROBERTA_WRITES,
     ),
-    "data2vec-text": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "data2vec-text": Family(
+        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+    ),
     "roberta": Family(
-        _roberta, {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1}, OLD
+        _roberta,
+        {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
     ),
-    "xlm-roberta": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
-    "camembert": Family(_roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD),
+    "xlm-roberta": Family(
+        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+    ),
+    "camembert": Family(
+        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+    ),
     "distilbert": Family(
         _distilbert,
         {
@@ -335,8 +389,16 @@ FAMILIES = {
             "inner_group_num": 1,
         },
         OLD | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+        writes={
+            "num_hidden_groups": lambda s: len({*_owners(s)}) // _in_a_group(s),
+            "inner_group_num": _in_a_group,
+            "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
+        },
     ),
     "mpnet": Family(
-        _mpnet, {**COMMON, "vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1}, OLD
+        _mpnet,
+        {**COMMON, "vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
     ),
 }

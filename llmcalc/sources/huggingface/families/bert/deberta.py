@@ -5,11 +5,16 @@ transformers: models/deberta, models/deberta_v2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family, is_whole
+from ...config import Config, is_whole
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
+from ...writes import Absent, Value, Writes, present
 from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _deberta(c: Config) -> Table:
@@ -133,7 +138,43 @@ IGNORED = OLD | {
     "cls_token_id",
 }
 
+
+def _distances(s: Facts) -> Any:
+    return s.typed("disentangled")
+
+
+def _position_terms(s: Facts) -> list[str]:
+    try:
+        position = _distances(s)
+    except Absent:
+        return []
+    return [term for term in ("c2p", "p2c") if getattr(position, term)]
+
+
+def _of_convolution(field: str) -> Value:
+    return lambda s: getattr(present(s.first.side_convolution), field)
+
+
+DEBERTA_WRITES: Writes = {
+    "relative_attention": lambda s: s.first.relative_embedding is not None,
+    "position_biased_input": lambda s: s.first.position is not None,
+    "max_relative_positions": lambda s: _distances(s).max_relative_positions,
+    "pos_att_type": _position_terms,
+}
+
+
 FAMILIES = {
-    "deberta": Family(_deberta, DEBERTA, IGNORED),
-    "deberta-v2": Family(_deberta_v2, V2, IGNORED),
+    "deberta": Family(_deberta, DEBERTA, IGNORED, writes=DEBERTA_WRITES),
+    "deberta-v2": Family(
+        _deberta_v2,
+        V2,
+        IGNORED,
+        writes={
+            **DEBERTA_WRITES,
+            "position_buckets": lambda s: _distances(s).position_buckets or -1,
+            "share_att_key": lambda s: _distances(s).share_att_key,
+            "norm_rel_ebd": lambda s: "none" if present(s.first.relative_embedding).norm is None else "layer_norm",
+            **{field: _of_convolution(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
+        },
+    ),
 }

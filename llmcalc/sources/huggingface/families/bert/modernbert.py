@@ -7,9 +7,11 @@ models/jina_embeddings_v3. Of nomic_bert the names are read too that the configs
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from .....components.head import Classifier
+from ...config import Config
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -32,7 +34,11 @@ from ...parts import (
     rope,
     token_types,
 )
+from ...writes import UNPADDED, Writes, present
 from .bert import OLD, bert_act, bert_head, bert_score
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _modernbert(c: Config) -> Table:
@@ -235,9 +241,28 @@ OF_NOMIC = OLD | {
     "num_shared_experts",
 }
 
+
+def _pooling(s: Facts) -> str:
+    return "bos" if isinstance(s.spec.head, Classifier) and s.spec.head.over == "sequence" else "late"
+
+
+MODERN_WRITES: Writes = {
+    "decoder_bias": lambda s: s.head.bias,
+    "classifier_bias": lambda s: present(s.head.transform).bias,
+    "classifier_activation": lambda s: present(s.head.transform).hidden_act,
+    "norm_bias": lambda s: s.layers[0].norm.has_bias,
+    "local_attention": lambda s: present(s.window) - 1,
+}
+
+
 FAMILIES = {
-    "modernbert": Family(_modernbert, MODERN, OF_MODERN),
-    "modernbert-decoder": Family(_modernbert_decoder, MODERN, OF_MODERN),
+    "modernbert": Family(_modernbert, MODERN, OF_MODERN, writes={**MODERN_WRITES, **UNPADDED}),
+    "modernbert-decoder": Family(
+        _modernbert_decoder,
+        MODERN,
+        OF_MODERN,
+        writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
+    ),
     "eurobert": Family(
         _eurobert,
         {
@@ -257,6 +282,7 @@ FAMILIES = {
             "classifier_pooling": "late",
         },
         OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
+        writes={"classifier_pooling": _pooling, **UNPADDED},
     ),
     "gte": Family(
         _gte,
@@ -320,5 +346,6 @@ FAMILIES = {
             "hidden_act": "activation_function",
             "max_position_embeddings": "n_positions",
         },
+        spelled_as_read=True,
     ),
 }

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
+from ...writes import present
 from .bert import COMMON, DECODER, OLD, bert_act, bert_block, bert_head, bert_score, bert_stack
 
 
@@ -96,6 +98,10 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         OLD | {"classifier_dropout_prob", "embedding_size"},
+        writes={
+            "input_embedding_size": lambda s: s.spec.embedding_size,
+            "output_embedding_size": lambda s: present(s.head.transform).size,
+        },
     ),
     "roformer": Family(
         _roformer,

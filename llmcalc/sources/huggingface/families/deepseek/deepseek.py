@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
+from ...writes import PARTLY_TURNED, Writes
 
 
 def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
@@ -155,6 +157,14 @@ ROUTING = frozenset(
 )
 """Which experts are chosen, and fields that latent attention makes none of."""
 
+LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.named("num_attention_heads")}
+
+UNGROUPED_WRITES: Writes = {"n_group": lambda s: 1, "topk_group": lambda s: 1}
+"""Experts are chosen among all, for the spec says nothing of groups."""
+
+UNGROUPED_LATENT_WRITES: Writes = {**LATENT_WRITES, **UNGROUPED_WRITES}
+
+
 FAMILIES = {
     "deepseek_v2": Family(
         _deepseek_v2,
@@ -174,8 +184,9 @@ FAMILIES = {
             "mlp_bias": False,
         },
         ROUTING,
+        writes=UNGROUPED_LATENT_WRITES,
     ),
-    "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING),
+    "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, writes=UNGROUPED_LATENT_WRITES),
     "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
     "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3"),
     "mistral4": Family(
@@ -198,6 +209,7 @@ FAMILIES = {
             "mlp_bias": False,
         },
         ROUTING | {"sliding_window"},
+        writes=UNGROUPED_LATENT_WRITES,
     ),
     "glm4_moe_lite": Family(
         _glm4_moe_lite,
@@ -219,6 +231,7 @@ FAMILIES = {
             "first_k_dense_replace": 1,
         },
         ROUTING,
+        writes={**UNGROUPED_LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTLY_TURNED},
     ),
     "axk1": Family(
         _axk1,
@@ -236,6 +249,7 @@ FAMILIES = {
             "max_position_embeddings": 32768,
         },
         ROUTING,
+        writes=UNGROUPED_LATENT_WRITES,
     ),
     "minicpm3": Family(
         _minicpm3,
@@ -257,6 +271,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         ROUTING | {"scale_emb", "scale_depth", "dim_model_base"},
+        writes=LATENT_WRITES,
     ),
     "youtu": Family(
         _youtu,
@@ -272,5 +287,6 @@ FAMILIES = {
             "mlp_bias": False,
         },
         ROUTING | {"embedding_initializer_range"},
+        writes=LATENT_WRITES,
     ),
 }

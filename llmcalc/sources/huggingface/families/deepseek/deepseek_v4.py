@@ -6,10 +6,14 @@ transformers: models/deepseek_v4.
 from __future__ import annotations
 
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, whole_rope
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 KINDS = {"sliding_attention": "sliding", SPARSE: "sparse", HEAVY: "heavy"}
@@ -128,6 +132,21 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+
+def _compressed(s: Facts) -> list[str]:
+    """DeepSeek-V4's kinds of attention."""
+    kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    return [kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in s.mixers]
+
+
+def _rates_by_kind(s: Facts) -> dict[str, int]:
+    """Tokens of an entry, for each kind of layer that has some."""
+    kinds = zip(_compressed(s), s.mixers, strict=True)
+    return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
+        kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
+    }
+
+
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
@@ -139,5 +158,11 @@ FAMILIES = {
             output_router_logits partial_rotary_factor qk_rope_head_dim routed_scaling_factor swiglu_limit topk_method
             """.split()  # noqa: SIM905
         ),
+        writes={
+            "layer_types": _compressed,
+            "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
+            "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
+            "compress_rates": _rates_by_kind,
+        },
     ),
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import DENSE_OR_MOE, Table, crossed, decoder, dense_or_moe, glu, listed, prediction, rmsnorm
-from .deepseek import COMMON, DEEPSEEK_V3, ROUTING, SIGMOID, mla, routed
+from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
 
 
 def _deepseek_v32(c: Config) -> Table:
@@ -89,7 +90,10 @@ SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 1
 
 FAMILIES = {
     "deepseek_v32": Family(
-        _deepseek_v32, {**SPARSE, "index_n_heads": 64, "max_position_embeddings": 163840}, ROUTING | {"layer_types"}
+        _deepseek_v32,
+        {**SPARSE, "index_n_heads": 64, "max_position_embeddings": 163840},
+        ROUTING | {"layer_types"},
+        writes=UNGROUPED_LATENT_WRITES,
     ),
     "glm_moe_dsa": Family(
         _glm_moe_dsa,
@@ -120,6 +124,10 @@ FAMILIES = {
             "indexer_rope_interleave",
             "moe_router_dtype",
         },
+        writes={
+            **UNGROUPED_LATENT_WRITES,
+            "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
+        },
     ),
     "axk2": Family(
         _axk2,
@@ -149,5 +157,6 @@ FAMILIES = {
             "moe_layer_freq": 1,
         },
         ROUTING | {"layer_types", "mlp_bias", "first_k_dense_replace"},
+        writes=LATENT_WRITES,
     ),
 }

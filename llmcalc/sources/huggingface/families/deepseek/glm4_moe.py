@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
@@ -26,7 +27,8 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from .deepseek import ROUTING, SIGMOID, deepseek, routed
+from ...writes import PARTLY_TURNED
+from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, deepseek, routed
 
 
 def _glm4_moe(c: Config) -> Table:
@@ -94,6 +96,7 @@ FAMILIES = {
             "max_position_embeddings": 131072,
         },
         ROUTING,
+        writes={**UNGROUPED_WRITES, **PARTLY_TURNED},
     ),
     "dots1": Family(
         _dots1,
@@ -116,6 +119,7 @@ FAMILIES = {
             "layer_types": None,
         },
         ROUTING | {"use_sliding_window", "max_window_layers"},
+        writes=UNGROUPED_WRITES,
     ),
     "minimax_m2": Family(
         _minimax_m2,
@@ -149,5 +153,6 @@ FAMILIES = {
                 "layernorm_mlp_beta",
             }
         ),
+        writes=PARTLY_TURNED,
     ),
 }

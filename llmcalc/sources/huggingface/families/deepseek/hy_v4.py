@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, crossed, decoder, dense_or_moe, glu, listed, rmsnorm, uncounted_prediction
+from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
 
 
@@ -78,6 +80,9 @@ DEFAULTS: dict[str, Any] = {
 
 FAMILIES = {
     "hy_v4": Family(
-        _hy_v4, DEFAULTS, ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"}
+        _hy_v4,
+        DEFAULTS,
+        ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"},
+        writes=UNPADDED,
     )
 }

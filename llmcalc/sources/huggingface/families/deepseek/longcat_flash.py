@@ -6,9 +6,10 @@ transformers: models/longcat_flash.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
-from .deepseek import ROUTING, mla
+from .deepseek import LATENT_WRITES, ROUTING, mla
 
 
 def _longcat_flash(c: Config) -> Table:
@@ -93,6 +94,12 @@ FAMILIES = {
             "num_experts_per_tok": "moe_topk",
             "intermediate_size": "ffn_hidden_size",
             "moe_intermediate_size": "expert_ffn_hidden_size",
+        },
+        writes={
+            **LATENT_WRITES,
+            "head_dim": lambda s: s.mla.qk_rope_head_dim,
+            "num_hidden_layers": lambda s: 2 * len(s.layers),
+            "num_layers": lambda s: len(s.layers),
         },
     ),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
@@ -27,7 +28,7 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from .deepseek import ROUTING, SIGMOID, routed
+from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, routed
 
 
 def _solar_open(c: Config) -> Table:
@@ -95,6 +96,7 @@ FAMILIES = {
             "n_shared_experts": 1,
         },
         ROUTING,
+        writes=UNGROUPED_WRITES,
     ),
     "mellum": Family(
         _mellum,
@@ -124,5 +126,6 @@ FAMILIES = {
             }
         ),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
+        spelled_as_read=True,
     ),
 }

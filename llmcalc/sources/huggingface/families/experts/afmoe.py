@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -25,6 +26,7 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
+from ...writes import present
 
 CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": "sigmoid"}}
 
@@ -170,5 +172,10 @@ FAMILIES = {
                 "mlp_only_layers",
             }
         ),
+        writes={
+            "gating": lambda s: {"element": "per-element", "head": True}[present(s.full.output_gate).per],
+            "num_attention_heads_per_layer": lambda s: [mixer.num_attention_heads for mixer in s.mixers],
+            "mlp_layer_types": "mlp_layer_types",
+        },
     ),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
 
 
@@ -69,5 +70,6 @@ FAMILIES = {
             "max_position_embeddings": 9216,
             "rms_norm_eps": 1e-5,
         },
+        alone=False,
     ),
 }

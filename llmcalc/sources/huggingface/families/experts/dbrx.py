@@ -5,7 +5,8 @@ transformers: models/dbrx.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
@@ -34,6 +35,10 @@ def _inner(c: Config, name: str, defaults: Table) -> Config:
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
 
+UNBOUNDED = 1e9
+"""DBRX bounds queries, keys and values in any case: so far out that it never does."""
+
+
 FAMILIES = {
     "dbrx": Family(
         _dbrx,
@@ -53,6 +58,19 @@ FAMILIES = {
             "hidden_size": "d_model",
             "num_hidden_layers": "n_layers",
             "max_position_embeddings": "max_seq_len",
+        },
+        writes={
+            "attn_config": lambda s: {
+                "kv_n_heads": s.usual("num_key_value_heads"),
+                "rope_theta": s.position.rope_theta,
+                "clip_qkv": UNBOUNDED,
+            },
+            "ffn_config": lambda s: {
+                "ffn_hidden_size": s.moe.expert.intermediate_size,
+                "moe_num_experts": s.moe.num_experts,
+                "moe_top_k": s.moe.num_experts_per_tok,
+                "ffn_act_fn": {"name": s.moe.expert.hidden_act},
+            },
         },
     ),
 }

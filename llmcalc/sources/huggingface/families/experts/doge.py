@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from math import isqrt
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
 
 
@@ -83,5 +84,6 @@ FAMILIES = {
             "num_experts_per_tok": 64,
         },
         frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
+        writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
     ),
 }

@@ -7,9 +7,10 @@ again for images. `use_bias` puts a bias on every map but those of the routed ex
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -24,6 +25,9 @@ from ...parts import (
     uncounted_prediction,
 )
 from ..llama.llama import llama_like
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _biased(c: Config) -> bool:
@@ -116,6 +120,12 @@ MOE: dict[str, Any] = {
     "moe_num_shared_experts": 2,
 }
 
+
+def _interval(s: Facts) -> int:
+    found = s.with_experts()
+    return found[1] - found[0] if len(found) > 1 else 1
+
+
 FAMILIES = {
     "ernie4_5": Family(
         _ernie4_5,
@@ -142,6 +152,11 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases=ALIASES,
+        writes={
+            "moe_layer_start_index": lambda s: s.with_experts()[0],
+            "moe_layer_end_index": lambda s: s.with_experts()[-1],
+            "moe_layer_interval": _interval,
+        },
     ),
     "ernie4_5_vl_moe": Family(None, {"tie_word_embeddings": True}, text="ernie4_5_vl_moe_text"),
     "ernie4_5_vl_moe_text": Family(
@@ -149,5 +164,6 @@ FAMILIES = {
         {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
         NO_COUNT,
         aliases=ALIASES,
+        alone=False,
     ),
 }

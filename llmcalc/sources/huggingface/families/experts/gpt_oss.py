@@ -6,7 +6,8 @@ transformers: models/gpt_oss.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, moe, rmsnorm, windowed
 
 

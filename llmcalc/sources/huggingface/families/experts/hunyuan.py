@@ -7,11 +7,12 @@ transformers: models/hunyuan_v1_dense, models/hunyuan_v1_moe, models/hy_v3; the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
 from .....errors import shown
-from ...config import Config, Family, is_whole
+from ...config import Config, is_whole
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -28,6 +29,9 @@ from ...parts import (
 )
 from ..deepseek.deepseek import SIGMOID
 from ..llama.llama import llama_like
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _mixer(c: Config, order: str = "after_rope", **fields: Any) -> Table:
@@ -163,6 +167,12 @@ NO_COUNT = frozenset(
 OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
 """Not asked for where there are none."""
 
+
+def _each_top_k(s: Facts) -> Any:
+    many = [network.num_experts_per_tok for network in s.networks]
+    return many if len({*many}) > 1 else many[0]
+
+
 FAMILIES = {
     "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS),
     "hunyuan_vl": Family(None, {"tie_word_embeddings": True}, text="hunyuan_vl_text", ties="either"),
@@ -171,12 +181,14 @@ FAMILIES = {
         {**V1, "tie_word_embeddings": True},
         NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
+        spelled_as_read=True,
     ),
     "hunyuan_v1_moe": Family(
         _hunyuan_v1_moe,
         {**V1, "num_experts": 1, "moe_topk": 1},
         NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
+        writes={"moe_topk": _each_top_k},
     ),
     "hy_v3": Family(
         _hy_v3,

@@ -5,7 +5,8 @@ transformers: models/jetmoe. Norms of the layers have the class's own epsilon.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, decoder, glu, moe, rmsnorm, rope
 
 
@@ -54,5 +55,10 @@ FAMILIES = {
             }
         ),
         aliases={"kv_channels": "head_dim"},
+        writes={
+            "kv_channels": lambda s: s.named("head_dim"),
+            "num_key_value_heads": lambda s: s.named("num_key_value_heads"),
+        },
+        spelled_as_read=True,
     ),
 }

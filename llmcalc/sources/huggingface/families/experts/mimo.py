@@ -6,7 +6,8 @@ transformers: models/mimo_v2_flash; MiMo-7B has no class of its own there, and Q
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -22,6 +23,7 @@ from ...parts import (
     prediction,
     rmsnorm,
 )
+from ...writes import Value
 from ..deepseek.deepseek import ROUTING, SIGMOID
 from ..llama.llama import COMMON
 
@@ -84,6 +86,11 @@ def _either(c: Config, field: str, zero: str, one: str, default: list[bool]) -> 
 SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 """What sliding layers may have their own of."""
 
+
+def _of_sliding(field: str) -> Value:
+    return lambda s: getattr(s.sliding, field)
+
+
 FAMILIES = {
     "mimo": Family(
         _mimo,
@@ -135,6 +142,13 @@ FAMILIES = {
             "partial_rotary_factor",
             "sliding_window",
             "swa_rope_theta",
+        },
+        writes={
+            **{
+                f"swa_{field}": _of_sliding(field)
+                for field in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+            },
+            "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
         },
     ),
 }

@@ -6,7 +6,8 @@ and one after each addition, the last of them being the model's own.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed, mixed, moe, rmsnorm
 
 
@@ -62,5 +63,6 @@ FAMILIES = {
         )
         | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
+        spelled_as_read=True,
     ),
 }

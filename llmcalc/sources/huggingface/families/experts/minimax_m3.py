@@ -6,7 +6,10 @@ transformers: models/minimax_m3_vl (the text model; `minimax_m3_vl` wraps it bes
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from typing import TYPE_CHECKING
+
+from ...config import Config
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -20,7 +23,11 @@ from ...parts import (
     uncounted_prediction,
     whole_rope,
 )
+from ...writes import Value
 from ..deepseek.deepseek import SIGMOID
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 OLDER = {
     "index_n_heads": "sparse_num_index_heads",
@@ -85,6 +92,18 @@ def _either(c: Config, field: str, zero: str, one: str, depth: int) -> list[str]
     return [one if g else zero for g in given]
 
 
+def _sights(s: Facts) -> list[str]:
+    """MiniMax-M3: layers that choose blocks, and layers that see everything."""
+    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in s.mixers]
+
+
+def _ratio(field: str) -> Value:
+    return lambda s: getattr(s.named("block_indexer"), field)
+
+
+OF_THE_INDEXER = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")
+
+
 FAMILIES = {
     "minimax_m3_vl_text": Family(
         _minimax_m3,
@@ -128,6 +147,12 @@ FAMILIES = {
                 *OLDER,
             }
         ),
+        writes={
+            "layer_types": _sights,
+            "intermediate_size": lambda s: s.moe.expert.intermediate_size,
+            "dense_intermediate_size": lambda s: s.dense.intermediate_size,
+            **{field: _ratio(field) for field in OF_THE_INDEXER},
+        },
     ),
     "minimax_m3_vl": Family(None, text="minimax_m3_vl_text", ties="either"),
 }

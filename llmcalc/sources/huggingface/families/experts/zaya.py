@@ -6,8 +6,10 @@ transformers: models/zaya.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, biases, crossed, decoder, glu, listed, moe, rmsnorm, rope
+from ...writes import PARTLY_TURNED
 
 
 def _zaya(c: Config) -> Table:
@@ -88,5 +90,9 @@ FAMILIES = {
             "cca_time1": 2,
         },
         frozenset({"output_router_logits", "zaya_mlp_expansion"}),
+        writes={
+            "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
+            **PARTLY_TURNED,
+        },
     ),
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -24,6 +25,7 @@ from ...parts import (
     seen_both_ways,
     windowed,
 )
+from ...writes import Writes
 
 
 def gemma_like(
@@ -109,6 +111,9 @@ IGNORED = frozenset(
     }
 )
 
+LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
+
+
 FAMILIES = {
     "gemma": Family(
         _gemma,
@@ -141,6 +146,7 @@ FAMILIES = {
             "sliding_window_pattern": 6,
         },
         IGNORED | {"hidden_act"},
+        writes=LOCAL_THETA_WRITES,
     ),
     "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
     "shieldgemma2": Family(None, text="gemma3_text", ties="either"),

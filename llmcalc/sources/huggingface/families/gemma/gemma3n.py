@@ -6,9 +6,10 @@ transformers: models/gemma3n.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -25,7 +26,10 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from .gemma import local_theta
+from .gemma import LOCAL_THETA_WRITES, local_theta
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _widths(c: Config, depth: int) -> list[int]:
@@ -124,7 +128,23 @@ IGNORED = frozenset(
     }
 )
 
+
+def sharing(s: Facts) -> int:
+    """How many layers take the keys and values of one below."""
+    return sum(bool(mixer.kv_shared) for mixer in s.mixers)
+
+
+def _widths_of_layers(s: Facts) -> Any:
+    widths = [network.intermediate_size for network in s.networks]
+    return widths if len({*widths}) > 1 else widths[0]
+
+
 FAMILIES = {
-    "gemma3n_text": Family(_gemma3n, DEFAULTS, IGNORED),
+    "gemma3n_text": Family(
+        _gemma3n,
+        DEFAULTS,
+        IGNORED,
+        writes={**LOCAL_THETA_WRITES, "num_kv_shared_layers": sharing, "intermediate_size": _widths_of_layers},
+    ),
     "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text"),
 }

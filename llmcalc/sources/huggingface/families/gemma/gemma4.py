@@ -8,9 +8,11 @@ both ways in all of its layers is an encoder here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family, is_whole
+from .....components.mixers.attention import Attention
+from ...config import Config, is_whole
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -28,7 +30,12 @@ from ...parts import (
     rmsnorm,
     seen_both_ways,
 )
-from .gemma import local_theta
+from ...writes import present
+from .gemma import LOCAL_THETA_WRITES, local_theta
+from .gemma3n import sharing
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
@@ -167,8 +174,56 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _full(s: Facts) -> Any:
+    """A layer without a window."""
+    return s.find(Attention, where=lambda part: part.sliding_window is None)
+
+
+def _windowed(s: Facts) -> Any:
+    """The heads and their size of a layer with a window, of any where none has."""
+    return (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)
+
+
+def _every_key(s: Facts) -> int | None:
+    """Key/value heads of full layers, where they are not those of the others."""
+    many: int | None = _full(s).num_key_value_heads
+    return many if many != s.mixers[0].num_key_value_heads else None
+
+
+def _per_layer(s: Facts) -> int:
+    try:
+        width: int = present(s.first.per_layer_embedding).hidden_size_per_layer_input
+    except LookupError:
+        return 0
+    return width
+
+
+def _wider(s: Facts) -> bool:
+    """Whether layers that share keys and values have a wider network."""
+    networks: list[Any] = [layer.networks()[-1] for layer in s.layers]
+    return len({network.intermediate_size for network in networks}) > 1
+
+
 FAMILIES = {
-    "gemma4_text": Family(_gemma4, DEFAULTS, IGNORED),
+    "gemma4_text": Family(
+        _gemma4,
+        DEFAULTS,
+        IGNORED,
+        writes={
+            **LOCAL_THETA_WRITES,
+            "head_dim": lambda s: _windowed(s)[2],
+            "num_key_value_heads": lambda s: _windowed(s)[1],
+            "global_head_dim": lambda s: _full(s).sizes(s.spec.hidden_size)[2],
+            "num_global_key_value_heads": _every_key,
+            "attention_k_eq_v": lambda s: _full(s).attention_k_eq_v,
+            "num_kv_shared_layers": sharing,
+            "use_double_wide_mlp": _wider,
+            "hidden_size_per_layer_input": _per_layer,
+            "enable_moe_block": lambda s: bool(s.with_experts()),
+            "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
+        },
+    ),
     "gemma4": Family(None, {"tie_word_embeddings": True}, text="gemma4_text"),
     "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
     "gemma4_unified": Family(None, {"tie_word_embeddings": True}, text="gemma4_unified_text"),

@@ -7,9 +7,11 @@ transformers: models/t5gemma, models/t5gemma2. Without `is_encoder_decoder` it i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from .....components.mixers.attention import Attention
+from ...config import Config
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -24,7 +26,11 @@ from ...parts import (
     seen_both_ways,
     windowed,
 )
+from ...writes import present
 from .gemma import capped, local_theta
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
@@ -196,7 +202,43 @@ IMAGES = frozenset(
 )
 WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
+
+def _module(s: Facts, side: str) -> dict[str, Any]:
+    """A config for each side."""
+    stack = present(getattr(s.spec, side))
+    alone = s.of(s.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")
+    values = {field: alone.usual(field) for field in names}
+    mixer, context = alone.find(Attention), s.spec.max_position_embeddings
+    values |= {
+        "hidden_activation": alone.usual("hidden_act"),
+        "attention_bias": mixer.q_bias,
+        "attn_logit_softcapping": mixer.attn_logit_softcapping,
+    }
+    values |= {} if alone.window is None else {"sliding_window": alone.window}
+    values |= {} if context is None else {"max_position_embeddings": context}
+    sizes = {
+        "vocab_size": stack.vocab_size or s.spec.vocab_size,
+        "hidden_size": stack.hidden_size or s.spec.hidden_size,
+    }
+    return {
+        **sizes,
+        "num_attention_heads": mixer.num_attention_heads,
+        **values,
+        "rope_theta": alone.position.rope_theta,
+    }
+
+
 FAMILIES = {
-    "t5gemma": Family(_t5gemma, WHOLE, IGNORED),
+    "t5gemma": Family(
+        _t5gemma,
+        WHOLE,
+        IGNORED,
+        writes={
+            "encoder": lambda s: _module(s, "encoder"),
+            "decoder": lambda s: _module(s, "decoder"),
+            "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
+        },
+    ),
     "t5gemma2": Family(_t5gemma2, WHOLE, IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"}),
 }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
+from ...writes import PARTLY_TURNED, UNPADDED
 
 
 def _glm(c: Config, placement: str = "pre") -> Table:
@@ -37,4 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": True,
 }
 
-FAMILIES = {"glm": Family(_glm, DEFAULTS), "glm4": Family(_glm4, DEFAULTS)}
+FAMILIES = {
+    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}),
+    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}),
+}

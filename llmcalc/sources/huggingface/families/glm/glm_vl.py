@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope
 from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
 

@@ -5,11 +5,15 @@ transformers: models/bloom, models/falcon, models/mpt. All three tie their head 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 from .gpt import heads_of, inner
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _bloom(c: Config) -> Table:
@@ -91,6 +95,19 @@ OF_ATTENTION = frozenset(
     {"alibi_bias_max", "attn_impl", "attn_uses_sequence_id", "clip_qkv", "prefix_lm", "softmax_scale"}
 )
 
+
+def _groups_or_norms(s: Facts) -> bool:
+    """Falcon's second architecture: two norms side by side, or groups of queries."""
+    return s.layers[0].parallel == "separate" or s.usual("num_key_value_heads") not in (
+        1,
+        s.named("num_attention_heads"),
+    )
+
+
+def _norms(s: Facts) -> int | None:
+    return {"separate": 2, "shared": 1}.get(s.layers[0].parallel or "")
+
+
 FAMILIES = {
     "bloom": Family(
         _bloom,
@@ -118,6 +135,7 @@ FAMILIES = {
             }
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        spelled_as_read=True,
     ),
     "falcon": Family(
         _falcon,
@@ -141,6 +159,14 @@ FAMILIES = {
         },
         frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
         aliases={"hidden_size": "n_embed"},
+        writes={
+            "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
+            "new_decoder_architecture": _groups_or_norms,
+            "num_ln_in_parallel_attn": _norms,
+            "parallel_attn": lambda s: s.layers[0].parallel is not None,
+            "bias": lambda s: s.network.up_bias,
+        },
+        spelled_as_read=True,
     ),
     "mpt": Family(
         _mpt,

@@ -6,7 +6,8 @@ transformers: models/ctrl.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
 from .gpt import ALIASES, heads_of
 
@@ -52,5 +53,6 @@ FAMILIES = {
             }
         ),
         aliases=ALIASES,
+        writes={"dff": lambda s: s.network.intermediate_size},
     ),
 }

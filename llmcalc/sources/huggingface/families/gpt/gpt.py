@@ -7,9 +7,10 @@ biases, ungated feed-forward networks with biases; learned positions up to GPT-N
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -24,6 +25,10 @@ from ...parts import (
     mlp,
     rope,
 )
+from ...writes import present
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def heads_of(c: Config, **fields: Any) -> Table:
@@ -196,6 +201,17 @@ NO_COUNT = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _afn(s: Facts) -> str:
+    """GPT-1 calls by `gelu` what others call by its approximation."""
+    return {"gelu_tanh": "gelu"}.get(s.network.hidden_act, s.network.hidden_act)
+
+
+def _neo(s: Facts) -> list[Any]:
+    """Each layer by itself."""
+    return [[["global" if kind == "full_attention" else "local"], 1] for kind in s.kinds()]
+
+
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
@@ -212,6 +228,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases=ALIASES,
+        writes={"afn": _afn},
     ),
     "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
     "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
@@ -238,6 +255,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+        writes={"attention_types": _neo, "window_size": lambda s: present(s.window)},
     ),
     "gptj": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
     "codegen": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
@@ -257,6 +275,7 @@ FAMILIES = {
             "attention_bias": True,
         },
         NO_COUNT,
+        writes={"rotary_pct": "partial_rotary_factor"},
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,

@@ -5,9 +5,15 @@ transformers: models/opt, models/xglm, models/biogpt.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from typing import TYPE_CHECKING
+
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, learned
 from .gpt import heads_of, inner
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _opt(c: Config) -> Table:
@@ -47,6 +53,11 @@ def _fairseq(c: Config, width: str, act: str, position: Table) -> Table:
 
 NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
+
+def _pre(s: Facts) -> bool:
+    return s.layers[0].norm_placement == "pre"
+
+
 FAMILIES = {
     "opt": Family(
         _opt,
@@ -66,6 +77,12 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         NO_COUNT,
+        writes={
+            "do_layer_norm_before": _pre,
+            "_remove_final_layer_norm": lambda s: _pre(s) and s.main.final_norm is None,
+            "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
+            "enable_bias": lambda s: s.network.up_bias,
+        },
     ),
     "xglm": Family(
         _xglm,

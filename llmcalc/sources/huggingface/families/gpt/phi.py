@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
+from ...writes import PARTLY_TURNED, UNPADDED
 from ..llama.llama import llama_like
 from .gpt import heads_of, inner
 
@@ -110,6 +112,7 @@ FAMILIES = {
                 "mlp_bias",
             }
         ),
+        writes={**UNPADDED, **PARTLY_TURNED},
     ),
     "phi": Family(
         _phi,
@@ -123,6 +126,7 @@ FAMILIES = {
             "layer_norm_eps": 1e-5,
             "qk_layernorm": False,
         },
+        writes=PARTLY_TURNED,
     ),
     "persimmon": Family(
         _persimmon,
@@ -139,6 +143,7 @@ FAMILIES = {
             "qk_layernorm": True,
         },
         frozenset({"num_key_value_heads"}),
+        writes=PARTLY_TURNED,
     ),
     "stablelm": Family(
         _stablelm,
@@ -156,6 +161,7 @@ FAMILIES = {
             "use_parallel_residual": False,
         },
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
+        writes=PARTLY_TURNED,
     ),
     "starcoder2": Family(
         _starcoder2,
@@ -175,6 +181,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
+        writes={"use_bias": lambda s: s.network.up_bias},
     ),
     "jais2": Family(
         _jais2,

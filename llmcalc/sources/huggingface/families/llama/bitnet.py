@@ -6,7 +6,8 @@ stored in.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
 from ..gpt.gpt import inner
 

@@ -8,9 +8,10 @@ transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -29,6 +30,10 @@ from ...parts import (
     rope,
     windowed,
 )
+from ...writes import Absent
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _parallel(c: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
@@ -151,6 +156,14 @@ IGNORED = frozenset(
 
 WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 
+
+def _own_norm(s: Facts) -> float:
+    """Given only where the norm is an RMSNorm: that is what makes it one."""
+    if s.layers[0].norm.type != "rmsnorm":
+        raise Absent
+    return s.layers[0].norm.eps
+
+
 FAMILIES = {
     "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
     "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
@@ -180,5 +193,11 @@ FAMILIES = {
             "use_qk_norm": None,
         },
         IGNORED,
+        writes={
+            "rms_norm_eps": _own_norm,
+            "expert_selection_fn": lambda s: s.moe.router.scoring_func,
+            "prefix_dense_intermediate_size": lambda s: s.dense.intermediate_size,
+            "intermediate_size": lambda s: s.moe.expert.intermediate_size,
+        },
     ),
 }

@@ -5,7 +5,8 @@ transformers: models/diffllama.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, rope
 from .llama import COMMON, llama_like
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -22,6 +23,8 @@ from ...parts import (
     uncounted_prediction,
     windowed,
 )
+from ...writes import WINDOW
+from ..deepseek.deepseek import UNGROUPED_WRITES
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """`sliding_window_pattern` as a text: local and global layers, repeated."""
@@ -115,7 +118,7 @@ IGNORED = frozenset(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, COMMON, IGNORED),
+    "exaone4": Family(_exaone4, COMMON, IGNORED, writes=WINDOW),
     "exaone_moe": Family(
         _exaone_moe,
         {
@@ -128,5 +131,6 @@ FAMILIES = {
             "num_shared_experts": 1,
         },
         IGNORED | {"first_last_k_dense_replace"},
+        writes=UNGROUPED_WRITES,
     ),
 }

@@ -8,11 +8,17 @@ transformers: models/granite, granitemoe, granitemoeshared, hyperclovax, granite
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
-from ...config import Config, Family, is_number
+from .....components.position import Rope
+from ...config import Config, is_number
+from ...family import Family
 from ...parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
+from ...writes import WINDOW, Writes
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _around(c: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any) -> Table:
@@ -97,6 +103,15 @@ WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
+
+def _bases(s: Facts) -> Any:
+    """RoPE's base in each layer, 0 for one without positions."""
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in s.positions]
+
+
+BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _bases}
+
+
 FAMILIES = {
     "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
     "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED),
@@ -121,6 +136,9 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         IGNORED,
+        writes=BASES_WRITES,
     ),
-    "granitemoe_swa": Family(_granitemoe_swa, {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0}, IGNORED),
+    "granitemoe_swa": Family(
+        _granitemoe_swa, {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0}, IGNORED, writes=BASES_WRITES
+    ),
 }

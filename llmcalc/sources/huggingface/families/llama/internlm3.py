@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases
 from .llama import COMMON, llama_like
 

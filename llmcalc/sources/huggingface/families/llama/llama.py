@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_pattern, qk_norm, rmsnorm, windowed
+from ...writes import WINDOW
 
 
 def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
@@ -97,6 +99,7 @@ FAMILIES = {
                 "use_resampler",
             }
         ),
+        writes={"sliding_window": lambda s: None},
     ),
     "mistral": Family(
         _mistral,
@@ -109,6 +112,7 @@ FAMILIES = {
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
+        writes=WINDOW,
     ),
     "qwen2": Family(
         _qwen2,

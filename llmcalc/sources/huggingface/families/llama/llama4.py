@@ -6,8 +6,15 @@ transformers: models/llama4 (the text model; `llama4` wraps it beside a vision t
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from typing import TYPE_CHECKING
+
+from .....components.mixers.attention import Attention
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases, crossed, decoder, glu, listed, moe, qk_norm, rmsnorm
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
@@ -51,6 +58,10 @@ def _ropes(c: Config, depth: int) -> list[int]:
     return ropes[:depth]
 
 
+def _qk_normed(s: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers)
+
+
 FAMILIES = {
     "llama4_text": Family(
         _llama4_text,
@@ -81,6 +92,12 @@ FAMILIES = {
         frozenset(
             {"attn_scale", "attn_temperature_tuning", "floor_scale", "for_llm_compressor", "output_router_logits"}
         ),
+        writes={
+            "intermediate_size": lambda s: s.moe.expert.intermediate_size,
+            "intermediate_size_mlp": lambda s: s.network.intermediate_size,
+            "moe_layers": lambda s: s.with_experts(),
+            "use_qk_norm": _qk_normed,
+        },
     ),
     "llama4": Family(None, text="llama4_text", ties="text"),
 }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, attention, decoder, glu, rmsnorm, windowed
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -23,6 +24,7 @@ from ...parts import (
     rmsnorm,
     windowed,
 )
+from ...writes import UNPADDED
 
 
 def _olmo(c: Config) -> Table:
@@ -108,5 +110,6 @@ FAMILIES = {
             "num_experts_per_tok": 5,
         },
         IGNORED,
+        writes=UNPADDED,
     ),
 }

@@ -5,7 +5,8 @@ transformers: models/phi4_multimodal.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, attention
 from .llama import llama_like
 
@@ -38,5 +39,6 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         towers="Phi4Multimodal",
+        alone=False,
     ),
 }

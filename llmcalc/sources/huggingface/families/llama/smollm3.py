@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -24,6 +25,7 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
+from ...writes import UNPADDED
 
 
 def _around(c: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
@@ -106,6 +108,7 @@ FAMILIES = {
             "no_rope_layer_interval": 4,
         },
         frozenset({"max_window_layers"}),
+        writes=UNPADDED,
     ),
     "seed_oss": Family(
         _seed_oss,
@@ -122,6 +125,7 @@ FAMILIES = {
             "attention_bias": True,
             "attention_out_bias": False,
         },
+        writes={"attention_out_bias": lambda s: s.full.o_bias},
     ),
     "arcee": Family(
         _arcee,

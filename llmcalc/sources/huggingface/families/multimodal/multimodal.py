@@ -6,7 +6,7 @@ transformers: models/llava, llava_next, llava_onevision, internvl, idefics3, smo
 
 from __future__ import annotations
 
-from ...config import Family
+from ...family import Family
 
 UNTIED = {"tie_word_embeddings": False}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, qk_norm, rmsnorm
 from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
 from ..llama.llama import llama_like

@@ -11,7 +11,8 @@ from math import floor
 from typing import Any
 
 from .....components.base import LARGEST
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import (
     QKVO,
     Table,
@@ -28,7 +29,9 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import SIGMOID, mla
+from ...writes import PARTLY_TURNED, UNPADDED, Writes, present
+from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, UNGROUPED_LATENT_WRITES, mla
+from .mamba import of_kind, steps_of
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
 
@@ -283,6 +286,12 @@ KIMI_NAMES = {
     "n_shared_experts": "num_shared_experts",
 }
 
+QWEN_WRITES: Writes = {
+    "full_attention_interval": lambda s: steps_of(s, of_kind(s, "full_attention")),
+    "mtp_num_hidden_layers": "num_nextn_predict_layers",
+}
+
+
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
@@ -298,6 +307,7 @@ FAMILIES = {
             "mlp_only_layers": None,
         },
         IGNORED | {"intermediate_size", "use_sliding_window"},
+        writes={**QWEN_WRITES, **PARTLY_TURNED},
     ),
     "qwen3_5_text": Family(
         _qwen3_5,
@@ -310,12 +320,14 @@ FAMILIES = {
             "num_key_value_heads": 4,
         },
         IGNORED,
+        writes={**QWEN_WRITES, **PARTLY_TURNED},
     ),
     "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
+        writes={**QWEN_WRITES, **PARTLY_TURNED},
     ),
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
     "kimi_linear": Family(
@@ -351,6 +363,7 @@ FAMILIES = {
         },
         ROUTING,
         aliases=KIMI_NAMES,
+        writes={**LATENT_WRITES, **UNPADDED},
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
@@ -386,6 +399,14 @@ FAMILIES = {
         },
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
+        writes={
+            **UNGROUPED_LATENT_WRITES,
+            "head_dim": lambda s: s.named("linear_head_dim"),
+            "short_conv_kernel_size": lambda s: s.named("linear_conv_kernel_dim"),
+            "kda_safe_gate": lambda s: s.named("kda_lower_bound") is not None,
+            "kda_lower_bound": lambda s: present(s.named("kda_lower_bound")),
+            **UNPADDED,
+        },
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,
@@ -419,5 +440,6 @@ FAMILIES = {
                 "partial_rotary_factor",
             }
         ),
+        writes=UNPADDED,
     ),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
-from .mamba import IGNORED, step_rank
+from ...writes import PARTLY_TURNED
+from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
 """What a layer's mixer is called in configs, old and new → here."""
@@ -172,6 +174,11 @@ MULTIPLIERS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _lowest(found: list[int]) -> int:
+    return found[0] if found else 0
+
+
 FAMILIES = {
     "jamba": Family(
         _jamba,
@@ -192,6 +199,16 @@ FAMILIES = {
         IGNORED
         | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
         aliases={"num_experts": "num_local_experts"},
+        writes={
+            **MAMBA_WRITES,
+            "mamba_dt_rank": of_state_space("time_step_rank"),
+            "attn_layer_period": lambda s: steps_of(s, of_kind(s, "full_attention")),
+            "attn_layer_offset": lambda s: _lowest(of_kind(s, "full_attention")),
+            "expert_layer_period": lambda s: steps_of(s, s.with_experts()),
+            "expert_layer_offset": lambda s: _lowest(s.with_experts()),
+            "num_experts": lambda s: max(1, s.usual("num_experts")),
+        },
+        spelled_as_read=True,
     ),
     "bamba": Family(
         _bamba,
@@ -204,6 +221,7 @@ FAMILIES = {
             "mlp_bias": False,
         },
         IGNORED | MULTIPLIERS,
+        writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTLY_TURNED},
     ),
     "granitemoehybrid": Family(
         _granitemoehybrid,
@@ -222,6 +240,15 @@ FAMILIES = {
         },
         IGNORED | MULTIPLIERS,
         aliases={"layer_types": "layers_block_type"},
+        writes={
+            **MAMBA_2_WRITES,
+            "layer_types": lambda s: s.kinds(full_attention="attention"),
+            "position_embedding_type": lambda s: "rope" if any(s.positions) else None,
+            "shared_intermediate_size": lambda s: (
+                s.shared.intermediate_size if s.with_experts() else s.network.intermediate_size
+            ),
+        },
+        spelled_as_read=True,
     ),
     "falcon_h1": Family(
         _falcon_h1,
@@ -237,5 +264,12 @@ FAMILIES = {
             "mlp_bias": False,
         },
         IGNORED | MULTIPLIERS,
+        writes={
+            **MAMBA_2_WRITES,
+            "mamba_d_ssm": inner_width,
+            "mamba_rms_norm": lambda s: s.typed("mamba2").norm is not None,
+            "mamba_norm_before_gate": of_state_space("norm_before_gate"),
+            "projectors_bias": of_state_space("out_bias"),
+        },
     ),
 }

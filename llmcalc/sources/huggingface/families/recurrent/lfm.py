@@ -6,10 +6,17 @@ transformers: models/lfm2, models/lfm2_moe, models/lfm3.
 from __future__ import annotations
 
 from math import floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from .....components.mixers.attention import Attention
+from .....components.networks.router import LinearRouter
+from ...config import Config
+from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, listed, mixed, moe, qk_norm, rmsnorm, rope
+from ...writes import UNPADDED
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
@@ -113,6 +120,11 @@ UNUSED = frozenset(
 )
 """Fields of the checkpoints' configs that the classes make nothing of, or only sometimes."""
 
+
+def _gated(s: Facts) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers)
+
+
 FAMILIES = {
     "lfm2": Family(
         _lfm2,
@@ -126,6 +138,7 @@ FAMILIES = {
             "full_attn_idxs": None,
         },
         UNUSED,
+        writes={"block_auto_adjust_ff_dim": lambda s: False},
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
@@ -140,6 +153,7 @@ FAMILIES = {
             "use_expert_bias": True,
         },
         UNUSED,
+        writes={"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
     ),
     "lfm2_vl": Family(
         None, {"tie_word_embeddings": True}, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}
@@ -162,6 +176,11 @@ FAMILIES = {
             "attention_bias": False,
         },
         UNUSED,
+        writes={
+            "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
+            "use_attention_gate": _gated,
+            **UNPADDED,
+        },
     ),
     "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3"),
 }

@@ -5,10 +5,15 @@ transformers: models/mamba, models/falcon_mamba, models/mamba2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
+from ...writes import Absent, Value, Writes
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 NONE: Table = {"type": "none"}
 
@@ -93,9 +98,64 @@ IGNORED = frozenset(
 and names of other implementations, which the classes do not read.
 """
 
+
+def steps_of(s: Facts, chosen: list[int]) -> int:
+    """How far apart these layers stand; as far as the model is deep where there is one or none."""
+    return chosen[1] - chosen[0] if len(chosen) > 1 else len(s.layers)
+
+
+def of_kind(s: Facts, kind: str) -> list[int]:
+    """The layers of a kind."""
+    return [i for i, found in enumerate(s.kinds()) if found == kind]
+
+
+def inner_width(s: Facts) -> int:
+    """Channels of the first state space."""
+    mixer = s.typed("mamba", "mamba2")
+    width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
+    return width
+
+
+def expansion(s: Facts) -> int:
+    """Channels of the recurrence as a multiple of the model's width."""
+    times, rest = divmod(inner_width(s), s.spec.hidden_size)
+    if rest or not times:
+        raise Absent
+    return times
+
+
+def of_state_space(field: str) -> Value:
+    """A field of the first state-space mixer."""
+    return lambda s: getattr(s.typed("mamba", "mamba2"), field)
+
+
+MAMBA_WRITES: Writes = {
+    "mamba_d_state": of_state_space("state_size"),
+    "mamba_d_conv": of_state_space("conv_kernel"),
+    "mamba_expand": expansion,
+    "mamba_conv_bias": of_state_space("use_conv_bias"),
+    "mamba_proj_bias": of_state_space("use_bias"),
+}
+
+MAMBA_2_WRITES: Writes = {
+    **MAMBA_WRITES,
+    "mamba_n_heads": of_state_space("num_heads"),
+    "mamba_d_head": of_state_space("head_dim"),
+    "mamba_n_groups": of_state_space("n_groups"),
+    "mamba_chunk_size": of_state_space("chunk_size"),
+}
+
+ALONE_WRITES: Writes = {
+    "intermediate_size": inner_width,
+    "expand": expansion,
+    "use_bias": of_state_space("use_bias"),
+    "hidden_act": of_state_space("hidden_act"),
+}
+
+
 FAMILIES = {
-    "mamba": Family(_mamba, MAMBA, IGNORED),
-    "falcon_mamba": Family(_falcon_mamba, {**MAMBA, "mixer_rms_eps": 1e-6}, IGNORED),
+    "mamba": Family(_mamba, MAMBA, IGNORED, writes=ALONE_WRITES),
+    "falcon_mamba": Family(_falcon_mamba, {**MAMBA, "mixer_rms_eps": 1e-6}, IGNORED, writes=ALONE_WRITES),
     "mamba2": Family(
         _mamba2,
         {
@@ -111,5 +171,11 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         IGNORED,
+        writes={
+            "expand": expansion,
+            "use_bias": of_state_space("use_bias"),
+            "head_dim": of_state_space("head_dim"),
+            "hidden_act": of_state_space("hidden_act"),
+        },
     ),
 }

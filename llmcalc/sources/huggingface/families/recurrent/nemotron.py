@@ -6,12 +6,17 @@ transformers: models/nemotron, models/nemotron_h.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layernorm, mixed, mlp, moe, rmsnorm, rope
+from ...writes import PARTLY_TURNED
 from .hybrid import plain
-from .mamba import IGNORED, NONE
+from .mamba import IGNORED, NONE, of_state_space
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 KINDS = {
     "M": "mamba",
@@ -106,6 +111,15 @@ def _nemotron_h(c: Config) -> Table:
 
 COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
 
+
+def _letters(s: Facts) -> str:
+    """Nemotron-H: a letter for each layer, which is one sublayer."""
+    mixers = {"mamba2": "M", "attention": "*"}
+    return "".join(
+        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in s.layers
+    )
+
+
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
@@ -123,6 +137,7 @@ FAMILIES = {
             "attention_bias": False,
         },
         frozenset({"layernorm_type", "rope_percent", "partial_rotary_factor", "rotary_percent", "rope_percentage"}),
+        writes=PARTLY_TURNED,
     ),
     "nemotron_h": Family(
         _nemotron_h,
@@ -190,5 +205,15 @@ FAMILIES = {
             "layers_block_type",
         },
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
+        writes={
+            "hybrid_override_pattern": _letters,
+            "use_bias": of_state_space("use_bias"),
+            "mamba_num_heads": of_state_space("num_heads"),
+            "mamba_head_dim": of_state_space("head_dim"),
+            "ssm_state_size": of_state_space("state_size"),
+            "mamba_hidden_act": of_state_space("hidden_act"),
+            "mlp_hidden_act": "hidden_act",
+        },
+        spelled_as_read=True,
     ),
 }

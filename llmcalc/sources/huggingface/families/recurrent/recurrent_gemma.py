@@ -5,8 +5,10 @@ transformers: models/recurrent_gemma. Its `intermediate_size` counts both maps u
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, rmsnorm, rope
+from ...writes import PARTLY_TURNED, present
 
 
 def _recurrent_gemma(c: Config) -> Table:
@@ -71,5 +73,11 @@ FAMILIES = {
         frozenset(
             {"logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}
         ),
+        writes={
+            "block_types": lambda s: s.kinds(sliding_attention="attention"),
+            "attention_window_size": lambda s: present(s.window),
+            "intermediate_size": lambda s: 2 * s.network.intermediate_size,
+            **PARTLY_TURNED,
+        },
     ),
 }

@@ -5,7 +5,8 @@ transformers: models/rwkv.
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, decoder, layernorm
 
 
@@ -33,5 +34,6 @@ FAMILIES = {
         },
         frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
+        writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
     ),
 }

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from math import floor
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table, biases, decoder, rmsnorm
+from ...writes import Value, present
 
 
 def _xlstm(c: Config) -> Table:
@@ -60,6 +62,12 @@ RUNNING = frozenset(
 )
 """How it is run, and a norm that the class always has."""
 
+
+def _width_factor(field: str) -> Value:
+    """The width of all heads together as a multiple of the model's."""
+    return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
+
+
 FAMILIES = {
     "xlstm": Family(
         _xlstm,
@@ -81,5 +89,12 @@ FAMILIES = {
             "gate_soft_cap": 15.0,
         },
         RUNNING,
+        writes={
+            "qk_dim_factor": _width_factor("qk_head_dim"),
+            "v_dim_factor": _width_factor("v_head_dim"),
+            "use_bias": lambda s: s.named("use_bias"),
+            "ffn_round_up_to_multiple_of": lambda s: s.network.intermediate_size,
+            "ffn_proj_factor": lambda s: s.network.intermediate_size / s.spec.hidden_size,
+        },
     ),
 }

@@ -5,11 +5,16 @@ transformers: models/zamba, models/zamba2.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, attention, biases, decoder, glu, layer_pattern, listed, mixed, rmsnorm, rope
-from .mamba import IGNORED, NONE, step_rank
+from ...writes import Writes
+from .mamba import IGNORED, MAMBA_WRITES, NONE, of_state_space, step_rank
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 FIRST = ["mamba", "mamba", "hybrid"]
@@ -169,6 +174,29 @@ OTHER = IGNORED | {
     "use_shared_attention_lora",
 }
 
+
+def _hybrids(s: Facts) -> list[str]:
+    """Zamba's layers: with a shared block before the state space, or without."""
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in s.layers]
+
+
+def _transformer(s: Facts) -> Any:
+    return s.named("transformer")
+
+
+def _shared_blocks(s: Facts) -> int:
+    return max(1, len({name for name in s.first.layer_names() if hasattr(s.first.layer(name), "transformer")}))
+
+
+ZAMBA_WRITES: Writes = {
+    **MAMBA_WRITES,
+    "layers_block_type": _hybrids,
+    "n_mamba_heads": of_state_space("num_heads"),
+    "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
+    "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,
+}
+
+
 FAMILIES = {
     "zamba": Family(
         _zamba,
@@ -191,6 +219,12 @@ FAMILIES = {
         },
         OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+        writes={
+            **ZAMBA_WRITES,
+            "hidden_mamba_act": of_state_space("hidden_act"),
+            "mamba_dt_rank": of_state_space("time_step_rank"),
+        },
+        spelled_as_read=True,
     ),
     "zamba2": Family(
         _zamba2,
@@ -213,5 +247,14 @@ FAMILIES = {
         },
         OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+        writes={
+            **ZAMBA_WRITES,
+            "mamba_ngroups": of_state_space("n_groups"),
+            "add_bias_linear": of_state_space("use_bias"),
+            "num_mem_blocks": _shared_blocks,
+            "use_mem_rope": lambda s: _transformer(s).attention.position is not None,
+            "use_shared_attention_adapter": lambda s: _transformer(s).attention_adapters,
+        },
+        spelled_as_read=True,
     ),
 }

@@ -9,10 +9,16 @@ models/blenderbot_small, models/plbart, models/mvp, models/fsmt.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...config import Config, Family, is_whole
+from .....components.networks.moe import MoE
+from ...config import Config, is_whole
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
+from ...writes import UNPADDED, Writes, present
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 Side = Literal["encoder", "decoder"]
 
@@ -168,23 +174,57 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _side(s: Facts, side: str, field: str) -> Any:
+    block = present(getattr(s.spec, side)).block
+    return getattr(block, field)
+
+
+def _width(s: Facts, side: str) -> int:
+    network = _side(s, side, "feed_forward")
+    width: int = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
+    return width
+
+
+SIDES_WRITES: Writes = {
+    "decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+    "encoder_ffn_dim": lambda s: _width(s, "encoder"),
+    "decoder_ffn_dim": lambda s: _width(s, "decoder"),
+    "decoder_attention_heads": lambda s: _side(s, "decoder", "attention").num_attention_heads,
+}
+
+
 FAMILIES = {
-    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES),
+    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
     "mvp": Family(
         _mvp,
         {**COMMON, "vocab_size": 50267, "use_prompt": False},
         IGNORED | {"prompt_length", "prompt_mid_dim"},
         aliases=ALIASES,
+        writes=SIDES_WRITES,
     ),
-    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES),
+    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
     "m2m_100": Family(
-        _m2m_100, {**COMMON, "vocab_size": 128112, "activation_function": "relu"}, IGNORED, aliases=ALIASES
+        _m2m_100,
+        {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
+        IGNORED,
+        aliases=ALIASES,
+        writes=SIDES_WRITES,
     ),
     "marian": Family(
         _marian,
         {**COMMON, "vocab_size": 58101, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
         IGNORED,
         aliases=ALIASES,
+        writes={
+            **SIDES_WRITES,
+            "share_encoder_decoder_embeddings": lambda s: (
+                s.first.vocab_size is None or s.spec.unused_embedding is not None
+            ),
+            "vocab_size": lambda s: s.first.vocab_size or s.spec.vocab_size,
+            "decoder_vocab_size": lambda s: s.spec.vocab_size,
+            **UNPADDED,
+        },
     ),
     "fsmt": Family(
         _fsmt,
@@ -199,7 +239,7 @@ FAMILIES = {
         IGNORED | {"decoder", "langs"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
     ),
-    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES),
+    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
     "blenderbot": Family(
         _pegasus,
         {
@@ -216,6 +256,7 @@ FAMILIES = {
         },
         IGNORED,
         aliases=ALIASES,
+        writes=SIDES_WRITES,
     ),
     "blenderbot-small": Family(
         _blenderbot_small,
@@ -230,6 +271,7 @@ FAMILIES = {
         },
         IGNORED,
         aliases=ALIASES,
+        writes=SIDES_WRITES,
     ),
     "plbart": Family(
         _bart,
@@ -246,5 +288,6 @@ FAMILIES = {
         },
         IGNORED,
         aliases=ALIASES,
+        writes=SIDES_WRITES,
     ),
 }

@@ -5,11 +5,19 @@ transformers: models/switch_transformers, models/nllb_moe.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...config import Config, Family
+from .....components.networks.moe import MoE
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
+from ...writes import present
 from . import bart, t5
+from .bart import SIDES_WRITES
+from .t5 import T5_WRITES
+
+if TYPE_CHECKING:
+    from ....to_hf.facts import Facts
 
 
 def _switch(c: Config) -> Table:
@@ -86,8 +94,32 @@ OF_EXPERTS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+def _sparse(s: Facts, side: str) -> list[int]:
+    """Layers of a side that have experts."""
+    stack = present(getattr(s.spec, side))
+    return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
+
+
+def _sparse_step(s: Facts, side: str) -> int:
+    """Experts in every so many layers."""
+    found = _sparse(s, side)
+    return found[0] + 1 if found else 0
+
+
 FAMILIES = {
-    "switch_transformers": Family(_switch, SWITCH, t5.IGNORED | OF_EXPERTS, aliases=t5.ALIASES),
+    "switch_transformers": Family(
+        _switch,
+        SWITCH,
+        t5.IGNORED | OF_EXPERTS,
+        aliases=t5.ALIASES,
+        writes={
+            **T5_WRITES,
+            "num_sparse_encoder_layers": lambda s: len(_sparse(s, "encoder")),
+            "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
+            "dense_act_fn": lambda s: s.network.hidden_act,
+        },
+    ),
     "nllb-moe": Family(
         _nllb_moe,
         {
@@ -101,5 +133,10 @@ FAMILIES = {
         },
         bart.IGNORED | OF_EXPERTS,
         aliases=bart.ALIASES,
+        writes={
+            **SIDES_WRITES,
+            "encoder_sparse_step": lambda s: _sparse_step(s, "encoder"),
+            "decoder_sparse_step": lambda s: _sparse_step(s, "decoder"),
+        },
     ),
 }

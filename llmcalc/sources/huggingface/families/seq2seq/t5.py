@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
+from ...writes import Writes, present
 
 
 def _t5(c: Config) -> Table:
@@ -123,14 +125,26 @@ IGNORED = frozenset(
     {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
 )
 
+T5_WRITES: Writes = {
+    "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+    "feed_forward_proj": lambda s: ("gated-" if s.network.gated else "") + s.network.hidden_act.removesuffix("_tanh"),
+}
+
+LONG_WRITES: Writes = {
+    "encoder_attention_type": lambda s: "local" if s.typed("local").global_block_size is None else "transient-global",
+    "global_block_size": lambda s: present(s.typed("local").global_block_size),
+}
+
+
 FAMILIES = {
-    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES),
-    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES),
-    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES),
+    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
+    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
+    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
     "longt5": Family(
         _longt5,
         {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
         IGNORED | {"global_block_size"},
         aliases=ALIASES,
+        writes={**T5_WRITES, **LONG_WRITES},
     ),
 }

@@ -5,9 +5,11 @@ transformers: models/whisper. Its encoder's sines are a table in the checkpoint,
 
 from __future__ import annotations
 
-from ...config import Config, Family
+from ...config import Config
+from ...family import Family
 from ...parts import Table
-from .bart import ALIASES, COMMON, IGNORED, bart_like
+from ...writes import UNPADDED, present
+from .bart import ALIASES, COMMON, IGNORED, SIDES_WRITES, bart_like
 
 
 def _whisper(c: Config) -> Table:
@@ -63,5 +65,12 @@ FAMILIES = {
             "return_timestamps",
         },
         aliases=ALIASES,
+        writes={
+            **SIDES_WRITES,
+            "num_mel_bins": lambda s: present(s.first.stem).num_mel_bins,
+            "max_source_positions": lambda s: present(s.first.stem).max_source_positions,
+            "max_target_positions": lambda s: getattr(s.main.position, "max_position_embeddings", None),
+            **UNPADDED,
+        },
     ),
 }

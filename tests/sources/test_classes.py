@@ -1,0 +1,62 @@
+"""The list of classes in `llmcalc/sources/huggingface/classes.json` is what the installed `transformers` has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+
+from llmcalc.sources import huggingface
+from llmcalc.sources.huggingface.heads import HEAD_ENDINGS
+from llmcalc.sources.huggingface.registry import model_types
+
+LIST = Path(huggingface.__path__[0]) / "classes.json"
+
+
+def modeling(kind: str) -> Iterator[Any]:
+    """The modules in which the classes of a model type are; none where there is none of its name."""
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    try:
+        package = import_module(f"transformers.models.{model_type_to_module_name(kind)}")
+    except ModuleNotFoundError:
+        return
+    for module in iter_modules(package.__path__):
+        if module.name.startswith("modeling_"):
+            yield import_module(f"{package.__name__}.{module.name}")
+
+
+def classes_of(kind: str) -> list[str]:
+    """The public classes that a config of this model type builds, with a head or without, sorted."""
+    return sorted(
+        name
+        for module in modeling(kind)
+        for name in getattr(module, "__all__", ())
+        if name.endswith(tuple(HEAD_ENDINGS))
+        and "pretrained" not in name.lower()
+        and getattr(getattr(getattr(module, name), "config_class", None), "model_type", None) == kind
+    )
+
+
+def written() -> str:
+    """The file's text: a line for each model type that has a class."""
+    import transformers
+
+    found = {kind: classes_of(kind) for kind in model_types()}
+    lines = (f"    {json.dumps(kind)}: {json.dumps(names)}" for kind, names in found.items() if names)
+    version = json.dumps(transformers.__version__)
+    return f'{{\n  "transformers": {version},\n  "classes": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+
+
+def test_the_list_is_that_of_the_installed_classes() -> None:
+    pytest.importorskip("transformers")
+    assert LIST.read_text() == written(), "run python -m tests.sources.test_classes"
+
+
+if __name__ == "__main__":
+    LIST.write_text(written())
