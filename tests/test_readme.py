@@ -21,8 +21,9 @@ import pytest
 
 from llmcalc.cli.main import main
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of
-from llmcalc.verify.deviations import DEVIATIONS
+from llmcalc.sources.huggingface.family import Deviation
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
+from llmcalc.verify.deviations import OF_ALL
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 from tests.verify.test_families import CASES
@@ -115,11 +116,13 @@ def families_table() -> str:
 
 def deviations_table() -> str:
     """Everything that the comparison with transformers excuses."""
-    lines = ["| class | what it does | changes |", "|:---|:---|:---|"]
-    for d in DEVIATIONS:
-        first, others = d.classes[:2], d.classes[2:]
-        whose = ", ".join(first) + (f" and {len(others)} like them" if others else "")
-        lines.append(f"| {whose or 'all'} | {d.what} | {d.quantity.replace('_', ' ')} |")
+    lines = ["| classes of | what they do | changes |", "|:---|:---|:---|"]
+    whose: dict[int, tuple[Deviation, list[str]]] = {id(deviation): (deviation, []) for deviation in OF_ALL}
+    for kind in model_types():
+        for deviation in family_of(kind).deviations:
+            whose.setdefault(id(deviation), (deviation, []))[1].append(kind)
+    for deviation, kinds in whose.values():
+        lines.append(f"| {', '.join(kinds) or 'all'} | {deviation.what} | {deviation.quantity.replace('_', ' ')} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@ experts.
 
 It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths,
 and parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`). Where a
-class departs from its architecture, that is one line in `deviations`, and nothing else is excused.
+class departs from its architecture, that is in the record of its family, and nothing else is excused (`deviations`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
 from ..run.sight import Sight
 from ..run.workload import Workload
+from ..sources.huggingface.family import Quirks
+from ..sources.huggingface.registry import text_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
@@ -33,7 +35,7 @@ from .difference import sizes_of
 from .measure import count_flops, parameters
 from .modules import Found, of_nodes, places, run_by_themselves, without_shared_table
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_of, fields_of, witness_of
+from .witness import class_of, family_behind, fields_of, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +71,7 @@ def verify_config(
     wanted = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
     lengths = tuple(dict.fromkeys(n if longest is None else min(n, longest) for n in wanted))
     model = build(config)
-    checks = list(_checks(spec, model, f"transformers/{config['model_type']}", batch, lengths))
+    checks = list(_checks(spec, config, model, batch, lengths))
     info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec))
 
@@ -96,7 +98,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         needed = " ".join(str(error).split())
         raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
     _without_warnings(model)
-    if not to_run or type(model).__name__ not in LOOKS_AT_VALUES:
+    if not to_run or not cls.__name__.endswith(quirks_of(config).reads_values):
         return model
     size = 2 * sum(p.numel() for p in model.parameters())
     if size > LARGEST_REAL:
@@ -108,6 +110,12 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     _send_to_real_experts(real)
     _drop_no_token(real)
     return real
+
+
+def quirks_of(config: Mapping[str, Any]) -> Quirks:
+    """What the classes of a config's own model type need to be run without values."""
+    family = family_behind(config["model_type"])
+    return Quirks() if family is None else family.quirks
 
 
 def _without_warnings(model: nn.Module) -> None:
@@ -144,8 +152,10 @@ def _drop_no_token(model: nn.Module) -> None:
             setattr(module, capacity, sys.maxsize)
 
 
-def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths: tuple[int, ...]) -> Iterator[Check]:
-    tree, cls = spec.tree(), type(model).__name__
+def _checks(
+    spec: ModelSpec, config: dict[str, Any], model: nn.Module, batch: int, lengths: tuple[int, ...]
+) -> Iterator[Check]:
+    tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
     counted = parameters(model)
     towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
     found = places(tree, counted, spec.kind)
@@ -154,7 +164,7 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
         quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
     ) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
-        cost = followed(cls, quantity, cost, spec)
+        cost = followed(kind, quantity, cost, spec)
         checks = compare(
             tree,
             quantity,
@@ -167,16 +177,16 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
         return (check for check in nonzero(checks) if check.measured is not None)
 
     yield Check(
-        "model", "parameters", total(cls, "parameters", total_of, spec, include=towers), counted.get("", 0), witness
+        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), counted.get("", 0), witness
     )
     yield from against("parameters", total_of, without_shared_table(tree, counted), found)
     for seq in lengths:
         sight = Sight(Workload(batch=batch, seq=seq))
-        passed = run(spec, model, batch, seq)
+        passed = run(spec, model, batch, seq, quirks_of(config))
         yield Check(
             "model",
             "forward_flops",
-            total(cls, "forward_flops", forward_of, spec, sight),
+            total(kind, "forward_flops", forward_of, spec, sight),
             passed.flops.get("", 0),
             witness,
             seq,
@@ -190,7 +200,7 @@ def _checks(spec: ModelSpec, model: nn.Module, witness: str, batch: int, lengths
                 sight,
             )
         if passed.cache is not None:
-            bits = total(cls, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, sight)
+            bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, sight)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 
@@ -204,79 +214,6 @@ def _head(tree: Node, model: Any) -> Found:
     )
     path = next((path for path, other in model.named_modules() if other is module), None)
     return {"lm_head": (path,)} if plain and path is not None else {}
-
-
-GIVEN_A_MASK = (
-    "Gemma4ForConditionalGeneration",
-    "Gemma4UnifiedForConditionalGeneration",
-    "PaliGemmaForConditionalGeneration",
-    "T5GemmaForConditionalGeneration",
-    "T5GemmaModel",
-    "T5GemmaEncoderModel",
-)
-"""Classes that make a mask of the ids where they are given none, and look at its values to do so; meta has none."""
-
-GIVEN_MASKS = ("megatron-bert", "rembert", "roformer")
-"""Model types whose every class does so."""
-
-
-NOT_TOLD_OF_A_CACHE = (
-    "SwitchTransformersForConditionalGeneration",
-    "SwitchTransformersModel",
-    "SwitchTransformersEncoderModel",
-    "T5GemmaForSequenceClassification",
-    "T5GemmaForTokenClassification",
-    "T5Gemma2ForSequenceClassification",
-    "T5Gemma2ForTokenClassification",
-)
-"""Classes that fail where they are asked to keep a cache:
-they pass the word on twice, or to an encoder that refuses it.
-"""
-
-
-LOOKS_AT_VALUES = frozenset(
-    {
-        "DbrxForCausalLM",
-        "DbrxModel",
-        "JetMoeForCausalLM",
-        "JetMoeForSequenceClassification",
-        "JetMoeModel",
-        "BartForSequenceClassification",
-        "MBartForSequenceClassification",
-        "PLBartForSequenceClassification",
-        "MvpForSequenceClassification",
-        "T5ForSequenceClassification",
-        "MT5ForSequenceClassification",
-        "UMT5ForSequenceClassification",
-        "DebertaForMaskedLM",
-        "DebertaForQuestionAnswering",
-        "DebertaForSequenceClassification",
-        "DebertaForTokenClassification",
-        "DebertaModel",
-        "DebertaV2ForMaskedLM",
-        "DebertaV2ForQuestionAnswering",
-        "DebertaV2ForSequenceClassification",
-        "DebertaV2ForTokenClassification",
-        "DebertaV2ForMultipleChoice",
-        "DebertaV2Model",
-        "LongcatFlashForCausalLM",
-        "LongcatFlashModel",
-        "MegatronBertForMultipleChoice",
-        "ModernBertForMultipleChoice",
-        "RemBertForMultipleChoice",
-        "RoFormerForMultipleChoice",
-        "NllbMoeForConditionalGeneration",
-        "NllbMoeModel",
-        "SwitchTransformersForConditionalGeneration",
-        "SwitchTransformersModel",
-        "SwitchTransformersEncoderModel",
-        "T5GemmaForSequenceClassification",
-        "T5GemmaForTokenClassification",
-        "T5Gemma2ForSequenceClassification",
-        "T5Gemma2ForTokenClassification",
-    }
-)
-"""Classes that branch on what a tensor holds (which experts are chosen, where a sequence ends), and so run on a CPU."""
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
@@ -305,23 +242,20 @@ class Pass:
     cache: int | None
 
 
-def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> Pass:
+def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
     """One forward pass over `seq` tokens of `batch` sequences."""
     import torch
     from transformers import DynamicCache
 
-    ids = _tokens(model, batch, seq)
-    inputs: dict[str, Any] = {
-        "input_ids": ids[:, None] if type(model).__name__.endswith("ForMultipleChoice") else ids
-    }  # of one choice
+    ids, name = _tokens(model, batch, seq), type(model).__name__
+    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
-    if spec.kind != "encoder" and type(model).__name__ not in NOT_TOLD_OF_A_CACHE:
+    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache):
         inputs["use_cache"] = True
-    name, kind = type(model).__name__, getattr(model.config, "model_type", "")
-    if name in GIVEN_A_MASK or (kind in GIVEN_MASKS and name not in LOOKS_AT_VALUES):
+    if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
     before = _kept_by_modules(model)

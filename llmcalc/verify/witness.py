@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError
+from ..sources.huggingface.family import Family
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import family_of, model_types, usual_name
 
@@ -26,6 +27,12 @@ def witness_of(model_type: str) -> str:
     kind = usual_name(model_type)
     like = family_of(kind).like if kind in model_types() else None
     return like or kind
+
+
+def family_behind(model_type: str) -> Family | None:
+    """The record of the family whose class computes this model type; none where it is not read."""
+    kind = witness_of(model_type)
+    return family_of(kind) if kind in model_types() else None
 
 
 def class_of(config: Mapping[str, Any]) -> str:

@@ -25,8 +25,10 @@ from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
 from llmcalc.sources.checkpoints.header import Checkpoint, StoredTensor
 from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
+from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.verify.checkpoint import match
+from tests.builders import spec_of
 from tests.verify.test_families import SHAPES
 
 
@@ -207,8 +209,9 @@ def _stored(config: dict[str, Any]) -> Checkpoint:
 
 
 def _deviates(config: dict[str, Any]) -> bool:
-    """Whether its class holds other parameters than the architecture (see DEVIATIONS): an untied BERT or T5."""
-    return config["model_type"] in ("bert", "t5") and config.get("tie_word_embeddings") is False
+    """Whether its class holds other parameters than the architecture: an untied BERT or T5."""
+    found = family_of(config["model_type"]).deviations
+    return any(one.quantity == "parameters" and one.when(spec_of(config)) for one in found)
 
 
 PLAIN = [

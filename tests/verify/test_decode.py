@@ -18,7 +18,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, Buffer, Embedding, ExpertLinear, KVCache, Linear, Norm, Weight
-from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.huggingface.registry import FILES, read_config, text_of
 from llmcalc.verify.deviations import total
 from llmcalc.verify.measure import count_flops
 from llmcalc.verify.transformers import build
@@ -71,7 +71,7 @@ def _decoded(config: dict[str, Any], spec: ModelSpec) -> tuple[int, Any]:
     kept = model(input_ids=ids, use_cache=True).past_key_values
     measured, _ = count_flops(model, lambda: model(input_ids=ids[:, :1], past_key_values=kept, use_cache=True))
     counted = total(
-        type(model).__name__,
+        text_of(config)[2],
         "forward_flops",
         forward_of,
         spec,

@@ -18,7 +18,7 @@ import pytest
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.verify.deviations import total
 from llmcalc.verify.modules import IN_THE_LAYER
@@ -167,11 +167,11 @@ def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
 def test_real_configs_are_exact(case: Path) -> None:
     truth = _read(case / "truth.json")
     spec = load(str(case)).model
-    cls = truth["class"]
+    kind = text_of(_read(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert total(cls, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
+        assert total(kind, "forward_flops", forward_of, spec, sight(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
-            total(cls, "cache_bytes", lambda use: use.cache_bits(16), spec, sight(seq=int(seq))) == 8 * cache["bytes"]
+            total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, sight(seq=int(seq))) == 8 * cache["bytes"]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .writes import Writes
@@ -35,6 +35,20 @@ class Deviation:
     follow: Callable[[Op], Op] = lambda op: op
     when: Callable[[ModelSpec], bool] = lambda spec: True
     more: Callable[[ModelSpec], Number] = lambda spec: 0
+
+
+def every_expert(op: Op) -> Op:
+    """Of classes that run every expert on every token."""
+    from ...ops import ExpertLinear
+
+    return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
+
+
+def untied(spec: ModelSpec) -> bool:
+    """Whether there is a map to the vocabulary that is not the embedding."""
+    from ...components.head import LMHead
+
+    return not spec.tie_word_embeddings and isinstance(spec.head, LMHead)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import EVERY, Deviation, Family, Quirks, untied
 from ...parts import (
     ACTIVATIONS,
     OF_CHOICES,
@@ -270,13 +270,23 @@ def _in_a_group(s: Facts) -> int:
     return back[1] if len(back) > 1 else 1
 
 
+SECOND_BIAS = Deviation(
+    "BERT's untied head",
+    "its output map has a second bias that nothing uses; tying makes them one",
+    "parameters",
+    when=untied,
+    more=lambda spec: spec.vocab_size,
+)
+
+
 FAMILIES = {
-    "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD),
+    "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD, deviations=(SECOND_BIAS,)),
     "ernie": Family(
         _bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
         writes={"use_task_id": lambda s: _tasks(s) is not None, "task_type_vocab_size": lambda s: present(_tasks(s))},
+        deviations=(SECOND_BIAS,),
     ),
     "megatron-bert": Family(
         _megatron_bert,
@@ -291,12 +301,15 @@ FAMILIES = {
             "type_vocab_size": 2,
         },
         OLD | {"tokenizer_type"},
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
     ),
     "roberta-prelayernorm": Family(
         _roberta_prelayernorm,
         {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
         OLD,
         writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
@@ -315,21 +328,35 @@ FAMILIES = {
         },
         OLD,
         writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "data2vec-text": Family(
-        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+        _roberta,
+        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "roberta": Family(
         _roberta,
         {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
         OLD,
         writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "xlm-roberta": Family(
-        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+        _roberta,
+        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "camembert": Family(
-        _roberta, {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1}, OLD, writes=ROBERTA_WRITES
+        _roberta,
+        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD,
+        writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
     "distilbert": Family(
         _distilbert,
@@ -394,11 +421,13 @@ FAMILIES = {
             "inner_group_num": _in_a_group,
             "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
         },
+        deviations=(SECOND_BIAS,),
     ),
     "mpnet": Family(
         _mpnet,
         {**COMMON, "vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1},
         OLD,
         writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
     ),
 }

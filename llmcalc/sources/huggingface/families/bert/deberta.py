@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Absent, Value, Writes, present
-from .bert import COMMON, OLD, bert_act, bert_block, bert_head, bert_positions, bert_score
+from .bert import COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -164,7 +164,9 @@ DEBERTA_WRITES: Writes = {
 
 
 FAMILIES = {
-    "deberta": Family(_deberta, DEBERTA, IGNORED, writes=DEBERTA_WRITES),
+    "deberta": Family(
+        _deberta, DEBERTA, IGNORED, writes=DEBERTA_WRITES, deviations=(SECOND_BIAS,), quirks=Quirks(reads_values=EVERY)
+    ),
     "deberta-v2": Family(
         _deberta_v2,
         V2,
@@ -176,5 +178,7 @@ FAMILIES = {
             "norm_rel_ebd": lambda s: "none" if present(s.first.relative_embedding).norm is None else "layer_norm",
             **{field: _of_convolution(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
         },
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

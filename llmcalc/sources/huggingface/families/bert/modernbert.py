@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.head import Classifier
 from ...config import Config
-from ...family import Family
+from ...family import Family, Quirks
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -35,7 +35,7 @@ from ...parts import (
     token_types,
 )
 from ...writes import UNPADDED, Writes, present
-from .bert import OLD, bert_act, bert_head, bert_score
+from .bert import OLD, SECOND_BIAS, bert_act, bert_head, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -256,7 +256,13 @@ MODERN_WRITES: Writes = {
 
 
 FAMILIES = {
-    "modernbert": Family(_modernbert, MODERN, OF_MODERN, writes={**MODERN_WRITES, **UNPADDED}),
+    "modernbert": Family(
+        _modernbert,
+        MODERN,
+        OF_MODERN,
+        writes={**MODERN_WRITES, **UNPADDED},
+        quirks=Quirks(reads_values=("ForMultipleChoice",)),
+    ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
         MODERN,
@@ -315,6 +321,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         OLD,
+        deviations=(SECOND_BIAS,),
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -347,5 +354,6 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
         },
         spelled_as_read=True,
+        deviations=(SECOND_BIAS,),
     ),
 }

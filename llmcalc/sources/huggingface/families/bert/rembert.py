@@ -5,13 +5,18 @@ transformers: models/bert_generation, models/rembert, models/roformer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
 from ...writes import present
-from .bert import COMMON, DECODER, OLD, bert_act, bert_block, bert_head, bert_score, bert_stack
+from .bert import COMMON, DECODER, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+
+if TYPE_CHECKING:
+    from .....algebra import Number
+    from .....model import ModelSpec
 
 
 def _bert_generation(c: Config) -> Table:
@@ -67,6 +72,27 @@ ROFORMER: dict[str, Any] = {
     "summary_use_proj": None,
 }
 
+
+def _table_of_turns(spec: ModelSpec) -> Number:
+    """A row of a head's width for each position."""
+    mixer = spec.main.block.attention
+    return (
+        spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
+        if isinstance(mixer, Attention) and spec.max_position_embeddings
+        else 0
+    )
+
+
+HOLDS_SINES = Deviation(
+    "RoFormer's sines",
+    "the sines and cosines that turn queries and keys are a table among its parameters, that no training changes",
+    "parameters",
+    more=_table_of_turns,
+)
+
+MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)
+
+
 FAMILIES = {
     "bert-generation": Family(
         _bert_generation,
@@ -81,6 +107,7 @@ FAMILIES = {
             "type_vocab_size": 2,
         },
         OLD,
+        deviations=(SECOND_BIAS,),
     ),
     "rembert": Family(
         _rembert,
@@ -102,6 +129,7 @@ FAMILIES = {
             "input_embedding_size": lambda s: s.spec.embedding_size,
             "output_embedding_size": lambda s: present(s.head.transform).size,
         },
+        quirks=MASKS,
     ),
     "roformer": Family(
         _roformer,
@@ -116,5 +144,7 @@ FAMILIES = {
             "summary_type",
             "summary_use_proj",
         },
+        quirks=MASKS,
+        deviations=(SECOND_BIAS, HOLDS_SINES),
     ),
 }

@@ -5,11 +5,13 @@ transformers: models/deepseek_v4.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import floor
 from typing import TYPE_CHECKING, Any
 
+from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Family
+from ...family import Deviation, Family
 from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, whole_rope
 
 if TYPE_CHECKING:
@@ -147,6 +149,18 @@ def _rates_by_kind(s: Facts) -> dict[str, int]:
     }
 
 
+def _keys_and_values(op: Op) -> Op:
+    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
+
+
+KEPT_TWICE = Deviation(
+    "DeepSeek-V4's cache",
+    "layers without entries keep their one tensor of keys and values twice",
+    "cache_bytes",
+    follow=_keys_and_values,
+)
+
+
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
@@ -164,5 +178,6 @@ FAMILIES = {
             "partial_rotary_factor": lambda s: s.named("qk_rope_head_dim") / s.named("head_dim"),
             "compress_rates": _rates_by_kind,
         },
+        deviations=(KEPT_TWICE,),
     ),
 }

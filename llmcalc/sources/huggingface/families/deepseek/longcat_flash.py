@@ -6,8 +6,9 @@ transformers: models/longcat_flash.
 
 from __future__ import annotations
 
+from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, decoder, glu, moe, rmsnorm, uncounted_prediction
 from .deepseek import LATENT_WRITES, ROUTING, mla
 
@@ -59,6 +60,19 @@ def _depth(c: Config) -> int:
     return halves // 2
 
 
+def _as_if_real(op: Op) -> Op:
+    """All but the last of the maps that a real expert has."""
+    return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
+
+
+HOLDS_IDENTITIES = Deviation(
+    "LongCat-Flash's identity experts",
+    "the gate and up maps of identity experts are held, though nothing reads them; checkpoints have none",
+    "parameters",
+    follow=_as_if_real,
+)
+
+
 FAMILIES = {
     "longcat_flash": Family(
         _longcat_flash,
@@ -101,5 +115,7 @@ FAMILIES = {
             "num_hidden_layers": lambda s: 2 * len(s.layers),
             "num_layers": lambda s: len(s.layers),
         },
+        quirks=Quirks(reads_values=EVERY),
+        deviations=(HOLDS_IDENTITIES,),
     ),
 }

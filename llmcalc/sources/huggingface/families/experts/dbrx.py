@@ -6,7 +6,7 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
@@ -72,5 +72,6 @@ FAMILIES = {
                 "ffn_act_fn": {"name": s.moe.expert.hidden_act},
             },
         },
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

@@ -6,7 +6,7 @@ transformers: models/jetmoe. Norms of the layers have the class's own epsilon.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, decoder, glu, moe, rmsnorm, rope
 
 
@@ -60,5 +60,6 @@ FAMILIES = {
             "num_key_value_heads": lambda s: s.named("num_key_value_heads"),
         },
         spelled_as_read=True,
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

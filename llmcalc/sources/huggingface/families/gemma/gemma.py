@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -150,5 +150,7 @@ FAMILIES = {
     ),
     "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
     "shieldgemma2": Family(None, text="gemma3_text", ties="either"),
-    "paligemma": Family(None, {"tie_word_embeddings": True}, text="gemma"),
+    "paligemma": Family(
+        None, {"tie_word_embeddings": True}, text="gemma", quirks=Quirks(makes_mask=("ForConditionalGeneration",))
+    ),
 }

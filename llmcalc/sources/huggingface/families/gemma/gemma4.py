@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -224,7 +224,14 @@ FAMILIES = {
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
     ),
-    "gemma4": Family(None, {"tie_word_embeddings": True}, text="gemma4_text"),
+    "gemma4": Family(
+        None, {"tie_word_embeddings": True}, text="gemma4_text", quirks=Quirks(makes_mask=("ForConditionalGeneration",))
+    ),
     "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
-    "gemma4_unified": Family(None, {"tie_word_embeddings": True}, text="gemma4_unified_text"),
+    "gemma4_unified": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="gemma4_unified_text",
+        quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
+    ),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Family
+from ...family import CLASSIFIERS, Family, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -239,6 +239,12 @@ FAMILIES = {
             "decoder": lambda s: _module(s, "decoder"),
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
+        quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
     ),
-    "t5gemma2": Family(_t5gemma2, WHOLE, IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"}),
+    "t5gemma2": Family(
+        _t5gemma2,
+        WHOLE,
+        IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
+        quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
+    ),
 }

@@ -5,14 +5,18 @@ transformers: models/bloom, models/falcon, models/mpt. All three tie their head 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .....components.mixers.attention import Attention
+from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
-from ...family import Family
+from ...family import Deviation, Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 from .gpt import heads_of, inner
 
 if TYPE_CHECKING:
+    from .....model import ModelSpec
     from ....to_hf.facts import Facts
 
 
@@ -108,6 +112,31 @@ def _norms(s: Facts) -> int | None:
     return {"separate": 2, "shared": 1}.get(s.layers[0].parallel or "")
 
 
+def _every_head(op: Op) -> Op:
+    if isinstance(op, AttentionCore):
+        return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
+    return replace(op, width=0) if isinstance(op, KVCache) else op
+
+
+def _grouped(spec: ModelSpec) -> bool:
+    """Falcon of the new architecture, and not the first one's single key and value for all heads."""
+    mixer, parallel = spec.main.block.attention, spec.main.block.parallel
+    return (
+        isinstance(mixer, Attention)
+        and mixer.num_key_value_heads is not None
+        and (mixer.num_key_value_heads > 1 or parallel == "separate")
+    )
+
+
+KEEPS_EVERY_HEAD = Deviation(
+    "Falcon's cache",
+    "grouped keys and values are kept once for each query head",
+    "cache_bytes",
+    follow=_every_head,
+    when=_grouped,
+)
+
+
 FAMILIES = {
     "bloom": Family(
         _bloom,
@@ -167,6 +196,7 @@ FAMILIES = {
             "bias": lambda s: s.network.up_bias,
         },
         spelled_as_read=True,
+        deviations=(KEEPS_EVERY_HEAD,),
     ),
     "mpt": Family(
         _mpt,

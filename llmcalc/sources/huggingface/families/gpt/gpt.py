@@ -7,10 +7,12 @@ biases, ungated feed-forward networks with biases; learned positions up to GPT-N
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Family
+from ...family import Deviation, Family
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -212,6 +214,15 @@ def _neo(s: Facts) -> list[Any]:
     return [[["global" if kind == "full_attention" else "local"], 1] for kind in s.kinds()]
 
 
+def _every_token(op: Op) -> Op:
+    return replace(op, limit=None) if isinstance(op, KVCache) else op
+
+
+KEEPS_EVERY_TOKEN = Deviation(
+    "GPT-Neo's cache", "its local layers keep every token", "cache_bytes", follow=_every_token
+)
+
+
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
@@ -256,6 +267,7 @@ FAMILIES = {
         NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         writes={"attention_types": _neo, "window_size": lambda s: present(s.window)},
+        deviations=(KEEPS_EVERY_TOKEN,),
     ),
     "gptj": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
     "codegen": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Family
+from ...family import Deviation, Family, every_expert
 from ...parts import QKVO, Table, attention, biases, crossed, decoder, glu, listed, moe, qk_norm, rmsnorm
 
 if TYPE_CHECKING:
@@ -62,6 +62,14 @@ def _qk_normed(s: Facts) -> bool:
     return any(isinstance(mixer, Attention) and mixer.qk_norm is not None for mixer in s.mixers)
 
 
+EVERY_EXPERT = Deviation(
+    "Llama 4's experts",
+    "every expert runs on every token, with zeros where it was not chosen",
+    "forward_flops",
+    follow=every_expert,
+)
+
+
 FAMILIES = {
     "llama4_text": Family(
         _llama4_text,
@@ -98,6 +106,7 @@ FAMILIES = {
             "moe_layers": lambda s: s.with_experts(),
             "use_qk_norm": _qk_normed,
         },
+        deviations=(EVERY_EXPERT,),
     ),
     "llama4": Family(None, text="llama4_text", ties="text"),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, Quirks
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
 from ...writes import UNPADDED, Writes, present
 
@@ -194,16 +194,21 @@ SIDES_WRITES: Writes = {
 }
 
 
+ENDS = Quirks(reads_values=("ForSequenceClassification",))
+"""They look for the end of the sequence."""
+
+
 FAMILIES = {
-    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
+    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS),
     "mvp": Family(
         _mvp,
         {**COMMON, "vocab_size": 50267, "use_prompt": False},
         IGNORED | {"prompt_length", "prompt_mid_dim"},
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        quirks=ENDS,
     ),
-    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
+    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS),
     "m2m_100": Family(
         _m2m_100,
         {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
@@ -289,5 +294,6 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        quirks=ENDS,
     ),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.networks.moe import MoE
 from ...config import Config
-from ...family import Family
+from ...family import EVERY, Deviation, Family, Quirks, every_expert
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from ...writes import present
 from . import bart, t5
@@ -107,6 +107,14 @@ def _sparse_step(s: Facts, side: str) -> int:
     return found[0] + 1 if found else 0
 
 
+EVERY_EXPERT = Deviation(
+    "NLLB-MoE's experts",
+    "the router's mask is taken for the experts' numbers: each token is run as often as there are experts",
+    "forward_flops",
+    follow=every_expert,
+)
+
+
 FAMILIES = {
     "switch_transformers": Family(
         _switch,
@@ -119,6 +127,7 @@ FAMILIES = {
             "num_sparse_decoder_layers": lambda s: len(_sparse(s, "decoder")),
             "dense_act_fn": lambda s: s.network.hidden_act,
         },
+        quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
     ),
     "nllb-moe": Family(
         _nllb_moe,
@@ -138,5 +147,7 @@ FAMILIES = {
             "encoder_sparse_step": lambda s: _sparse_step(s, "encoder"),
             "decoder_sparse_step": lambda s: _sparse_step(s, "decoder"),
         },
+        quirks=Quirks(reads_values=EVERY),
+        deviations=(EVERY_EXPERT,),
     ),
 }

@@ -6,10 +6,13 @@ transformers: models/t5, models/mt5, models/umt5, models/longt5. What these clas
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from .....ops import Linear, Op
+from .....run.rows import LOGITS
 from ...config import Config
-from ...family import Family
+from ...family import Deviation, Family, Quirks, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
 from ...writes import Writes, present
 
@@ -136,15 +139,32 @@ LONG_WRITES: Writes = {
 }
 
 
+def _tied(op: Op) -> Op:
+    return replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op
+
+
+ALWAYS_TIED = Deviation(
+    "T5's tied head",
+    "its output map is tied to the embedding, though the config unties them",
+    "parameters",
+    follow=_tied,
+    when=untied,
+)
+
+ENDS = Quirks(reads_values=("ForSequenceClassification",))
+"""They look for the end of the sequence."""
+
+
 FAMILIES = {
-    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
-    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
-    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES),
+    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
+    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
+    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
     "longt5": Family(
         _longt5,
         {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
         IGNORED | {"global_block_size"},
         aliases=ALIASES,
         writes={**T5_WRITES, **LONG_WRITES},
+        deviations=(ALWAYS_TIED,),
     ),
 }
