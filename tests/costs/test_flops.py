@@ -32,6 +32,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.verify.measure import convolution_backward
+from llmcalc.verify.shapes import remembered
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 
@@ -255,7 +256,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
     ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
     source = ids if spec.kind == "encoder-decoder" else None
     formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own is wrong for grouped ones
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    with remembered(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         net(ids, source).float().sum().backward()
     return counter.get_total_flops()
 
