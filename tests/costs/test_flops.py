@@ -205,7 +205,7 @@ CHECKPOINTED = {
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
         if "decoder" in getattr(mixer, "sides", ()) and mixer is not MergedAttention
-        for at in (0, -1)
+        for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},
     "local": around_a_model(LocalAttention.examples()[0]),
