@@ -71,8 +71,28 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How the leaves of the tree that hold parameters were compared: each by itself, several in one sum, or not at all
+    but in the totals above them. A leaf of equal layers is one.
+    """
+
+    alone: int
+    summed: int
+    missing: tuple[str, ...]
+
+    @property
+    def leaves(self) -> int:
+        return self.alone + self.summed + len(self.missing)
+
+    def data(self) -> dict[str, Any]:
+        return {"alone": self.alone, "summed": self.summed, "missing": list(self.missing)}
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """All checks of one model by one witness. sizes: of its spec, to explain differences with."""
+    """All checks of one model by one witness. sizes: of its spec, to explain differences with. coverage: of a witness
+    that goes by other names.
+    """
 
     target: str
     witness: str
@@ -80,6 +100,7 @@ class Verdict:
     seconds: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     sizes: Sizes = ()
+    coverage: Coverage | None = None
 
     @property
     def ok(self) -> bool:
@@ -93,7 +114,8 @@ class Verdict:
     def data(self) -> dict[str, Any]:
         return {
             "model": {"name": self.target}, "witness": self.witness, "ok": self.ok, "seconds": round(self.seconds, 3),
-            **self.info, "checks": [c.data() for c in self.checks],
+            **self.info, **({} if self.coverage is None else {"coverage": self.coverage.data()}),
+            "checks": [c.data() for c in self.checks],
         }  # fmt: skip
 
 
@@ -117,15 +139,24 @@ def compare(
         if place.optional and place.optional not in include:
             continue
         expected = closed_form(place)
-        paths = list(module_paths(tree, place.path))
+        paths = module_paths(tree, place.path)
         readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
-        wrong = {path: got for path, got in readings.items() if got != expected}
-        if wrong and len(paths) > 1 and len(wrong) < len(paths):
-            for path, got in wrong.items():
-                yield Check(path, quantity, expected, got, witness)
-        else:
-            agreed = next(iter(wrong.values())) if wrong else expected
-            yield Check(place.path or tree.name, quantity, expected, agreed, witness)
+        yield from agreed(place.path or tree.name, quantity, expected, readings, witness)
+
+
+def agreed(
+    node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
+) -> Iterator[Check]:
+    """One check of all repeats of a node where they measured the same; else one for each that is wrong.
+
+    readings: what each repeat measured, by its path.
+    """
+    wrong = {path: got for path, got in readings.items() if got != expected}
+    if wrong and len(readings) > 1 and len(wrong) < len(readings):
+        for path, got in wrong.items():
+            yield Check(path, quantity, expected, got, witness)
+    else:
+        yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
 
 
 def module_paths(tree: Node, path: str) -> Iterator[str]:

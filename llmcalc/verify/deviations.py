@@ -57,6 +57,11 @@ def total(
     return counted + sum(deviation.more(spec) for deviation in _of(kind, quantity, spec))
 
 
+def beside(kind: str, quantity: str, spec: ModelSpec, path: str) -> Number:
+    """What the classes have more than is counted at a node, or in one below it."""
+    return sum(d.more(spec) for d in _of(kind, quantity, spec) if d.at == path or d.at.startswith(f"{path}."))
+
+
 def _of(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
     family = family_behind(kind)
     every = OF_ALL if family is None else (*OF_ALL, *family.deviations)

@@ -6,7 +6,7 @@ FLOPs are read from `torch.utils.flop_counter.FlopCounterMode`, which attributes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .shapes import remembered
@@ -31,6 +31,26 @@ def parameters(module: nn.Module) -> dict[str, int]:
     """Parameters by path; one that several modules share counts where it stands first."""
     named = module.named_parameters()  # gives a shared parameter once, under its first name
     return _rolled_up((name.rpartition(".")[0], p.numel()) for name, p in named)
+
+
+def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
+    """As `parameters`, and each parameter by its own name too; one that several modules share counts in the one that
+    comes first in `first`.
+    """
+    rank = {path: i for i, path in reversed([*enumerate(first)])}
+
+    def place(name: str) -> int:
+        """Where the innermost module that is listed stands in the list."""
+        while name and name not in rank:
+            name = name.rpartition(".")[0]
+        return rank.get(name, len(rank))
+
+    names: dict[int, list[str]] = {}
+    sizes: dict[int, int] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        sizes[id(parameter)] = parameter.numel()
+    return _rolled_up((min(several, key=place), sizes[key]) for key, several in names.items())
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
@@ -62,6 +82,11 @@ def repeated(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int
 def module_names(module: nn.Module) -> frozenset[str]:
     """The path of every module, the root's being empty."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
+
+
+def tensor_names(module: nn.Module) -> frozenset[str]:
+    """The path of every parameter, one that several modules share under each of its names."""
+    return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:

@@ -1,216 +1,246 @@
 """Where a class of `transformers` holds what a node of the tree counts: its modules go by other names than the
 reference's.
 
-A node's place is found by name alone, never by number: a part of a layer is one of a few names that classes give it
-(`PARTS`), and what is below a part is a module of the node's own name, where the class has one. Of what stands several
-times, each is the module of its place among those of a numbered list that hold anything. A node that is not found is
-not compared by itself; it is in the total of the layer that holds it.
+The names are data: `USUAL` for what most classes call alike, and the record of each family (`Family.modules`) for what
+its own call otherwise. A node is found from the top down, by name and never by number or size: below the modules of its
+parent, where nothing says otherwise under the node's own name. A node that is not found is not compared by itself, and
+the coverage of a verdict says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..flow.tree import Node
+from ..sources.huggingface.family import Modules
 
-Found: TypeAlias = dict[str, tuple[str, ...]]
-"""A node's path as the reference names it → the modules of the class that together are the node."""
 
-PARTS: dict[str, tuple[str, ...]] = {
-    "self_attn": (
-        "norm_attn_norm.attn",
-        "layer.0.SelfAttention",
-        "layer.0.LocalSelfAttention",
-        "layer.0.TransientGlobalSelfAttention",
-        "attention.self + attention.output.dense",
-        "rel_attn - rel_attn.layer_norm",
-        "attention.attn",
-        "attention.attention",
-        "temporal_block",
-        "self_attn",
-        "attn",
-        "self_attention",
-        "attention",
-        "multi_head_attention",
-        "mixer",
-    ),
-    "cross_attn": ("layer.1.EncDecAttention", "encoder_attn", "cross_attention", "cross_attn"),
-    "mlp": (
-        "layer.2.DenseReluDense",
-        "layer.1.DenseReluDense",
-        "layer.2.mlp",
-        "layer.1.mlp",
-        "intermediate.dense + output.dense",
-        "fc1 + fc2",
-        "feed_forward",
-        "ffn",
-        "ff - ff.layer_norm",
-        "block_sparse_moe + shared_mlp",
-        "block_sparse_moe",
-        "shared_mlp",
-        "router + experts",
-        "mlp_block",
-        "mlp - mlp.post_mlp_layernorm",
-        "mlp",
-        "mixer",
-    ),
-    "dense": ("mlps", "mlp"),
-    "linear_attn": ("linear_attn", "self_attn"),
-    "mamba": ("mamba", "mixer"),
-    "state_space": ("mamba",),
-    "conv": ("conv",),
-    "recurrent": ("temporal_block",),
-    "time_mix": ("attention",),
-    "channel_mix": ("feed_forward",),
-    "mlstm": ("mlstm_layer",),
-    "laurel": ("laurel",),
-    "transformer": ("shared_transformer", "shared_transf"),
-    "linear": ("linear",),
-    "mixer": ("mamba_decoder.mamba",),
-    "self_attn_pre_norm_gate": ("input_layernorm.mlp",),
-    "mlp_pre_norm_gate": ("post_attention_layernorm.mlp",),
-    "per_layer_input": ("per_layer_input_gate + per_layer_projection + post_per_layer_input_norm",),
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What of a class a node is: these modules or tensors together, or an equal share of them.
+
+    less: what is left out of them.
+    """
+
+    modules: tuple[str, ...]
+    less: tuple[str, ...] = ()
+    share: int = 1
+
+    def measured(self, by_path: Mapping[str, int]) -> int:
+        """What they measured; −1 where it cannot be shared equally."""
+        whole = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
+        return -1 if whole % self.share else whole // self.share
+
+
+Found: TypeAlias = dict[str, Standing]
+"""A node's path, as the reference names it → what of the class it is."""
+
+USUAL: Modules = {
+    "": "language_model | text_model | model",
+    "encoder": "encoder.text_model | encoder",
+    "layers": "layers",
+    "embed_tokens": "embed_tokens | shared",
+    "self_attn_pre_norm": "input_layernorm",
+    "self_attn_post_norm": "post_attention_layernorm",
+    "mlp_pre_norm": "pre_feedforward_layernorm | post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+    "pre_norm": "input_layernorm",
+    "linear_attn_pre_norm": "input_layernorm",
+    "mamba_pre_norm": "input_layernorm",
+    "mixers_pre_norm": "input_layernorm",
+    "linear_attn.norm": "norm | o_norm",
+    "scan": "A_log + D + dt_bias | A_log + D",
+    "router": "gate - gate.e_score_correction_bias | gate",
+    "mlp.score_correction": ".mlp.gate.e_score_correction_bias",
+    "shared_expert": "shared_expert | shared_experts",
+    "experts.gate_proj": "gate_up_proj/2",
+    "experts.up_proj": "gate_up_proj/2 | up_proj",
+    "kv_a_proj": "kv_a_proj_with_mqa",
+    "q_a_norm": "q_a_layernorm",
+    "kv_a_norm": "kv_a_layernorm",
+    "linear_attn": "linear_attn | self_attn",
+    "mamba": "mamba | mixer",
+    "classifier": "classifier | score | qa_outputs",
+    "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
 }
-"""A layer's part → where classes hold it below the layer, the first that a class has;
-`+` joins modules, `-` leaves one out.
-"""
-
-IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
-"""Parts with products that classes compute in the layer itself, for all of which no module stands."""
-
-OF_THE_STACK = (".relative_attention_bias", ".global_relative_attention_bias")
-"""The modules that hold T5's one table of all layers, and LongT5's second one, inside the first of them."""
-
-OTHER_NAMES = {"mlp": "feed_forward", "adapters": "gate_up_proj_adapter_list"}
-"""What a class calls a node below a part where it has none of the node's own name (Zamba)."""
-
-NAMESAKES = frozenset(
-    {
-        "self_attn.compressor",
-        "transformer.self_attn.q_proj",
-        "transformer.self_attn.k_proj",
-        "transformer.self_attn.v_proj",
-    }
-)
-"""What a class calls by a name of the tree, and which holds more (DeepSeek-V4's indexer) or less (Zamba 2's adapters).
-"""
-
-HOLDS = {"q_proj": "gate_proj"}
-"""A map with which a class makes one of what the tree has as two:
-where it has no module for the second, the first holds both.
-"""
+"""What most classes call a node that has another name here: the names of Llama's class and of those after it."""
 
 
-def places(tree: Node, held: Mapping[str, int], kind: str) -> Found:
-    """Where the class has the layers of the tree and what is below them. held: parameters by module path.
-    kind: of the spec.
+def places(tree: Node, known: frozenset[str], kind: str, base: str, names: Modules) -> Found:
+    """Where the class has what is in the tree.
+
+    known: the paths of its modules and tensors. kind: of the spec. base: the path of its model without a head. names:
+    those of its family.
     """
-    found: Found = {}
-    sides = (
-        {child.name: child for child in tree.children if child.is_stack} if kind == "encoder-decoder" else {"": tree}
-    )
-    for side, stack in sides.items():
-        layers = [child for child in stack.children if child.kind == "layer" and child.indices is not None]
-        depth = 1 + max((max(child.indices) for child in layers if child.indices), default=-1)
-        prefix = _numbered(held, depth, side)
-        if prefix is None:
-            continue
+    return dict(_Search(known, {**USUAL, **names}, names).all(tree, kind, base))
+
+
+@dataclass(frozen=True)
+class _Search:
+    known: frozenset[str]
+    names: Modules
+    own: Modules
+    """Of the family: they come before the usual ones."""
+
+    def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, Standing]]:
+        text = self._first(self.names[""], (base,)) or Standing((base,))
+        roots = tuple(dict.fromkeys((*text.modules, base, "")))
+        sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        beside = [child for child in tree.children if child.name not in sides]
+        if sides:
+            yield from self._stack("", beside, roots)
+            for name, stack in sides.items():
+                yield from self._stack(f"{name}.", stack.children, self._side(name, roots))
+        else:
+            yield from self._stack("", beside, self._side(kind, roots))
+
+    def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
+        """Where to look for what is in an encoder or a decoder, which may be a module of its own."""
+        side = self._first(self.names.get(name, name), roots)
+        return roots if side is None else (*side.modules, *roots)
+
+    def _stack(self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]) -> Iterator[tuple[str, Standing]]:
+        for child in children:
+            if child.kind != "layer":
+                keys = (f"{prefix}{child.name}", child.name)
+                yield from self._node(f"{prefix}{child.name}", child, roots, roots, keys)
+        layers = [child for child in children if child.kind == "layer"]
+        modules = self._layers(prefix, layers, roots)
         for layer in layers:
-            for i in layer.indices or ():
-                found |= _layer(f"{side}.layers.{i}".lstrip("."), layer, f"{prefix}.{i}", held)
-    return found
+            for i in (layer.indices or ()) if modules else ():
+                if i in modules:
+                    at = (modules[i],)
+                    yield f"{prefix}layers.{i}", Standing(at)
+                    for part in layer.children:
+                        keys = (f"{prefix}{part.name}", part.name)
+                        yield from self._node(f"{prefix}layers.{i}.{part.name}", part, at, at, keys)
+
+    def _layers(self, prefix: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
+        """Number of a layer → the module that it is: of a list that has exactly as many as there are layers of their
+        own. A layer that has another's parameters has its module too, and is left to it.
+        """
+        numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        for name in self.own.get(f"{prefix}layers", self.names["layers"]).split(" | "):
+            wanted = name if "*" in name else f"{name}.*"
+            for root in roots:
+                found = self._matching(_joined(root, wanted))
+                if found and len(found) == len(numbers):
+                    return dict(zip(numbers, found, strict=True))
+        return {}
+
+    def _node(
+        self, path: str, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+    ) -> Iterator[tuple[str, Standing]]:
+        """A node and what is below it.
+
+        parents: the modules that its parent is. outer: that of its layer, or those of the stack. keys: its path in the
+        layer, and every end of that.
+        """
+        standing = self._standing(node, parents, outer, keys)
+        places: list[tuple[str, tuple[str, ...]]]
+        if standing is None:
+            open_ = any(self.names.get(key) == "" for key in keys)
+            places = [(path, parents if open_ else ())] if node.indices is None else []
+        elif node.indices is None:
+            yield path, standing
+            places = [(path, standing.modules)]
+        else:
+            places = list(self._members(path, node.indices, standing.modules[0]))
+            yield from ((place, Standing(at)) for place, at in places)
+        for place, inside in places:
+            for child in node.children:
+                deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
+                yield from self._node(f"{place}.{child.name}", child, inside, outer, deeper)
+
+    def _standing(
+        self, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+    ) -> Standing | None:
+        for names in (self.own, self.names):
+            for key in keys:
+                if key in names:
+                    found = self._first(names[key], parents, outer)
+                    if found is not None or not names[key]:
+                        return found
+        return self._first(node.name, parents)
+
+    def _members(self, path: str, indices: Sequence[int], whole: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Where the repeats of a node stand: each in its place of the list that one module is."""
+        members = self._matching(f"{whole}.*")
+        holding = [at for at in members if any(path.startswith(f"{at}.") for path in self.known)]
+        members = holding or members  # Zamba 2's lists have placeholders
+        for i in indices:
+            if i < len(members):
+                yield f"{path}.{i}", (members[i],)
+
+    def _first(self, wanted: str, parents: tuple[str, ...], outer: tuple[str, ...] = ()) -> Standing | None:
+        """The first of the alternatives of which the class has everything."""
+        for alternative in wanted.split(" | ") if wanted else ():
+            words, _, share = alternative.partition("/")
+            modules: list[str] = []
+            less: list[str] = []
+            for word in words.replace(" - ", " + -").split(" + "):
+                below = self._below(word.removeprefix("-"), parents, outer)
+                (less if word.startswith("-") else modules).extend(below)
+                if not below:
+                    break
+            else:
+                return Standing(tuple(modules), tuple(less), int(share or 1))
+        return None
+
+    def _below(self, name: str, parents: tuple[str, ...], outer: tuple[str, ...]) -> list[str]:
+        """What the class has of that name: below the first of the parents that has it, or, after a dot, the outer."""
+        for parent in outer if name.startswith(".") else parents:
+            found = self._matching(_joined(parent, name.removeprefix(".")))
+            if found:
+                return found
+        return []
+
+    def _matching(self, path: str) -> list[str]:
+        """The path itself, where the class has it; of one with stars, each for a number, all that it has, in order."""
+        if "*" not in path:
+            return [path] if path in self.known else []
+        pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
+        matches = [match for known in self.known if (match := pattern.fullmatch(known))]
+        return [match[0] for match in sorted(matches, key=lambda match: [int(n) for n in match.groups()])]
 
 
-def _numbered(held: Mapping[str, int], depth: int, side: str) -> str | None:
-    """The path of the numbered list that has exactly as many modules as the stack has layers:
-    the one with the most parameters.
+def _joined(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent and name else parent or name
+
+
+def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container[str]) -> Found:
+    """The nodes whose modules were all called, in a layer that ran once.
+
+    The work of one that was not (a convolution whose weights are used by name) is its holder's, and that of a layer
+    whose parameters several have is all of theirs. calls: how often each module was called.
     """
-    lists = {path.rpartition(".")[0] for path in held if path.endswith(".0")}
-    fitting = [
-        p for p in lists if side in [*p.split("."), ""] and f"{p}.{depth - 1}" in held and f"{p}.{depth}" not in held
+    several = tuple(f"{at}." for path, at in _layers_of(found) if calls.get(at, 0) > 1)
+
+    def by_itself(standing: Standing) -> bool:
+        modules = [m for m in standing.modules if m not in tensors]
+        return bool(modules) and all(m in calls and not f"{m}.".startswith(several) for m in modules)
+
+    return {path: standing for path, standing in found.items() if by_itself(standing)}
+
+
+def _layers_of(found: Found) -> list[tuple[str, str]]:
+    """The path of each layer, and the module that it is."""
+    return [
+        (path, standing.modules[0]) for path, standing in found.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     ]
-    return min(fitting, key=lambda p: (-held[p], p), default=None)
 
 
-def _layer(path: str, layer: Node, where: str, held: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The layer itself, its parts by name, and below each part what has the same name."""
-    yield path, (where,)
-    for part in layer.children:
-        for names in PARTS.get(part.name, ()):
-            modules = tuple(_at(where, name) for name in names.replace(" - ", " + -").split(" + "))
-            if all(module.removeprefix("-") in held for module in modules):
-                for place, standing in _places_of(f"{path}.{part.name}", part, modules, held):
-                    yield from _below(place, part, standing, held)
-                break
-
-
-def _at(where: str, name: str) -> str:
-    return f"-{where}.{name[1:]}" if name.startswith("-") else f"{where}.{name}"
-
-
-def _places_of(
-    path: str, node: Node, modules: tuple[str, ...], held: Mapping[str, int]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Where the node stands: once, or as often as it is repeated,
-    each in its place of the list that the one module is.
-    """
-    if node.indices is None:
-        yield path, modules
-        return
-    members = sorted(
-        int(name)
-        for name in (p.removeprefix(f"{modules[0]}.") for p in held if p.startswith(f"{modules[0]}."))
-        if name.isdigit()
-    )
-    for i in node.indices:
-        if i < len(members):
-            yield f"{path}.{i}", (f"{modules[0]}.{members[i]}",)
-
-
-def _below(
-    path: str, node: Node, modules: tuple[str, ...], held: Mapping[str, int]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield path, modules
-    names = {child.name for child in node.children}
-    for child in node.children:
-        own, another = (
-            [at for m in modules if (at := f"{m}.{name}") in held]
-            for name in (child.name, OTHER_NAMES.get(child.name, child.name))
-        )
-        inside = own or another
-        second = HOLDS.get(child.name)
-        both = second in names and not any(f"{module}.{second}" in held for module in modules)
-        other = any(f"{path}.{child.name}".endswith("." + name) for name in NAMESAKES)
-        if len(inside) == 1 and not other and not both:
-            for place, standing in _places_of(f"{path}.{child.name}", child, (inside[0],), held):
-                yield from _below(place, child, standing, held)
-
-
-def of_nodes(found: Found, measured: Mapping[str, int]) -> dict[str, int]:
-    """What the class's modules measured, by the nodes' paths."""
-    return {
-        path: sum(-measured.get(m[1:], 0) if m.startswith("-") else measured.get(m, 0) for m in modules)
-        for path, modules in found.items()
-    }
-
-
-def run_by_themselves(found: Found, ran: frozenset[str]) -> Found:
-    """The nodes whose modules were all called:
-    the work of another (a convolution whose weights are used by name) is its holder's.
-    """
-    return {path: modules for path, modules in found.items() if all(m.startswith("-") or m in ran for m in modules)}
-
-
-def without_shared_table(tree: Node, held: Mapping[str, int]) -> dict[str, int]:
-    """Parameters by module path; without the table of positions in the first layer, where it belongs to the stack."""
+def without_shared(found: Found, held: Mapping[str, int]) -> dict[str, int]:
+    """Parameters by path; without those in a layer that belong to the stack (T5's table of positions)."""
     own = dict(held)
-    stacks = (tree, *(child for child in tree.children if child.is_stack))
-    if not any(child.name == "relative_bias" for stack in stacks for child in stack.children):
-        return own
-    for path, size in held.items():
-        above = path if path.endswith(OF_THE_STACK) else ""
+    layers = tuple(f"{at}." for _, at in _layers_of(found))
+    outside = {m for path, standing in found.items() if "layers." not in path for m in standing.modules}
+    for module in outside:
+        above = module.rpartition(".")[0] if module.startswith(layers) else ""
         while above:
-            own[above] -= size
+            own[above] -= held.get(module, 0)
             above = above.rpartition(".")[0]
     return own

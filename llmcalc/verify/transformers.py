@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -19,7 +20,7 @@ from ..costs.flops import forward_of
 from ..costs.limits import learned_positions
 from ..costs.params import total_of
 from ..errors import InputError, MissingExtra
-from ..flow.tree import Cost, Node
+from ..flow.tree import Cost
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
 from ..run.sight import Sight
@@ -29,11 +30,12 @@ from ..sources.huggingface.registry import text_of
 from ..sources.preset import Preset
 from ..sources.to_hf import to_config
 from ..units import DTYPE_BITS, bits_to_bytes
-from .checks import Check, Verdict, compare, nonzero
-from .deviations import followed, total
+from .checks import Check, Verdict, nonzero
+from .deviations import beside, followed, total
 from .difference import sizes_of
-from .measure import count_flops, parameters
-from .modules import Found, of_nodes, places, run_by_themselves, without_shared_table
+from .matching import compared, coverage
+from .measure import count_flops, module_names, tensor_names, tensors
+from .modules import Found, places, run_by_themselves, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_of, family_behind, fields_of, witness_of
 
@@ -71,9 +73,12 @@ def verify_config(
     wanted = (LEAST_SEQ, 2 * LEAST_SEQ + 1) if seq is None else (seq,)
     lengths = tuple(dict.fromkeys(n if longest is None else min(n, longest) for n in wanted))
     model = build(config)
-    checks = list(_checks(spec, config, model, batch, lengths))
+    found = find(spec, config, model)
+    checks = list(_checks(spec, config, model, found, batch, lengths))
     info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
-    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec))
+    counted = followed(text_of(config)[2], "parameters", total_of, spec)
+    covered = coverage(spec.tree(), found, counted)
+    return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), covered)
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
@@ -153,33 +158,33 @@ def _drop_no_token(model: nn.Module) -> None:
 
 
 def _checks(
-    spec: ModelSpec, config: dict[str, Any], model: nn.Module, batch: int, lengths: tuple[int, ...]
+    spec: ModelSpec, config: dict[str, Any], model: nn.Module, found: Found, batch: int, lengths: tuple[int, ...]
 ) -> Iterator[Check]:
     tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
-    counted = parameters(model)
+    held = tensors(model, [module for standing in found.values() for module in standing.modules])
     towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
-    found = places(tree, counted, spec.kind)
 
     def against(
         quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
     ) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
         cost = followed(kind, quantity, cost, spec)
-        checks = compare(
-            tree,
-            quantity,
-            lambda place: place.each(cost),
-            of_nodes(found, measured),
-            frozenset(found),
-            witness,
-            sight,
+        return nonzero(
+            compared(
+                tree,
+                quantity,
+                lambda place: place.each(cost) + beside(kind, quantity, spec, place.path),
+                found,
+                measured,
+                witness,
+                sight,
+            )
         )
-        return (check for check in nonzero(checks) if check.measured is not None)
 
     yield Check(
-        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), counted.get("", 0), witness
+        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), held.get("", 0), witness
     )
-    yield from against("parameters", total_of, without_shared_table(tree, counted), found)
+    yield from against("parameters", total_of, without_shared(found, held), found)
     for seq in lengths:
         sight = Sight(Workload(batch=batch, seq=seq))
         passed = run(spec, model, batch, seq, quirks_of(config))
@@ -196,7 +201,7 @@ def _checks(
                 "forward_flops",
                 forward_of,
                 passed.flops,
-                run_by_themselves(found | _head(tree, model), passed.ran),
+                run_by_themselves(found, passed.calls, tensor_names(model)),
                 sight,
             )
         if passed.cache is not None:
@@ -204,16 +209,12 @@ def _checks(
             yield Check("model", "cache_bytes", bits_to_bytes(bits), passed.cache, witness, seq)
 
 
-def _head(tree: Node, model: Any) -> Found:
-    """The map to the vocabulary, which every class can name, where it is all of the head;
-    FSMT's names its decoder's embedding.
-    """
-    module = model.get_output_embeddings()
-    plain = not hasattr(module, "num_embeddings") and any(
-        child.name == "lm_head" and child.op is not None for child in tree.children
-    )
-    path = next((path for path, other in model.named_modules() if other is module), None)
-    return {"lm_head": (path,)} if plain and path is not None else {}
+def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
+    """Where the class that was built from a config has what is in the spec's tree."""
+    family = family_behind(text_of(config)[2])
+    base = next((path for path, module in model.named_modules() if module is model.base_model), "")
+    known = module_names(model) | tensor_names(model)
+    return places(spec.tree(), known, spec.kind, base, {} if family is None else family.modules)
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
@@ -233,12 +234,12 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass did: FLOPs by module path, the modules that were called,
+    """What a forward pass did: FLOPs by module path, how often each module was called,
     bytes of its cache (None where it keeps none).
     """
 
     flops: dict[str, int]
-    ran: frozenset[str]
+    calls: Mapping[str, int]
     cache: int | None
 
 
@@ -259,9 +260,10 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
     before = _kept_by_modules(model)
-    ran: set[str] = set()
+    calls: Counter[str] = Counter()
     hooks = [
-        module.register_forward_hook(lambda *_, path=path: ran.add(path)) for path, module in model.named_modules()
+        module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
+        for path, module in model.named_modules()
     ]
     body: Any = model.base_model  # some heads do not give back the cache that it filled
     if body is not model:
@@ -276,7 +278,7 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
         model(**inputs, past_key_values=held)
     states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
     held = [held, *states] if states else held
-    return Pass(forward, frozenset(ran), None if spec.kind == "encoder" or held is None else cache_bytes(held))
+    return Pass(forward, calls, None if spec.kind == "encoder" or held is None else cache_bytes(held))
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:

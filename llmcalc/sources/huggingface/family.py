@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .writes import Writes
 
@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from ...model import ModelSpec
     from ...ops import Op
     from .config import Config
+
+Modules: TypeAlias = Mapping[str, str]
+"""A node of the tree → where the classes hold it.
+
+A node is named by its path in its layer (`self_attn.q_proj`), or by the last part of that alone; beside the layers by
+its path (`decoder.embed_tokens`, `lm_head`). Where it is held is a path below the modules of the node's parent, or,
+with a dot before it, below the layer. ` | ` parts alternatives, of which the first holds that the class has; ` + `
+joins modules, ` - ` leaves one out, and `/2` is the half of one that holds two alike. Several nodes in one module are
+compared as a sum.
+"""
 
 EVERY = ("",)
 """How the names of all classes end."""
@@ -26,7 +36,7 @@ class Deviation:
     there.
 
     quantity: which of the numbers it changes. follow: an op as the class runs it. more: what the class has beside all
-    that is counted. when: of which models it is, where not of all that the classes run.
+    that is counted, at: the node where it has it. when: of which models it is, where not of all that the classes run.
     """
 
     name: str
@@ -35,6 +45,7 @@ class Deviation:
     follow: Callable[[Op], Op] = lambda op: op
     when: Callable[[ModelSpec], bool] = lambda spec: True
     more: Callable[[ModelSpec], Number] = lambda spec: 0
+    at: str = ""
 
 
 def every_expert(op: Op) -> Op:
@@ -83,7 +94,8 @@ class Family:
     has. spelled_as_read: its aliases are those of older files, and not its class's own. alone: whether there is a class
     for the text by itself, which `convert` may name.
 
-    quirks: what its classes need to be run without values. deviations: where they depart from the architecture.
+    modules: what its classes call a node of the tree otherwise than most do. quirks: what they need to be run without
+    values. deviations: where they depart from the architecture.
     """
 
     read: Callable[[Config], dict[str, Any]] | None
@@ -98,5 +110,6 @@ class Family:
     writes: Writes = field(default_factory=dict)
     spelled_as_read: bool = False
     alone: bool = True
+    modules: Modules = field(default_factory=dict)
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

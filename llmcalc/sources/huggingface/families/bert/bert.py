@@ -276,6 +276,7 @@ SECOND_BIAS = Deviation(
     "parameters",
     when=untied,
     more=lambda spec: spec.vocab_size,
+    at="lm_head.decoder",
 )
 
 
