@@ -33,11 +33,14 @@ def compared(
         yield from agreed(_joined(places), quantity, sum(map(closed_form, places)), readings, witness)
 
 
-def coverage(tree: Node, found: Found, params: Cost) -> Coverage:
-    """How the leaves that hold parameters are compared. params: of one op, as the class has it."""
+def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) -> Coverage:
+    """How the leaves that hold parameters are compared.
+
+    params: of one op, as the class has it. include: the optional parts that the class has.
+    """
     matched = _matched(tree, found, None)
     together = {place.path: len(places) for places in matched.values() for place in places}
-    leaves = [place.path for place in tree.walk() if place.own(params) and not place.optional]
+    leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
     return Coverage(
         sum(together.get(path) == 1 for path in leaves),
         sum(together.get(path, 1) > 1 for path in leaves),
@@ -50,7 +53,7 @@ def _matched(tree: Node, found: Found, sight: Sight | None) -> dict[tuple[Standi
     matched: dict[tuple[Standing, ...], list[Place]] = {}
     for place in tree.walk(sight):
         paths = list(module_paths(tree, place.path))
-        if not place.path or place.optional or not all(path in found for path in paths):
+        if not place.path or not all(path in found for path in paths):
             continue
         key = tuple(found[path] for path in paths)
         if any(standing.share > 1 for standing in key):  # each is a part of its own

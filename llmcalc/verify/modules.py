@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from ..flow.tree import Node
 from ..sources.huggingface.family import Modules
+from ..sources.huggingface.towers.names import TOWER_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ Found: TypeAlias = dict[str, Standing]
 """A node's path, as the reference names it → what of the class it is."""
 
 USUAL: Modules = {
-    "": "language_model | text_model | model",
+    "": "language_model.model | language_model | text_model | model",
     "encoder": "encoder.text_model | encoder",
     "layers": "layers",
     "embed_tokens": "embed_tokens | shared",
@@ -63,19 +64,28 @@ USUAL: Modules = {
     "kv_a_norm": "kv_a_layernorm",
     "linear_attn": "linear_attn | self_attn",
     "mamba": "mamba | mixer",
+    "lm_head": "lm_head | language_model.lm_head",
     "classifier": "classifier | score | qa_outputs",
     "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
 }
 """What most classes call a node that has another name here: the names of Llama's class and of those after it."""
 
 
-def places(tree: Node, known: frozenset[str], kind: str, base: str, names: Modules) -> Found:
+TOWERS = "towers."
+"""Before the path of what stands in a tower."""
+
+
+def places(
+    tree: Node, known: frozenset[str], kind: str, base: str, names: Modules, around: Modules | None = None
+) -> Found:
     """Where the class has what is in the tree.
 
     known: the paths of its modules and tensors. kind: of the spec. base: the path of its model without a head. names:
-    those of its family.
+    those of its family. around: those of the wrapper that holds it.
     """
-    return dict(_Search(known, {**USUAL, **names}, names).all(tree, kind, base))
+    towers = {key[len(TOWERS) :]: name for key, name in (around or names).items() if key.startswith(TOWERS)}
+    beside = _Search(known, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
+    return {**dict(_Search(known, {**USUAL, **names}, names).all(tree, kind, base)), **dict(beside)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class _Search:
         text = self._first(self.names[""], (base,)) or Standing((base,))
         roots = tuple(dict.fromkeys((*text.modules, base, "")))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
-        beside = [child for child in tree.children if child.name not in sides]
+        beside = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
         if sides:
             yield from self._stack("", beside, roots)
             for name, stack in sides.items():
@@ -97,33 +107,46 @@ class _Search:
         else:
             yield from self._stack("", beside, self._side(kind, roots))
 
+    def towers(self, tree: Node, base: str) -> Iterator[tuple[str, Standing]]:
+        """Each below a module of the model without a head, or of the whole. Such a module may hold a second one (the
+        projector), so it is not compared as a whole.
+        """
+        roots = (base, "")
+        for towers in (child for child in tree.children if child.optional == "towers"):
+            for tower in towers.children:
+                at = self._standing(tower, roots, roots, (tower.name,))
+                if at is not None:
+                    path = f"{towers.name}.{tower.name}."
+                    yield from self._stack(path, tower.children, (*at.modules, *roots))
+
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         """Where to look for what is in an encoder or a decoder, which may be a module of its own."""
         side = self._first(self.names.get(name, name), roots)
         return roots if side is None else (*side.modules, *roots)
 
     def _stack(self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]) -> Iterator[tuple[str, Standing]]:
+        side = prefix.removeprefix(TOWERS)
         for child in children:
-            if child.kind != "layer":
-                keys = (f"{prefix}{child.name}", child.name)
+            if child.name != "layers":
+                keys = (f"{side}{child.name}", child.name)
                 yield from self._node(f"{prefix}{child.name}", child, roots, roots, keys)
-        layers = [child for child in children if child.kind == "layer"]
-        modules = self._layers(prefix, layers, roots)
+        layers = [child for child in children if child.name == "layers"]
+        modules = self._layers(side, layers, roots)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
                     at = (modules[i],)
                     yield f"{prefix}layers.{i}", Standing(at)
                     for part in layer.children:
-                        keys = (f"{prefix}{part.name}", part.name)
+                        keys = (f"{side}{part.name}", part.name)
                         yield from self._node(f"{prefix}layers.{i}.{part.name}", part, at, at, keys)
 
-    def _layers(self, prefix: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
+    def _layers(self, side: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
         """Number of a layer → the module that it is: of a list that has exactly as many as there are layers of their
         own. A layer that has another's parameters has its module too, and is left to it.
         """
         numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.own.get(f"{prefix}layers", self.names["layers"]).split(" | "):
+        for name in self.own.get(f"{side}layers", self.names["layers"]).split(" | "):
             wanted = name if "*" in name else f"{name}.*"
             for root in roots:
                 found = self._matching(_joined(root, wanted))
@@ -212,16 +235,16 @@ def _joined(parent: str, name: str) -> str:
 
 
 def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container[str]) -> Found:
-    """The nodes whose modules were all called, in a layer that ran once.
+    """The nodes whose modules were each called once.
 
-    The work of one that was not (a convolution whose weights are used by name) is its holder's, and that of a layer
-    whose parameters several have is all of theirs. calls: how often each module was called.
+    The work of one that was not called (a convolution whose weights are used by name) is its holder's, and that of one
+    that was called again is that of several nodes (a layer whose parameters others have). calls: how often each module
+    was called.
     """
-    several = tuple(f"{at}." for path, at in _layers_of(found) if calls.get(at, 0) > 1)
 
     def by_itself(standing: Standing) -> bool:
         modules = [m for m in standing.modules if m not in tensors]
-        return bool(modules) and all(m in calls and not f"{m}.".startswith(several) for m in modules)
+        return bool(modules) and all(calls.get(m) == 1 for m in modules)
 
     return {path: standing for path, standing in found.items() if by_itself(standing)}
 

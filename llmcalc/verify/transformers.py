@@ -77,7 +77,7 @@ def verify_config(
     checks = list(_checks(spec, config, model, found, batch, lengths))
     info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     counted = followed(text_of(config)[2], "parameters", total_of, spec)
-    covered = coverage(spec.tree(), found, counted)
+    covered = coverage(spec.tree(), found, counted, WITHOUT_FLOPS)
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), covered)
 
 
@@ -211,10 +211,11 @@ def _checks(
 
 def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
     """Where the class that was built from a config has what is in the spec's tree."""
-    family = family_behind(text_of(config)[2])
+    family, around = family_behind(text_of(config)[2]), family_behind(config["model_type"])
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
     known = module_names(model) | tensor_names(model)
-    return places(spec.tree(), known, spec.kind, base, {} if family is None else family.modules)
+    names, outer = ({} if one is None else one.modules for one in (family, around))
+    return places(spec.tree(), known, spec.kind, base, names, outer)
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:

@@ -28,6 +28,9 @@ NAMES = {
 
 MOST_FAILURES = 20
 
+MOST_MISSING = 5
+"""Names in a note."""
+
 
 def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
     """One line a model, then one line a mismatch. skipped: model → why the witness could not serve it."""
@@ -101,7 +104,8 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
         )
     if verdicts and verdicts[0].witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
-        notes.append(f"against transformers on meta, eager attention, the whole model and each layer: {classes}")
+        notes.append(f"against transformers on meta, eager attention: {classes}")
+        notes.append(_coverage(verdicts))
     if verdicts and verdicts[0].witness == "published":
         notes.append("against the published count of the released weights")
     notes += [
@@ -116,6 +120,19 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     for why in dict.fromkeys(skipped.values()):
         notes.append(f"skipped, {why}: {', '.join(name for name, reason in skipped.items() if reason == why)}")
     return notes
+
+
+def _coverage(verdicts: list[Verdict]) -> str:
+    """How many of the parts that hold parameters the witness has by themselves, and which it has not."""
+    found = [(v, v.coverage) for v in verdicts if v.coverage is not None]
+    leaves, alone, summed = (sum(getattr(c, name) for _, c in found) for name in ("leaves", "alone", "summed"))
+    missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in found for path in c.missing]
+    shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
+    return (
+        f"{alone:,} of {plural(leaves, 'part')} that hold parameters compared each by itself"
+        + (f", {summed:,} in sums of several that the class holds in one" if summed else "")
+        + (f", {len(missing):,} only in the totals above them: {shown}" if missing else "")
+    )
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[Table]:

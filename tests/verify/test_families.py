@@ -21,7 +21,6 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.verify.deviations import total
-from llmcalc.verify.modules import IN_THE_LAYER
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
@@ -57,6 +56,10 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     compared = {(check.node, check.quantity) for check in verdict.checks}
     missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
     assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
+
+
+IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
+"""Parts with products that classes compute in the layer itself, for all of which no module stands."""
 
 
 def _with_products(spec: ModelSpec) -> list[Place]:

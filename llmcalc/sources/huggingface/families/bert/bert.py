@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
 from ...config import Config, is_whole
-from ...family import EVERY, Deviation, Family, Quirks, untied
+from ...family import EVERY, Deviation, Family, Modules, Quirks, untied
 from ...parts import (
     ACTIVATIONS,
     OF_CHOICES,
@@ -280,14 +280,54 @@ SECOND_BIAS = Deviation(
 )
 
 
+BERT_MODULES: Modules = {
+    "layers": "encoder.layer",
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_positions": "embeddings.position_embeddings",
+    "embed_types": "embeddings.token_type_embeddings",
+    "embed_tasks": "embeddings.task_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "self_attn": "attention.self + attention.output.dense",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "self_attn.o_proj": ".attention.output.dense",
+    "self_attn_post_norm": "attention.output.LayerNorm",
+    "cross_attn": "crossattention.self + crossattention.output.dense",
+    "cross_attn.o_proj": ".crossattention.output.dense",
+    "cross_attn_post_norm": "crossattention.output.LayerNorm",
+    "mlp": "intermediate.dense + output.dense",
+    "up_proj": ".intermediate.dense",
+    "down_proj": ".output.dense",
+    "mlp_post_norm": "output.LayerNorm",
+    "pooler": "",
+    "pooler.dense": "pooler.dense",
+    "pooler.out_proj": "cls.seq_relationship",
+    "lm_head": "cls.predictions",
+    "lm_head.dense": "transform.dense",
+    "lm_head.norm": "transform.LayerNorm",
+    "lm_head.decoder": "decoder + bias",
+    "classifier.out_proj": "out_proj | .classifier | .qa_outputs | .cls.seq_relationship",
+}
+
+ROBERTA_MODULES: Modules = {
+    **BERT_MODULES,
+    "lm_head": "lm_head",
+    "lm_head.dense": "dense",
+    "lm_head.norm": "layer_norm",
+}
+
 FAMILIES = {
-    "bert": Family(_bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD, deviations=(SECOND_BIAS,)),
+    "bert": Family(
+        _bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES
+    ),
     "ernie": Family(
         _bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
         writes={"use_task_id": lambda s: _tasks(s) is not None, "task_type_vocab_size": lambda s: present(_tasks(s))},
         deviations=(SECOND_BIAS,),
+        modules=BERT_MODULES,
     ),
     "megatron-bert": Family(
         _megatron_bert,
@@ -304,6 +344,7 @@ FAMILIES = {
         OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
+        modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
     ),
     "roberta-prelayernorm": Family(
         _roberta_prelayernorm,
@@ -311,6 +352,12 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules={
+            **ROBERTA_MODULES,
+            "self_attn_pre_norm": "attention.LayerNorm",
+            "mlp_pre_norm": "intermediate.LayerNorm",
+            "norm": "LayerNorm",
+        },
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
@@ -330,6 +377,12 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules={
+            **ROBERTA_MODULES,
+            "self_attn_pre_norm": "attention.self_attn_layer_norm",
+            "mlp_pre_norm": "LayerNorm",
+            "norm": "encoder.LayerNorm",
+        },
     ),
     "data2vec-text": Family(
         _roberta,
@@ -337,6 +390,7 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules=ROBERTA_MODULES,
     ),
     "roberta": Family(
         _roberta,
@@ -344,6 +398,7 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules=ROBERTA_MODULES,
     ),
     "xlm-roberta": Family(
         _roberta,
@@ -351,6 +406,7 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules=ROBERTA_MODULES,
     ),
     "camembert": Family(
         _roberta,
@@ -358,6 +414,7 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules=ROBERTA_MODULES,
     ),
     "distilbert": Family(
         _distilbert,
@@ -378,6 +435,26 @@ FAMILIES = {
             "num_hidden_layers": "n_layers",
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
+        },
+        modules={
+            **BERT_MODULES,
+            "layers": "transformer.layer",
+            "self_attn": "attention",
+            "q_proj": "q_lin",
+            "k_proj": "k_lin",
+            "v_proj": "v_lin",
+            "self_attn.o_proj": "out_lin",
+            "self_attn_post_norm": "sa_layer_norm",
+            "mlp": "ffn",
+            "up_proj": "lin1",
+            "down_proj": "lin2",
+            "mlp_post_norm": "output_layer_norm",
+            "lm_head": "vocab_transform + vocab_layer_norm + vocab_projector",
+            "lm_head.dense": ".vocab_transform",
+            "lm_head.norm": ".vocab_layer_norm",
+            "lm_head.decoder": ".vocab_projector",
+            "classifier": "pre_classifier + classifier | classifier",
+            "classifier.dense": ".pre_classifier",
         },
     ),
     "electra": Family(
@@ -401,6 +478,17 @@ FAMILIES = {
             "generator_size",
             "generator_hidden_size",
         },
+        modules={
+            **BERT_MODULES,
+            "input_proj": "embeddings_project",
+            "lm_head": "generator_predictions + generator_lm_head",
+            "lm_head.dense": ".generator_predictions.dense",
+            "lm_head.norm": ".generator_predictions.LayerNorm",
+            "lm_head.decoder": ".generator_lm_head",
+            "classifier": "classifier | discriminator_predictions",
+            "classifier.dense": "dense",
+            "classifier.out_proj": "out_proj | dense_prediction | .qa_outputs | .classifier",
+        },
     ),
     "albert": Family(
         _albert,
@@ -423,6 +511,23 @@ FAMILIES = {
             "num_hidden_layers": lambda s: s.first.num_hidden_layers // _in_a_group(s),
         },
         deviations=(SECOND_BIAS,),
+        modules={
+            **BERT_MODULES,
+            "layers": "encoder.albert_layer_groups.*.albert_layers.*",
+            "input_proj": "encoder.embedding_hidden_mapping_in",
+            "self_attn": "attention - attention.LayerNorm",
+            "self_attn.o_proj": "dense",
+            "self_attn_post_norm": "attention.LayerNorm",
+            "mlp": "ffn + ffn_output",
+            "up_proj": ".ffn",
+            "down_proj": ".ffn_output",
+            "mlp_post_norm": "full_layer_layer_norm",
+            "pooler.dense": "pooler",
+            "pooler.out_proj": "sop_classifier.classifier",
+            "lm_head": "predictions",
+            "lm_head.dense": "dense",
+            "lm_head.norm": "LayerNorm",
+        },
     ),
     "mpnet": Family(
         _mpnet,
@@ -430,5 +535,15 @@ FAMILIES = {
         OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
+        modules={
+            **ROBERTA_MODULES,
+            "self_attn": "attention.attn",
+            "q_proj": "q",
+            "k_proj": "k",
+            "v_proj": "v",
+            "self_attn.o_proj": "o",
+            "self_attn_post_norm": "attention.LayerNorm",
+            "relative_bias": "encoder.relative_attention_bias",
+        },
     ),
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config, is_whole
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Absent, Value, Writes, present
-from .bert import COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
+from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -163,9 +163,37 @@ DEBERTA_WRITES: Writes = {
 }
 
 
+DEBERTA_MODULES: Modules = {
+    **BERT_MODULES,
+    "classifier": "pooler + classifier | classifier | qa_outputs",
+    "classifier.dense": ".pooler.dense",
+    "relative_embedding": "",
+    "relative_embedding.table": "encoder.rel_embeddings",
+    "relative_embedding.norm": "encoder.LayerNorm",
+    "side_convolution": "encoder.conv",
+    "side_convolution.norm": "LayerNorm",
+    "lm_head": "cls.predictions | lm_predictions.lm_head",
+    "lm_head.dense": "transform.dense | dense",
+    "lm_head.norm": "transform.LayerNorm | LayerNorm",
+    "lm_head.decoder": "decoder + bias | bias",
+}
+
 FAMILIES = {
     "deberta": Family(
-        _deberta, DEBERTA, IGNORED, writes=DEBERTA_WRITES, deviations=(SECOND_BIAS,), quirks=Quirks(reads_values=EVERY)
+        _deberta,
+        DEBERTA,
+        IGNORED,
+        writes=DEBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **DEBERTA_MODULES,
+            "q_proj": "in_proj + q_bias + v_bias",
+            "k_proj": "in_proj + q_bias + v_bias",
+            "v_proj": "in_proj + q_bias + v_bias",
+            "pos_key": ".attention.self.pos_proj",
+            "pos_query": ".attention.self.pos_q_proj",
+        },
     ),
     "deberta-v2": Family(
         _deberta_v2,
@@ -180,5 +208,13 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
+        modules={
+            **DEBERTA_MODULES,
+            "q_proj": "query_proj",
+            "k_proj": "key_proj",
+            "v_proj": "value_proj",
+            "pos_key": ".attention.self.pos_key_proj",
+            "pos_query": ".attention.self.pos_query_proj",
+        },
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
-from .bert import DECODER, OLD, after_padding, bert_head, bert_score
+from .bert import DECODER, OLD, ROBERTA_MODULES, after_padding, bert_head, bert_score
 
 
 def _esm(c: Config) -> Table:
@@ -58,4 +58,18 @@ DEFAULTS: dict[str, Any] = {
 }
 IGNORED = OLD | {"esmfold_config", "hidden_act", "is_folding_model", "token_dropout", "vocab_list"}
 
-FAMILIES = {"esm": Family(_esm, DEFAULTS, IGNORED)}
+FAMILIES = {
+    "esm": Family(
+        _esm,
+        DEFAULTS,
+        IGNORED,
+        modules={
+            **ROBERTA_MODULES,
+            "embed_norm": "embeddings.layer_norm",
+            "self_attn_pre_norm": "attention.LayerNorm",
+            "mlp_pre_norm": "LayerNorm",
+            "norm": "encoder.emb_layer_norm_after",
+            "contact_head": "contact_head",
+        },
+    )
+}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.head import Classifier
 from ...config import Config
-from ...family import Family, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -255,6 +255,38 @@ MODERN_WRITES: Writes = {
 }
 
 
+MODERN_MODULES: Modules = {
+    "embed_tokens": "embeddings.tok_embeddings",
+    "embed_norm": "embeddings.norm",
+    "norm": "final_norm",
+    "self_attn": "attn",
+    "q_proj": "Wqkv/3 | q_proj",
+    "k_proj": "Wqkv/3 | k_proj",
+    "v_proj": "Wqkv/3 | v_proj",
+    "o_proj": "Wo",
+    "self_attn_pre_norm": "attn_norm",
+    "mlp_pre_norm": "mlp_norm",
+    "gate_proj": "Wi/2",
+    "up_proj": "Wi/2 | Wi",
+    "down_proj": "Wo",
+    "lm_head": "head + decoder | lm_head + decoder",
+    "lm_head.decoder": ".decoder",
+    "classifier": "head + classifier",
+    "classifier.dense": ".head.dense",
+    "classifier.norm": ".head.norm",
+}
+
+NOMIC_MODULES: Modules = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_types": "embeddings.token_type_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "mlp_post_norm": "post_mlp_layernorm",
+    "lm_head.dense": "transform.dense | dense",
+    "lm_head.norm": "transform.layer_norm | layer_norm",
+    "lm_head": "cls.predictions | lm_head",
+    "lm_head.decoder": "decoder + bias | decoder",
+}
+
 FAMILIES = {
     "modernbert": Family(
         _modernbert,
@@ -262,12 +294,14 @@ FAMILIES = {
         OF_MODERN,
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
+        modules=MODERN_MODULES,
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
         MODERN,
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
+        modules=MODERN_MODULES,
     ),
     "eurobert": Family(
         _eurobert,
@@ -289,6 +323,7 @@ FAMILIES = {
         },
         OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
         writes={"classifier_pooling": _pooling, **UNPADDED},
+        modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
         _gte,
@@ -305,6 +340,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         OLD,
+        modules=NOMIC_MODULES,
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
@@ -322,6 +358,7 @@ FAMILIES = {
         },
         OLD,
         deviations=(SECOND_BIAS,),
+        modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -355,5 +392,6 @@ FAMILIES = {
         },
         spelled_as_read=True,
         deviations=(SECOND_BIAS,),
+        modules=NOMIC_MODULES,
     ),
 }

@@ -12,7 +12,18 @@ from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, of_sequences, pooler
 from ...writes import present
-from .bert import COMMON, DECODER, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+from .bert import (
+    BERT_MODULES,
+    COMMON,
+    DECODER,
+    OLD,
+    SECOND_BIAS,
+    bert_act,
+    bert_block,
+    bert_head,
+    bert_score,
+    bert_stack,
+)
 
 if TYPE_CHECKING:
     from .....algebra import Number
@@ -108,6 +119,7 @@ FAMILIES = {
         },
         OLD,
         deviations=(SECOND_BIAS,),
+        modules={**BERT_MODULES, "lm_head": "lm_head.decoder + lm_head.bias"},
     ),
     "rembert": Family(
         _rembert,
@@ -130,6 +142,12 @@ FAMILIES = {
             "output_embedding_size": lambda s: present(s.head.transform).size,
         },
         quirks=MASKS,
+        modules={
+            **BERT_MODULES,
+            "input_proj": "encoder.embedding_hidden_mapping_in",
+            "lm_head.dense": "dense",
+            "lm_head.norm": "LayerNorm",
+        },
     ),
     "roformer": Family(
         _roformer,
@@ -146,5 +164,6 @@ FAMILIES = {
         },
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
+        modules={**BERT_MODULES, "input_proj": "embeddings_project"},
     ),
 }

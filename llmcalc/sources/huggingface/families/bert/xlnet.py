@@ -84,4 +84,35 @@ ALIASES = {
     "vocab_size": "n_token",
 }
 
-FAMILIES = {"xlnet": Family(_xlnet, DEFAULTS, IGNORED, aliases=ALIASES)}
+FAMILIES = {
+    "xlnet": Family(
+        _xlnet,
+        DEFAULTS,
+        IGNORED,
+        aliases=ALIASES,
+        modules={
+            "embed_tokens": "word_embedding",
+            "layers": "layer",
+            "self_attn": "rel_attn - rel_attn.layer_norm",
+            "q_proj": "q",
+            "k_proj": "k",
+            "v_proj": "v",
+            "o_proj": "o",
+            "r_proj": "r",
+            "content_bias": "r_w_bias",
+            "position_bias": "r_r_bias",
+            "segment_bias": "r_s_bias",
+            "segments": "seg_embed",
+            "self_attn_post_norm": "rel_attn.layer_norm",
+            "mlp": "ff - ff.layer_norm",
+            "up_proj": "layer_1",
+            "down_proj": "layer_2",
+            "mlp_post_norm": "ff.layer_norm",
+            "second_stream": "mask_emb",
+            "lm_head": "lm_loss",
+            "classifier": "sequence_summary.summary + logits_proj | classifier | qa_outputs",
+            "classifier.dense": ".sequence_summary.summary",
+            "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
+        },
+    )
+}

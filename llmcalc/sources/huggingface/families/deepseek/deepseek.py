@@ -250,6 +250,7 @@ FAMILIES = {
         },
         ROUTING,
         writes=UNGROUPED_LATENT_WRITES,
+        modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
     "minicpm3": Family(
         _minicpm3,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import DENSE_OR_MOE, Table, crossed, decoder, dense_or_moe, glu, listed, prediction, rmsnorm
 from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
 
@@ -88,12 +88,15 @@ def _axk2(c: Config) -> Table:
 
 SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}
 
+DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
+
 FAMILIES = {
     "deepseek_v32": Family(
         _deepseek_v32,
         {**SPARSE, "index_n_heads": 64, "max_position_embeddings": 163840},
         ROUTING | {"layer_types"},
         writes=UNGROUPED_LATENT_WRITES,
+        modules=DSA_MODULES,
     ),
     "glm_moe_dsa": Family(
         _glm_moe_dsa,
@@ -128,6 +131,7 @@ FAMILIES = {
             **UNGROUPED_LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
+        modules=DSA_MODULES,
     ),
     "axk2": Family(
         _axk2,
@@ -158,5 +162,16 @@ FAMILIES = {
         },
         ROUTING | {"layer_types", "mlp_bias", "first_k_dense_replace"},
         writes=LATENT_WRITES,
+        modules={
+            **DSA_MODULES,
+            "self_attn_pre_norm": "input_layernorm - input_layernorm.mlp | input_layernorm",
+            "self_attn_pre_norm_gate": "input_layernorm.mlp",
+            "mlp_pre_norm": "post_attention_layernorm - post_attention_layernorm.mlp | post_attention_layernorm",
+            "mlp_pre_norm_gate": "post_attention_layernorm.mlp",
+            "mlp_pre_norm_gate.down_proj": "fc1",
+            "mlp_pre_norm_gate.up_proj": "fc2",
+            "self_attn_pre_norm_gate.down_proj": "fc1",
+            "self_attn_pre_norm_gate.up_proj": "fc2",
+        },
     ),
 }

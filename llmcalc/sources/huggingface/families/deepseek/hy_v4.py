@@ -13,6 +13,8 @@ from ...family import Family
 from ...parts import Table, crossed, decoder, dense_or_moe, glu, listed, rmsnorm, uncounted_prediction
 from ...writes import UNPADDED
 from .deepseek import ROUTING, SIGMOID, mla, routed
+from .deepseek_v4 import HYPER_MODULES
+from .dsa import DSA_MODULES
 
 
 def _hy_v4(c: Config) -> Table:
@@ -84,5 +86,6 @@ FAMILIES = {
         DEFAULTS,
         ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"},
         writes=UNPADDED,
+        modules={**HYPER_MODULES, **DSA_MODULES},
     )
 }

@@ -26,6 +26,7 @@ from ...parts import (
     windowed,
 )
 from ..experts.mixtral import qwen_moe
+from ..glm.glm import GLM4_MODULES
 from .deepseek import SIGMOID
 
 UNTURNED: Table = {"position": "none"}
@@ -93,6 +94,7 @@ FAMILIES = {
         },
         frozenset({"norm_topk_prob"}),
         aliases={"num_experts": "num_local_experts"},
+        modules=GLM4_MODULES,
     ),
     "flint": Family(
         _flint,

@@ -117,5 +117,13 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(HOLDS_IDENTITIES,),
+        modules={
+            "dense": "mlps",
+            "dense_pre_norm": "post_attention_layernorm",
+            "experts.gate_proj": "gate_up_proj",
+            "experts.up_proj": "gate_up_proj",
+            "experts.zero_experts": "gate_up_proj",
+            "router": "router.classifier",
+        },
     ),
 }

@@ -140,6 +140,12 @@ FAMILIES = {
             output_router_logits route_norm route_scale score_func topk_group use_grouped_mm
             """.split()  # noqa: SIM905
         ),
+        modules={
+            "mlp_pre_norm": "pre_mlp_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+            "mlp.score_correction": ".mlp.expert_bias",
+            "router": "router.gate",
+        },
     ),
     "laguna": Family(
         _laguna,
@@ -177,5 +183,6 @@ FAMILIES = {
             "num_attention_heads_per_layer": lambda s: [mixer.num_attention_heads for mixer in s.mixers],
             "mlp_layer_types": "mlp_layer_types",
         },
+        modules={"self_attn.gate_proj": "g_proj"},
     ),
 }

@@ -85,5 +85,14 @@ FAMILIES = {
         },
         frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob"}),
         writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
+        modules={
+            "mlp.experts": "",
+            "experts.down_embed": "down_embed.weight",
+            "experts.up_embed": "up_embed.weight",
+            "shared_expert": "",
+            "self_attn_residual_scale": "input_residual",
+            "mlp_residual_scale": "post_attention_residual",
+            "router": "router_gate",
+        },
     ),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -126,6 +126,11 @@ def _interval(s: Facts) -> int:
     return found[1] - found[0] if len(found) > 1 else 1
 
 
+ERNIE_MOE_MODULES: Modules = {
+    "router": "gate - gate.moe_statics | gate",
+    "mlp.score_correction": ".mlp.gate.moe_statics",
+}
+
 FAMILIES = {
     "ernie4_5": Family(
         _ernie4_5,
@@ -157,13 +162,34 @@ FAMILIES = {
             "moe_layer_end_index": lambda s: s.with_experts()[-1],
             "moe_layer_interval": _interval,
         },
+        modules=ERNIE_MOE_MODULES,
     ),
-    "ernie4_5_vl_moe": Family(None, {"tie_word_embeddings": True}, text="ernie4_5_vl_moe_text"),
+    "ernie4_5_vl_moe": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="ernie4_5_vl_moe_text",
+        modules={
+            "towers.resampler_spatial": "resampler_model.spatial_linear",
+            "towers.resampler_temporal": "resampler_model.temporal_linear",
+            "towers.out_norm": "ln",
+            "towers.resampler_out": "resampler_model",
+            "towers.resampler_out.map_1": "mlp",
+            "towers.resampler_out.out_norm": "after_norm",
+        },
+    ),
     "ernie4_5_vl_moe_text": Family(
         _ernie4_5_vl_moe_text,
         {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
         NO_COUNT,
         aliases=ALIASES,
         alone=False,
+        modules={
+            "mlp.router": "text_moe.gate - text_moe.gate.moe_statics",
+            "mlp.score_correction": "text_moe.gate.moe_statics",
+            "mlp.experts": "text_moe.experts",
+            "vision_experts": "vision_moe",
+            "vision_experts.router": "gate - gate.moe_statics",
+            "vision_experts.score_correction": "gate.moe_statics",
+        },
     ),
 }

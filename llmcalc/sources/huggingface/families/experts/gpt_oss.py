@@ -48,5 +48,10 @@ FAMILIES = {
         frozenset(
             {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
         ),
+        modules={
+            "experts.gate_proj": "gate_up_proj + gate_up_proj_bias/2",
+            "experts.up_proj": "gate_up_proj + gate_up_proj_bias/2",
+            "experts.down_proj": "down_proj + down_proj_bias",
+        },
     ),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....errors import shown
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -173,15 +173,34 @@ def _each_top_k(s: Facts) -> Any:
     return many if len({*many}) > 1 else many[0]
 
 
+HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
+
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS),
-    "hunyuan_vl": Family(None, {"tie_word_embeddings": True}, text="hunyuan_vl_text", ties="either"),
+    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_vl": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="hunyuan_vl_text",
+        ties="either",
+        modules={
+            "towers.vision_merger": "vision_tower.patch_merger",
+            "towers.vision_merger.map_1": "proj_conv",
+            "towers.vision_merger.map_2": "proj_out",
+            "towers.vision_merger.norm": "before_rms",
+            "towers.vision_projector": "vision_tower.patch_merger",
+            "towers.vision_projector.map_1": "mlp",
+            "towers.vision_projector.input_marks": "image_newline",
+            "towers.vision_projector.output_marks": "image_begin + image_end + image_sep",
+            "towers.out_norm": "after_rms",
+        },
+    ),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text,
         {**V1, "tie_word_embeddings": True},
         NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
         spelled_as_read=True,
+        modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
         _hunyuan_v1_moe,
@@ -189,6 +208,7 @@ FAMILIES = {
         NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
         writes={"moe_topk": _each_top_k},
+        modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
         _hy_v3,

@@ -64,5 +64,16 @@ FAMILIES = {
         | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
         spelled_as_read=True,
+        modules={
+            "linear_attn": "self_attn",
+            "linear_attn.q_proj": "qkv_proj/3",
+            "linear_attn.k_proj": "qkv_proj/3",
+            "linear_attn.v_proj": "qkv_proj/3",
+            "linear_attn.o_proj": "out_proj",
+            "linear_attn.g_proj": "output_gate",
+            "linear_attn_post_norm": "post_attention_layernorm",
+            "self_attn_post_norm": "post_attention_layernorm",
+            "mlp_post_norm": "",
+        },
     ),
 }

@@ -25,6 +25,7 @@ from ...parts import (
 )
 from ...writes import Value
 from ..deepseek.deepseek import SIGMOID
+from ..glm.glm import HALVES_MODULES
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -153,6 +154,16 @@ FAMILIES = {
             "dense_intermediate_size": lambda s: s.dense.intermediate_size,
             **{field: _ratio(field) for field in OF_THE_INDEXER},
         },
+        modules=HALVES_MODULES,
     ),
-    "minimax_m3_vl": Family(None, text="minimax_m3_vl_text", ties="either"),
+    "minimax_m3_vl": Family(
+        None,
+        text="minimax_m3_vl_text",
+        ties="either",
+        modules={
+            "towers.multi_modal_merger": "multi_modal_projector",
+            "towers.multi_modal_merger.map_1": "merge_linear_1",
+            "towers.multi_modal_merger.map_2": "merge_linear_2",
+        },
+    ),
 }

@@ -64,6 +64,11 @@ def _zaya(c: Config) -> Table:
     return decoder(c, block, norm, head=biases(c.flag("lm_head_bias"), "bias"), stack=stack)
 
 
+def _scale_and_bias(name: str) -> str:
+    """Where the two vectors are that a residual stream or what is added to it is scaled and moved by."""
+    return f"{name}_scale + {name}_bias"
+
+
 FAMILIES = {
     "zaya": Family(
         _zaya,
@@ -93,6 +98,26 @@ FAMILIES = {
         writes={
             "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
             **PARTLY_TURNED,
+        },
+        modules={
+            "embed_norm": "input_hidden_states_scale + input_hidden_states_bias",
+            "router": "gate",
+            "router.fc1": "router_mlp.fc1",
+            "router.fc2": "router_mlp.fc2",
+            "router.norm": "router_mlp.norm",
+            "router.out_proj": "router_mlp.out_proj",
+            "router.below_scale": "router_states_scale",
+            "mlp_out_scale": _scale_and_bias("post_mlp_residual_scale.hidden_states"),
+            "mlp_residual_scale": _scale_and_bias("post_mlp_residual_scale.residual"),
+            "self_attn_out_scale": _scale_and_bias("post_attention_residual_scale.hidden_states"),
+            "self_attn_residual_scale": _scale_and_bias("post_attention_residual_scale.residual"),
+            "q_proj": "qkv_proj.q_proj",
+            "k_proj": "qkv_proj.k_proj",
+            "v_proj": "qkv_proj.v_proj_current",
+            "v_proj_before": "qkv_proj.v_proj_delayed",
+            "conv_channels": "qkv_proj.conv_qk_depthwise",
+            "conv_heads": "qkv_proj.conv_qk_grouped",
+            "key_scale": "qk_norm.temp",
         },
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -139,12 +139,35 @@ def _widths_of_layers(s: Facts) -> Any:
     return widths if len({*widths}) > 1 else widths[0]
 
 
+PER_LAYER_MODULES: Modules = {
+    "per_layer_input": "per_layer_input_gate + per_layer_projection + post_per_layer_input_norm",
+    "per_layer_input.gate": ".per_layer_input_gate",
+    "per_layer_input.projection": ".per_layer_projection",
+    "per_layer_input.norm": ".post_per_layer_input_norm",
+    "per_layer_embedding.embed": ".embed_tokens_per_layer",
+    "per_layer_embedding.projection": ".per_layer_model_projection",
+    "per_layer_embedding.norm": ".per_layer_projection_norm",
+}
+
 FAMILIES = {
     "gemma3n_text": Family(
         _gemma3n,
         DEFAULTS,
         IGNORED,
         writes={**LOCAL_THETA_WRITES, "num_kv_shared_layers": sharing, "intermediate_size": _widths_of_layers},
+        modules={
+            **PER_LAYER_MODULES,
+            "laurel.left": "linear_left",
+            "laurel.right": "linear_right",
+            "laurel.norm": "post_laurel_norm",
+            "predict.coefficients": ".altup.prediction_coefs",
+            "predict.router": ".altup.modality_router",
+            "predict.router_norm": ".altup.router_norm",
+            "correct.coefficients": ".altup.correction_coefs",
+            "correct.scale": ".altup.correct_output_scale",
+            "streams_in.projections": ".altup_projections",
+            "streams_out.projections": ".altup_unembed_projections",
+        },
     ),
     "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text"),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import CLASSIFIERS, Family, Quirks
+from ...family import CLASSIFIERS, Family, Modules, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -229,6 +229,15 @@ def _module(s: Facts, side: str) -> dict[str, Any]:
     }
 
 
+T5GEMMA_MODULES: Modules = {
+    "self_attn_pre_norm": "pre_self_attn_layernorm",
+    "self_attn_post_norm": "post_self_attn_layernorm",
+    "cross_attn_pre_norm": "pre_cross_attn_layernorm",
+    "cross_attn_post_norm": "post_cross_attn_layernorm",
+    "embed_tokens": "decoder.embed_tokens - decoder.embed_tokens.eoi_embedding | decoder.embed_tokens",
+    "encoder.embed_tokens": "embed_tokens - embed_tokens.eoi_embedding | embed_tokens",
+}
+
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
@@ -240,11 +249,13 @@ FAMILIES = {
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
+        modules=T5GEMMA_MODULES,
     ),
     "t5gemma2": Family(
         _t5gemma2,
         WHOLE,
         IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
+        modules=T5GEMMA_MODULES,
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
 from ...writes import PARTLY_TURNED, UNPADDED
 
@@ -39,7 +39,11 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": True,
 }
 
+HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
+
+GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
+
 FAMILIES = {
-    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}),
-    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}),
+    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}, modules=HALVES_MODULES),
+    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}, modules={**HALVES_MODULES, **GLM4_MODULES}),
 }

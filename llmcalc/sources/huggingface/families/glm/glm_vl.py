@@ -10,6 +10,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import QKV, Table, attention, biases, decoder, dense_or_moe, glu, rmsnorm, rope
 from ..deepseek.deepseek import ROUTING, SIGMOID, deepseek, routed
+from .glm import GLM4_MODULES, HALVES_MODULES
 
 
 def _share(c: Config) -> int:
@@ -57,6 +58,7 @@ FAMILIES = {
             "max_position_embeddings": 32768,
             "attention_bias": None,
         },
+        modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
     "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either"),
     "glm4v_moe_text": Family(

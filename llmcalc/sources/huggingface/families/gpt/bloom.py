@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family
+from ...family import Deviation, Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 from .gpt import heads_of, inner
 
@@ -137,6 +137,21 @@ KEEPS_EVERY_HEAD = Deviation(
 )
 
 
+BLOOM_MODULES: Modules = {
+    "layers": "h",
+    "embed_tokens": "word_embeddings",
+    "embed_norm": "word_embeddings_layernorm",
+    "norm": "ln_f",
+    "self_attn": "self_attention",
+    "q_proj": "query_key_value/3",
+    "k_proj": "query_key_value/3",
+    "v_proj": "query_key_value/3",
+    "o_proj": "dense",
+    "up_proj": "dense_h_to_4h",
+    "down_proj": "dense_4h_to_h",
+    "mlp_pre_norm": "post_attention_layernorm",
+}
+
 FAMILIES = {
     "bloom": Family(
         _bloom,
@@ -165,6 +180,7 @@ FAMILIES = {
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         spelled_as_read=True,
+        modules=BLOOM_MODULES,
     ),
     "falcon": Family(
         _falcon,
@@ -197,6 +213,15 @@ FAMILIES = {
         },
         spelled_as_read=True,
         deviations=(KEEPS_EVERY_HEAD,),
+        modules={
+            **BLOOM_MODULES,
+            "q_proj": "query_key_value",
+            "k_proj": "query_key_value",
+            "v_proj": "query_key_value",
+            "self_attn_pre_norm": "ln_attn | input_layernorm",
+            "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
+            "pre_norm": "input_layernorm | ln_attn",
+        },
     ),
     "mpt": Family(
         _mpt,
@@ -232,6 +257,21 @@ FAMILIES = {
             "num_hidden_layers": "n_layers",
             "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len",
+        },
+        modules={
+            "layers": "blocks",
+            "embed_tokens": "wte",
+            "norm": "norm_f",
+            "self_attn_pre_norm": "norm_1",
+            "mlp_pre_norm": "norm_2",
+            "self_attn": "attn",
+            "q_proj": "Wqkv",
+            "k_proj": "Wqkv",
+            "v_proj": "Wqkv",
+            "o_proj": "out_proj",
+            "mlp": "ffn",
+            "up_proj": "up_proj",
+            "down_proj": "down_proj",
         },
     ),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family
+from ...family import Deviation, Family, Modules
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -223,6 +223,37 @@ KEEPS_EVERY_TOKEN = Deviation(
 )
 
 
+GPT2_MODULES: Modules = {
+    "pooler": "",
+    "pooler.out_proj": "multiple_choice_head.summary",
+    "layers": "h",
+    "embed_tokens": "wte",
+    "embed_positions": "wpe",
+    "norm": "ln_f",
+    "self_attn_pre_norm": "ln_1",
+    "mlp_pre_norm": "ln_2",
+    "self_attn": "attn",
+    "q_proj": "c_attn/3",
+    "k_proj": "c_attn/3",
+    "v_proj": "c_attn/3",
+    "o_proj": "c_proj",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+}
+
+NEOX_MODULES: Modules = {
+    "embed_tokens": "embed_in",
+    "norm": "final_layer_norm",
+    "self_attn": "attention",
+    "q_proj": "query_key_value/3",
+    "k_proj": "query_key_value/3",
+    "v_proj": "query_key_value/3",
+    "o_proj": "dense",
+    "up_proj": "dense_h_to_4h",
+    "down_proj": "dense_4h_to_h",
+    "lm_head": "embed_out",
+}
+
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
@@ -240,14 +271,22 @@ FAMILIES = {
         NO_COUNT,
         aliases=ALIASES,
         writes={"afn": _afn},
+        modules={
+            **GPT2_MODULES,
+            "embed_tokens": "tokens_embed",
+            "embed_positions": "positions_embed",
+            "self_attn_post_norm": "ln_1",
+            "mlp_post_norm": "ln_2",
+        },
     ),
-    "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
-    "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES),
+    "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES),
+    "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
         NO_COUNT,
         aliases=ALIASES,
+        modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
     ),
     "gpt_neo": Family(
         _gpt_neo,
@@ -268,9 +307,48 @@ FAMILIES = {
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         writes={"attention_types": _neo, "window_size": lambda s: present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
+        modules={
+            **GPT2_MODULES,
+            "self_attn": "attn.attention",
+            "q_proj": "q_proj",
+            "k_proj": "k_proj",
+            "v_proj": "v_proj",
+            "o_proj": "out_proj",
+        },
     ),
-    "gptj": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
-    "codegen": Family(_gptj, GPTJ, NO_COUNT, aliases=ALIASES),
+    "gptj": Family(
+        _gptj,
+        GPTJ,
+        NO_COUNT,
+        aliases=ALIASES,
+        modules={
+            **GPT2_MODULES,
+            "self_attn": "attn",
+            "q_proj": "q_proj",
+            "k_proj": "k_proj",
+            "v_proj": "v_proj",
+            "o_proj": "out_proj",
+            "pre_norm": "ln_1",
+            "up_proj": "fc_in",
+            "down_proj": "fc_out",
+        },
+    ),
+    "codegen": Family(
+        _gptj,
+        GPTJ,
+        NO_COUNT,
+        aliases=ALIASES,
+        modules={
+            **GPT2_MODULES,
+            "q_proj": "qkv_proj/3",
+            "k_proj": "qkv_proj/3",
+            "v_proj": "qkv_proj/3",
+            "o_proj": "out_proj",
+            "pre_norm": "ln_1",
+            "up_proj": "fc_in",
+            "down_proj": "fc_out",
+        },
+    ),
     "gpt_neox": Family(
         _gpt_neox,
         {
@@ -288,6 +366,7 @@ FAMILIES = {
         },
         NO_COUNT,
         writes={"rotary_pct": "partial_rotary_factor"},
+        modules=NEOX_MODULES,
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
@@ -303,5 +382,6 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         NO_COUNT,
+        modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, learned
 from .gpt import heads_of, inner
 
@@ -58,6 +58,19 @@ def _pre(s: Facts) -> bool:
     return s.layers[0].norm_placement == "pre"
 
 
+OPT_MODULES: Modules = {
+    "embed_positions": "embed_positions",
+    "self_attn_pre_norm": "self_attn_layer_norm",
+    "self_attn_post_norm": "self_attn_layer_norm",
+    "mlp_pre_norm": "final_layer_norm",
+    "mlp_post_norm": "final_layer_norm",
+    "o_proj": "out_proj",
+    "mlp": "fc1 + fc2",
+    "up_proj": ".fc1",
+    "down_proj": ".fc2",
+    "norm": "final_layer_norm",
+}
+
 FAMILIES = {
     "opt": Family(
         _opt,
@@ -83,6 +96,7 @@ FAMILIES = {
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },
+        modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
     ),
     "xglm": Family(
         _xglm,
@@ -99,6 +113,7 @@ FAMILIES = {
         },
         NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
+        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
     ),
     "biogpt": Family(
         _biogpt,
@@ -113,5 +128,6 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         NO_COUNT,
+        modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
     ),
 }

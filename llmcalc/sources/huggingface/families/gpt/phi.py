@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
 from ...writes import PARTLY_TURNED, UNPADDED
 from ..llama.llama import llama_like
@@ -89,6 +89,14 @@ COMMON: dict[str, Any] = {
     "head_dim": None,
 }
 
+PHI3_MODULES: Modules = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "mlp.gate_proj": "gate_up_proj/2",
+    "mlp.up_proj": "gate_up_proj/2",
+}
+
 FAMILIES = {
     "phi3": Family(
         _phi3,
@@ -113,6 +121,7 @@ FAMILIES = {
             }
         ),
         writes={**UNPADDED, **PARTLY_TURNED},
+        modules=PHI3_MODULES,
     ),
     "phi": Family(
         _phi,
@@ -127,6 +136,15 @@ FAMILIES = {
             "qk_layernorm": False,
         },
         writes=PARTLY_TURNED,
+        modules={
+            "q_norm": "q_layernorm",
+            "k_norm": "k_layernorm",
+            "norm": "final_layernorm",
+            "o_proj": "dense",
+            "up_proj": "fc1",
+            "down_proj": "fc2",
+            "pre_norm": "input_layernorm",
+        },
     ),
     "persimmon": Family(
         _persimmon,
@@ -144,6 +162,17 @@ FAMILIES = {
         },
         frozenset({"num_key_value_heads"}),
         writes=PARTLY_TURNED,
+        modules={
+            "norm": "final_layernorm",
+            "q_proj": "query_key_value/3",
+            "k_proj": "query_key_value/3",
+            "v_proj": "query_key_value/3",
+            "o_proj": "dense",
+            "up_proj": "dense_h_to_4h",
+            "down_proj": "dense_4h_to_h",
+            "q_norm": "q_layernorm",
+            "k_norm": "k_layernorm",
+        },
     ),
     "stablelm": Family(
         _stablelm,
@@ -162,6 +191,7 @@ FAMILIES = {
         },
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
         writes=PARTLY_TURNED,
+        modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
     ),
     "starcoder2": Family(
         _starcoder2,
@@ -182,6 +212,7 @@ FAMILIES = {
         },
         frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
         writes={"use_bias": lambda s: s.network.up_bias},
+        modules={"up_proj": "c_fc", "down_proj": "c_proj"},
     ),
     "jais2": Family(
         _jais2,

@@ -52,6 +52,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
             "attention_bias": False,
         },
+        modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"},
     ),
     "nanochat": Family(
         _nanochat,
@@ -69,5 +70,6 @@ FAMILIES = {
             "attention_bias": False,
         },
         frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
+        modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import FULL_OR_SLIDING, QKVO, Table, attention, biases, decoder, glu, laid_out, listed, moe, rmsnorm, rope
 from ...writes import WINDOW, Writes
 
@@ -112,12 +112,25 @@ def _bases(s: Facts) -> Any:
 BASES_WRITES: Writes = {**WINDOW, "layer_rope_theta": _bases}
 
 
+GRANITE_MODULES: Modules = {
+    "mlp": "block_sparse_moe + shared_mlp | block_sparse_moe | shared_mlp | mlp",
+    "shared_expert": ".shared_mlp",
+    "shared_expert.gate_proj": "input_linear/2",
+    "shared_expert.up_proj": "input_linear/2",
+    "shared_expert.down_proj": "output_linear",
+}
+
 FAMILIES = {
     "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
-    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED),
-    "granitemoeshared": Family(_granitemoeshared, {**COMMON, **EXPERTS, "shared_intermediate_size": 0}, IGNORED),
+    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES),
+    "granitemoeshared": Family(
+        _granitemoeshared, {**COMMON, **EXPERTS, "shared_intermediate_size": 0}, IGNORED, modules=GRANITE_MODULES
+    ),
     "hyperclovax": Family(
-        _hyperclovax, {**COMMON, "mlp_bias": False, "head_dim": None, "use_post_norm": True}, IGNORED
+        _hyperclovax,
+        {**COMMON, "mlp_bias": False, "head_dim": None, "use_post_norm": True},
+        IGNORED,
+        modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
     ),
     "granite_swa": Family(
         _granite_swa,
@@ -139,6 +152,10 @@ FAMILIES = {
         writes=BASES_WRITES,
     ),
     "granitemoe_swa": Family(
-        _granitemoe_swa, {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0}, IGNORED, writes=BASES_WRITES
+        _granitemoe_swa,
+        {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0},
+        IGNORED,
+        writes=BASES_WRITES,
+        modules=GRANITE_MODULES,
     ),
 }

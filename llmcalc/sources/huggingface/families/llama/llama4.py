@@ -107,6 +107,17 @@ FAMILIES = {
             "use_qk_norm": _qk_normed,
         },
         deviations=(EVERY_EXPERT,),
+        modules={"mlp": "feed_forward"},
     ),
-    "llama4": Family(None, text="llama4_text", ties="text"),
+    "llama4": Family(
+        None,
+        text="llama4_text",
+        ties="text",
+        modules={
+            "towers.vision_adapter": "vision_model.vision_adapter.mlp",
+            "towers.vision_adapter.map_1": "fc1",
+            "towers.vision_adapter.map_2": "fc2",
+            "towers.layers": "model.layers",
+        },
+    ),
 }

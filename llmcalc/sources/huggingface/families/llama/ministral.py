@@ -53,5 +53,10 @@ FAMILIES = {
             "sliding_window": None,
         },
     ),
-    "mistral3": Family(None, {"tie_word_embeddings": True}, text="mistral"),
+    "mistral3": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="mistral",
+        modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
+    ),
 }

@@ -159,6 +159,12 @@ FAMILIES = {
             "attention_bias": False,
         },
         frozenset({"mlp_bias", "post_norm", "qk_norm"}),
+        modules={
+            "self_attn_pre_norm": "attention_layernorm",
+            "mlp_pre_norm": "feedforward_layernorm",
+            "mlp.xielu": "act_fn",
+            "xielu.alpha": "alpha_p + alpha_n",
+        },
     ),
     "helium": Family(
         _helium,

@@ -12,7 +12,7 @@ from typing import Any
 
 from .....components.base import LARGEST
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -292,6 +292,13 @@ QWEN_WRITES: Writes = {
 }
 
 
+GATED_Q_MODULES: Modules = {"self_attn.q_proj": "q_proj/2", "self_attn.gate_proj": "q_proj/2"}
+
+KDA_MODULES: Modules = {
+    "linear_attn": "self_attn",
+    **{f"linear_attn.{x}": f"forget_gate.{x}" for x in ("A_log", "dt_bias", "f_a_proj", "f_b_proj", "f_proj")},
+}
+
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
@@ -308,6 +315,13 @@ FAMILIES = {
         },
         IGNORED | {"intermediate_size", "use_sliding_window"},
         writes={**QWEN_WRITES, **PARTLY_TURNED},
+        modules={
+            **GATED_Q_MODULES,
+            **{f"linear_attn.{x}_proj": "in_proj_qkvz" for x in "qkvg"},
+            "linear_attn.a_proj": "in_proj_ba/2",
+            "linear_attn.b_proj": "in_proj_ba/2",
+            "linear_attn.o_proj": "out_proj",
+        },
     ),
     "qwen3_5_text": Family(
         _qwen3_5,
@@ -321,6 +335,14 @@ FAMILIES = {
         },
         IGNORED,
         writes={**QWEN_WRITES, **PARTLY_TURNED},
+        modules={
+            **GATED_Q_MODULES,
+            **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
+            "linear_attn.g_proj": "in_proj_z",
+            "linear_attn.a_proj": "in_proj_a",
+            "linear_attn.b_proj": "in_proj_b",
+            "linear_attn.o_proj": "out_proj",
+        },
     ),
     "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
     "qwen3_5_moe_text": Family(
@@ -328,6 +350,14 @@ FAMILIES = {
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         writes={**QWEN_WRITES, **PARTLY_TURNED},
+        modules={
+            **GATED_Q_MODULES,
+            **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
+            "linear_attn.g_proj": "in_proj_z",
+            "linear_attn.a_proj": "in_proj_a",
+            "linear_attn.b_proj": "in_proj_b",
+            "linear_attn.o_proj": "out_proj",
+        },
     ),
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
     "kimi_linear": Family(
@@ -364,6 +394,7 @@ FAMILIES = {
         ROUTING,
         aliases=KIMI_NAMES,
         writes={**LATENT_WRITES, **UNPADDED},
+        modules=KDA_MODULES,
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
@@ -407,6 +438,7 @@ FAMILIES = {
             "kda_lower_bound": lambda s: present(s.named("kda_lower_bound")),
             **UNPADDED,
         },
+        modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
 from ...writes import PARTLY_TURNED
+from ..llama.granite import GRANITE_MODULES
 from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
@@ -179,6 +180,8 @@ def _lowest(found: list[int]) -> int:
     return found[0] if found else 0
 
 
+HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layernorm", "norm": "final_layernorm"}
+
 FAMILIES = {
     "jamba": Family(
         _jamba,
@@ -209,6 +212,7 @@ FAMILIES = {
             "num_experts": lambda s: max(1, s.usual("num_experts")),
         },
         spelled_as_read=True,
+        modules={**HYBRID_MODULES, "b_norm": "b_layernorm", "c_norm": "c_layernorm", "dt_norm": "dt_layernorm"},
     ),
     "bamba": Family(
         _bamba,
@@ -222,6 +226,7 @@ FAMILIES = {
         },
         IGNORED | MULTIPLIERS,
         writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTLY_TURNED},
+        modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(
         _granitemoehybrid,
@@ -249,6 +254,12 @@ FAMILIES = {
             ),
         },
         spelled_as_read=True,
+        modules={
+            **GRANITE_MODULES,
+            "mlp.gate_proj": ".shared_mlp.input_linear/2",
+            "mlp.up_proj": ".shared_mlp.input_linear/2",
+            "mlp.down_proj": ".shared_mlp.output_linear",
+        },
     ),
     "falcon_h1": Family(
         _falcon_h1,
@@ -271,5 +282,6 @@ FAMILIES = {
             "mamba_norm_before_gate": of_state_space("norm_before_gate"),
             "projectors_bias": of_state_space("out_bias"),
         },
+        modules={**HYBRID_MODULES, "state_space": "mamba"},
     ),
 }

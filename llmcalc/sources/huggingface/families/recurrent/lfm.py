@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import QKVO, Table, attention, biases, decoder, listed, mixed, moe, qk_norm, rmsnorm, rope
 from ...writes import UNPADDED
 
@@ -125,6 +125,23 @@ def _gated(s: Facts) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in s.mixers)
 
 
+LFM_MODULES: Modules = {
+    "mlp": "feed_forward",
+    "mlp.gate_proj": "w1",
+    "mlp.up_proj": "w3",
+    "mlp.down_proj": "w2",
+    "conv_pre_norm": "operator_norm",
+    "self_attn_pre_norm": "operator_norm",
+    "conv_post_norm": "post_operator_norm",
+    "self_attn_post_norm": "post_operator_norm",
+    "mlp_pre_norm": "ffn_norm",
+    "mlp_post_norm": "post_ffn_norm",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "self_attn.o_proj": "out_proj",
+    "norm": "embedding_norm",
+}
+
 FAMILIES = {
     "lfm2": Family(
         _lfm2,
@@ -139,6 +156,7 @@ FAMILIES = {
         },
         UNUSED,
         writes={"block_auto_adjust_ff_dim": lambda s: False},
+        modules=LFM_MODULES,
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
@@ -154,6 +172,7 @@ FAMILIES = {
         },
         UNUSED,
         writes={"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
+        modules=LFM_MODULES,
     ),
     "lfm2_vl": Family(
         None, {"tie_word_embeddings": True}, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}
@@ -181,6 +200,7 @@ FAMILIES = {
             "use_attention_gate": _gated,
             **UNPADDED,
         },
+        modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
     ),
     "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3"),
 }

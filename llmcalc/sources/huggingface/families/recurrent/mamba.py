@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
 from ...writes import Absent, Value, Writes
 
@@ -153,9 +153,13 @@ ALONE_WRITES: Writes = {
 }
 
 
+MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
+
 FAMILIES = {
-    "mamba": Family(_mamba, MAMBA, IGNORED, writes=ALONE_WRITES),
-    "falcon_mamba": Family(_falcon_mamba, {**MAMBA, "mixer_rms_eps": 1e-6}, IGNORED, writes=ALONE_WRITES),
+    "mamba": Family(_mamba, MAMBA, IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES),
+    "falcon_mamba": Family(
+        _falcon_mamba, {**MAMBA, "mixer_rms_eps": 1e-6}, IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES
+    ),
     "mamba2": Family(
         _mamba2,
         {
@@ -177,5 +181,6 @@ FAMILIES = {
             "head_dim": of_state_space("head_dim"),
             "hidden_act": of_state_space("hidden_act"),
         },
+        modules=MAMBA_MODULES,
     ),
 }

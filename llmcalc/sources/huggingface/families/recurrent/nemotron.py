@@ -13,7 +13,7 @@ from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layernorm, mixed, mlp, moe, rmsnorm, rope
 from ...writes import PARTLY_TURNED
 from .hybrid import plain
-from .mamba import IGNORED, NONE, of_state_space
+from .mamba import IGNORED, MAMBA_MODULES, NONE, of_state_space
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -215,5 +215,14 @@ FAMILIES = {
             "mlp_hidden_act": "hidden_act",
         },
         spelled_as_read=True,
+        modules={
+            **MAMBA_MODULES,
+            "mlp": "mixer",
+            "self_attn": "mixer",
+            "mlp_pre_norm": "norm",
+            "self_attn_pre_norm": "norm",
+            "latent_in": "fc1_latent_proj",
+            "latent_out": "fc2_latent_proj",
+        },
     ),
 }

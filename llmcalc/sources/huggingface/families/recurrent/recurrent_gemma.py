@@ -79,5 +79,17 @@ FAMILIES = {
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
             **PARTLY_TURNED,
         },
+        modules={
+            "norm": "final_norm",
+            "mlp": "mlp_block",
+            "recurrent": "temporal_block",
+            "self_attn": "temporal_block",
+            "recurrent_pre_norm": "temporal_pre_norm",
+            "self_attn_pre_norm": "temporal_pre_norm",
+            "mlp_pre_norm": "channel_pre_norm",
+            "input_gate": "rg_lru.input_gate_weight + rg_lru.input_gate_bias",
+            "recurrent_gate": "rg_lru.recurrent_gate_weight + rg_lru.recurrent_gate_bias",
+            "recurrent_param": "rg_lru.recurrent_param",
+        },
     ),
 }

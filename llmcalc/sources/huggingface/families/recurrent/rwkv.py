@@ -35,5 +35,16 @@ FAMILIES = {
         frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
         writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
+        modules={
+            "layers": "blocks",
+            "embed_tokens": "embeddings",
+            "input_norm": "pre_ln",
+            "time_mix": "attention",
+            "time_mix_pre_norm": "ln1",
+            "channel_mix": "feed_forward",
+            "channel_mix_pre_norm": "ln2",
+            "norm": "ln_out",
+            "lm_head": "head",
+        },
     ),
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, Modules
 from ...parts import ACTIVATIONS, Table, attention, biases, decoder, glu, layer_pattern, listed, mixed, rmsnorm, rope
 from ...writes import Writes
+from .hybrid import HYBRID_MODULES
 from .mamba import IGNORED, MAMBA_WRITES, NONE, of_state_space, step_rank
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ ZAMBA_WRITES: Writes = {
 }
 
 
+ZAMBA_MODULES: Modules = {
+    **HYBRID_MODULES,
+    "mixer": "mamba_decoder.mamba",
+    "mixer_pre_norm": "mamba_decoder.input_layernorm",
+}
+
 FAMILIES = {
     "zamba": Family(
         _zamba,
@@ -225,6 +232,12 @@ FAMILIES = {
             "mamba_dt_rank": of_state_space("time_step_rank"),
         },
         spelled_as_read=True,
+        modules={
+            **ZAMBA_MODULES,
+            "transformer": "shared_transf",
+            "dt_proj": "dt_proj_weight + dt_proj_bias",
+            "x_proj": "x_proj_weight",
+        },
     ),
     "zamba2": Family(
         _zamba2,
@@ -256,5 +269,16 @@ FAMILIES = {
             "use_shared_attention_adapter": lambda s: _transformer(s).attention_adapters,
         },
         spelled_as_read=True,
+        modules={
+            **ZAMBA_MODULES,
+            "transformer": "shared_transformer",
+            "mlp.gate_proj": "gate_up_proj/2",
+            "mlp.up_proj": "gate_up_proj/2",
+            "mlp.adapters": "gate_up_proj_adapter_list",
+            "adapters.down": "0",
+            "adapters.up": "1",
+            **{f"{x}_proj": f"{x}_proj + linear_{x}_adapter_list | {x}_proj" for x in "qkv"},
+            **{f"{x}_proj.adapters": f".shared_transformer.self_attn.linear_{x}_adapter_list" for x in "qkv"},
+        },
     ),
 }

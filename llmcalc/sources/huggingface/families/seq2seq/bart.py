@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...config import Config, is_whole
-from ...family import Family, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
 from ...writes import UNPADDED, Writes, present
 
@@ -198,8 +198,39 @@ ENDS = Quirks(reads_values=("ForSequenceClassification",))
 """They look for the end of the sequence."""
 
 
+BART_MODULES: Modules = {
+    "embed_positions": "embed_positions",
+    "embed_norm": "layernorm_embedding",
+    "self_attn_pre_norm": "self_attn_layer_norm",
+    "self_attn_post_norm": "self_attn_layer_norm",
+    "cross_attn": "encoder_attn",
+    "cross_attn_pre_norm": "encoder_attn_layer_norm",
+    "cross_attn_post_norm": "encoder_attn_layer_norm",
+    "mlp_pre_norm": "final_layer_norm",
+    "mlp_post_norm": "final_layer_norm",
+    "o_proj": "out_proj",
+    "mlp": "fc1 + fc2",
+    "up_proj": ".fc1",
+    "down_proj": ".fc2",
+    "norm": "layer_norm",
+    "classifier": "classification_head | qa_outputs",
+    "unused_embedding": "decoder.embed_tokens",
+    "classifier.dense": "dense",
+    "embed_tokens": "shared | decoder.embed_tokens",
+    "encoder.embed_tokens": "embed_tokens",
+    "decoder.embed_tokens": "embed_tokens",
+}
+
 FAMILIES = {
-    "bart": Family(_bart, {**COMMON, "num_labels": 3}, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS),
+    "bart": Family(
+        _bart,
+        {**COMMON, "num_labels": 3},
+        IGNORED,
+        aliases=ALIASES,
+        writes=SIDES_WRITES,
+        quirks=ENDS,
+        modules=BART_MODULES,
+    ),
     "mvp": Family(
         _mvp,
         {**COMMON, "vocab_size": 50267, "use_prompt": False},
@@ -207,14 +238,16 @@ FAMILIES = {
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=ENDS,
+        modules=BART_MODULES,
     ),
-    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS),
+    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS, modules=BART_MODULES),
     "m2m_100": Family(
         _m2m_100,
         {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        modules=BART_MODULES,
     ),
     "marian": Family(
         _marian,
@@ -230,6 +263,7 @@ FAMILIES = {
             "decoder_vocab_size": lambda s: s.spec.vocab_size,
             **UNPADDED,
         },
+        modules=BART_MODULES,
     ),
     "fsmt": Family(
         _fsmt,
@@ -243,8 +277,9 @@ FAMILIES = {
         },
         IGNORED | {"decoder", "langs"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+        modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
     ),
-    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES),
+    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, modules=BART_MODULES),
     "blenderbot": Family(
         _pegasus,
         {
@@ -262,6 +297,7 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        modules=BART_MODULES,
     ),
     "blenderbot-small": Family(
         _blenderbot_small,
@@ -277,6 +313,7 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        modules=BART_MODULES,
     ),
     "plbart": Family(
         _bart,
@@ -295,5 +332,6 @@ FAMILIES = {
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=ENDS,
+        modules=BART_MODULES,
     ),
 }

@@ -13,8 +13,8 @@ from ...family import EVERY, Deviation, Family, Quirks, every_expert
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from ...writes import present
 from . import bart, t5
-from .bart import SIDES_WRITES
-from .t5 import T5_WRITES
+from .bart import BART_MODULES, SIDES_WRITES
+from .t5 import T5_MODULES, T5_WRITES
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -128,6 +128,14 @@ FAMILIES = {
             "dense_act_fn": lambda s: s.network.hidden_act,
         },
         quirks=Quirks(reads_values=EVERY, refuses_cache=EVERY),
+        modules={
+            **T5_MODULES,
+            "router": "router.classifier",
+            "experts.up_proj": "expert_*.wi",
+            "experts.down_proj": "expert_*.wo",
+            "mlp": "layer.1.mlp",
+            "decoder.mlp": "layer.2.mlp",
+        },
     ),
     "nllb-moe": Family(
         _nllb_moe,
@@ -149,5 +157,17 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),
+        modules={
+            **BART_MODULES,
+            "cross_attn": "cross_attention",
+            "cross_attn_pre_norm": "cross_attention_layer_norm",
+            "mlp": "ffn",
+            "mlp_pre_norm": "ff_layer_norm",
+            "up_proj": "fc1",
+            "down_proj": "fc2",
+            "experts.up_proj": "expert_*.fc1",
+            "experts.down_proj": "expert_*.fc2",
+            "router": "router.classifier | router",
+        },
     ),
 }

@@ -12,7 +12,7 @@ from typing import Any
 from .....ops import Linear, Op
 from .....run.rows import LOGITS
 from ...config import Config
-from ...family import Deviation, Family, Quirks, untied
+from ...family import Deviation, Family, Modules, Quirks, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
 from ...writes import Writes, present
 
@@ -155,10 +155,54 @@ ENDS = Quirks(reads_values=("ForSequenceClassification",))
 """They look for the end of the sequence."""
 
 
+FIRST_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias"
+"""The one table of all layers, in the first of them."""
+
+GLOBAL_BIAS = FIRST_BIAS.replace("Self", "TransientGlobalSelf")
+BLOCKS_BIAS = GLOBAL_BIAS.replace("relative", "global_relative")
+"""LongT5's second table, of the distances to blocks."""
+
+T5_MODULES: Modules = {
+    "classifier": "classification_head | classifier | qa_outputs",
+    "self_attn.relative_bias": "relative_attention_bias",
+    "layers": "block",
+    "embed_tokens": "shared",
+    "norm": "final_layer_norm",
+    "self_attn": "layer.0.SelfAttention",
+    "self_attn_pre_norm": "layer.0.layer_norm",
+    "cross_attn": "layer.1.EncDecAttention",
+    "cross_attn_pre_norm": "layer.1.layer_norm",
+    "q_proj": "q",
+    "k_proj": "k",
+    "v_proj": "v",
+    "o_proj": "o",
+    "decoder.mlp": "layer.2.DenseReluDense",
+    "mlp": "layer.1.DenseReluDense",
+    "decoder.mlp_pre_norm": "layer.2.layer_norm",
+    "mlp_pre_norm": "layer.1.layer_norm",
+    "gate_proj": "wi_0",
+    "up_proj": "wi_1 | wi",
+    "down_proj": "wo",
+    "relative_bias": FIRST_BIAS,
+}
+
 FAMILIES = {
-    "t5": Family(_t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
-    "mt5": Family(_t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
-    "umt5": Family(_umt5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,)),
+    "t5": Family(
+        _t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,), modules=T5_MODULES
+    ),
+    "mt5": Family(
+        _t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,), modules=T5_MODULES
+    ),
+    "umt5": Family(
+        _umt5,
+        MT5,
+        IGNORED,
+        aliases=ALIASES,
+        writes=T5_WRITES,
+        quirks=ENDS,
+        deviations=(ALWAYS_TIED,),
+        modules=T5_MODULES,
+    ),
     "longt5": Family(
         _longt5,
         {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
@@ -166,5 +210,14 @@ FAMILIES = {
         aliases=ALIASES,
         writes={**T5_WRITES, **LONG_WRITES},
         deviations=(ALWAYS_TIED,),
+        modules={
+            **T5_MODULES,
+            "self_attn": "layer.0.SelfAttention | layer.0.LocalSelfAttention | layer.0.TransientGlobalSelfAttention",
+            "global_norm": "global_input_layer_norm",
+            "relative_bias": " | ".join(
+                (FIRST_BIAS, FIRST_BIAS.replace("Self", "LocalSelf"), f"{GLOBAL_BIAS} + {BLOCKS_BIAS}")
+            ),
+            "relative_bias.blocks": f".{BLOCKS_BIAS}",
+        },
     ),
 }

@@ -9,7 +9,7 @@ from ...config import Config
 from ...family import Family
 from ...parts import Table
 from ...writes import UNPADDED, present
-from .bart import ALIASES, COMMON, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
 
 
 def _whisper(c: Config) -> Table:
@@ -71,6 +71,13 @@ FAMILIES = {
             "max_source_positions": lambda s: present(s.first.stem).max_source_positions,
             "max_target_positions": lambda s: getattr(s.main.position, "max_position_embeddings", None),
             **UNPADDED,
+        },
+        modules={
+            **BART_MODULES,
+            "stem": "conv1 + conv2",
+            "stem.conv1": ".conv1",
+            "stem.conv2": ".conv2",
+            "lm_head": "proj_out",
         },
     ),
 }
