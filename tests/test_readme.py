@@ -27,7 +27,7 @@ from llmcalc.verify.deviations import OF_ALL
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 from tests.verify.test_families import CASES
-from tests.verify.verdicts import QUANTITIES, recorded
+from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
 README = Path(__file__).parent.parent / "README.md"
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
@@ -96,17 +96,19 @@ def families_table() -> str:
     """
     real = Counter(json.loads((case / "config.json").read_text())["model_type"] for case in CASES)
     lines = [
-        "| model_type | parameters | FLOPs | cache | towers' parameters | shapes | real configs |",
-        "|:---|:---|:---|:---|:---|---:|---:|",
+        "| model_type | parameters | FLOPs | cache | towers' parameters | by itself | shapes | real configs |",
+        "|:---|:---|:---|:---|:---|---:|---:|---:|",
     ]
     verdicts = recorded()
     for file in sorted(FILES, key=lambda file: min(FILES[file])):
         kinds = sorted(FILES[file])
         around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
+        alone, leaves = coverage(file)
         untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
         cells += [
             IN_PART if untold else EXACT if around else NONE,
+            f"{100 * alone // leaves} %" if leaves else NONE,
             str(sum(len(shapes_of(kind)) for kind in kinds) + len(around)),
             str(sum(real[k] for k in kinds) or ""),
         ]

@@ -73,19 +73,15 @@ class Check:
 @dataclass(frozen=True)
 class Coverage:
     """How the leaves of the tree that hold parameters were compared: each by itself, several in one sum, or not at all
-    but in the totals above them. A leaf of equal layers is one.
+    but in the totals above them. By path; a leaf of equal layers is one.
     """
 
-    alone: int
-    summed: int
+    alone: tuple[str, ...]
+    summed: tuple[str, ...]
     missing: tuple[str, ...]
 
-    @property
-    def leaves(self) -> int:
-        return self.alone + self.summed + len(self.missing)
-
     def data(self) -> dict[str, Any]:
-        return {"alone": self.alone, "summed": self.summed, "missing": list(self.missing)}
+        return {"alone": len(self.alone), "summed": len(self.summed), "missing": list(self.missing)}
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) ->
     together = {place.path: len(places) for places in matched.values() for place in places}
     leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
     return Coverage(
-        sum(together.get(path) == 1 for path in leaves),
-        sum(together.get(path, 1) > 1 for path in leaves),
+        tuple(path for path in leaves if together.get(path) == 1),
+        tuple(path for path in leaves if together.get(path, 1) > 1),
         tuple(path for path in leaves if path not in together),
     )
 

@@ -108,10 +108,11 @@ class _Search:
             yield from self._stack("", beside, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, Standing]]:
-        """Each below a module of the model without a head, or of the whole. Such a module may hold a second one (the
-        projector), so it is not compared as a whole.
+        """Each below a module of the model without a head, of its encoder, or of the whole.
+
+        Such a module may hold a second one (the projector), so it is not compared as a whole.
         """
-        roots = (base, "")
+        roots = (base, _joined(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
                 at = self._standing(tower, roots, roots, (tower.name,))

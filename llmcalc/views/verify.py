@@ -125,11 +125,11 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
 def _coverage(verdicts: list[Verdict]) -> str:
     """How many of the parts that hold parameters the witness has by themselves, and which it has not."""
     found = [(v, v.coverage) for v in verdicts if v.coverage is not None]
-    leaves, alone, summed = (sum(getattr(c, name) for _, c in found) for name in ("leaves", "alone", "summed"))
+    alone, summed = sum(len(c.alone) for _, c in found), sum(len(c.summed) for _, c in found)
     missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in found for path in c.missing]
     shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
     return (
-        f"{alone:,} of {plural(leaves, 'part')} that hold parameters compared each by itself"
+        f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters compared each by itself"
         + (f", {summed:,} in sums of several that the class holds in one" if summed else "")
         + (f", {len(missing):,} only in the totals above them: {shown}" if missing else "")
     )

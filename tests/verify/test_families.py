@@ -26,7 +26,7 @@ from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
 from tests.builders import family_shapes, sight
 from tests.families import shapes_of
-from tests.verify.verdicts import hold
+from tests.verify.verdicts import coverage, hold
 
 CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 
@@ -56,6 +56,12 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     compared = {(check.node, check.quantity) for check in verdict.checks}
     missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
     assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
+
+
+def test_nearly_all_leaves_are_compared_by_themselves() -> None:
+    """Over all families; the README's table has each."""
+    found = [coverage(file) for file in FILES]
+    assert sum(alone for alone, _ in found) >= 0.99 * sum(leaves for _, leaves in found)
 
 
 IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})

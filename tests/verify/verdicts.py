@@ -1,4 +1,5 @@
-"""What the comparison with transformers found for each file of families: the words in the README's table.
+"""What the comparison with transformers found for each file of families: the words in the README's table, and which
+nodes it did not compare by themselves.
 
 `tests/data/family_verdicts.json` holds them; test_families.py holds it to every comparison that it runs, and
 `python -m tests.verify.verdicts` runs them all and writes it anew.
@@ -7,8 +8,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,27 @@ from tests.families import shapes_of
 RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
 QUANTITIES = ("parameters", "forward_flops", "cache_bytes")
 EXACT, FOLLOWED = "exact", "followed"
+NUMBERS = re.compile(r"\.(\d+(-\d+|\.\.\d+/\d+)?|\{[^}]*\})(?=\.|$)")
 
 
-def recorded() -> dict[str, dict[str, str]]:
-    """File of families → quantity → `exact`, or `followed` where one of its classes departs from its architecture."""
-    found: dict[str, dict[str, str]] = json.loads(RECORD.read_text())
+def recorded() -> dict[str, dict[str, Any]]:
+    """File of families → quantity → `exact`, or `followed` where one of its classes departs from its architecture;
+    `leaves` → its parts that hold parameters, `alone` → those compared by themselves; `summed` and `missing` → the
+    others, with `*` for numbers.
+    """
+    found: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
     return found
+
+
+def nodes(paths: Iterable[str]) -> set[str]:
+    """`layers.0-2.mlp` → `layers.*.mlp`."""
+    return {NUMBERS.sub(".*", path) for path in paths}
+
+
+def not_alone(verdict: Verdict) -> dict[str, set[str]]:
+    """The nodes that a comparison has in sums, and those that it has in totals only."""
+    assert verdict.coverage is not None
+    return {"summed": nodes(verdict.coverage.summed), "missing": nodes(verdict.coverage.missing)}
 
 
 def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
@@ -61,6 +78,8 @@ def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
     known = recorded()[FILE_OF[config["model_type"]]]
     for quantity, word in found(spec, verdict).items():
         assert known.get(quantity) in (word, FOLLOWED), (quantity, "run python -m tests.verify.verdicts")
+    for how, found_nodes in not_alone(verdict).items():
+        assert found_nodes <= {*known.get(how, ())}, (how, "run python -m tests.verify.verdicts")
 
 
 def configs(file: str) -> Iterator[dict[str, Any]]:
@@ -75,14 +94,38 @@ def configs(file: str) -> Iterator[dict[str, Any]]:
             yield wrapped(kind, WRAPPERS[kind][2][0])
 
 
-def of_file(file: str) -> dict[str, str]:
-    """The words for all configs of a file of families."""
+def of_file(file: str) -> dict[str, Any]:
+    """What is recorded of all configs of a file of families."""
     words: dict[str, str] = {}
+    others: dict[str, set[str]] = {"summed": set(), "missing": set()}
+    alone = 0
     for config in configs(file):
         spec = spec_of(config)
-        for quantity, word in found(spec, verify_config(spec, config)).items():
+        verdict = verify_config(spec, config)
+        for quantity, word in found(spec, verdict).items():
             words[quantity] = word if words.get(quantity, EXACT) == EXACT else FOLLOWED
-    return {quantity: words[quantity] for quantity in QUANTITIES if quantity in words}
+        for how, some in not_alone(verdict).items():
+            others[how] |= some
+        alone += len(verdict.coverage.alone) if verdict.coverage is not None else 0
+    return {
+        **{quantity: words[quantity] for quantity in QUANTITIES if quantity in words},
+        "leaves": leaves(file),
+        "alone": alone,
+        **{how: sorted(some) for how, some in others.items() if some},
+    }
+
+
+def leaves(file: str) -> int:
+    """The parts that hold parameters in the configs of a file of families."""
+    places = (place for config in configs(file) for place in spec_of(config).tree().walk())
+    return sum(bool(place.own(total_of)) and place.optional in {"", *WITHOUT_FLOPS} for place in places)
+
+
+def coverage(file: str) -> tuple[int, int]:
+    """(leaves that are compared by themselves, all leaves) of the configs of a file of families, as recorded."""
+    known = recorded().get(file, {"alone": 0, "leaves": 0})
+    assert known["leaves"] == leaves(file), (file, "run python -m tests.verify.verdicts")
+    return known["alone"], known["leaves"]
 
 
 if __name__ == "__main__":

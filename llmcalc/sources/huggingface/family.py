@@ -88,11 +88,13 @@ class Family:
     in `transformers` computes it, where there is none under its own name. ties: whose `tie_word_embeddings` the class
     of a wrapper goes by, where both it and its `text_config` have one: the wrapper's, the text's, either that is true,
     or `never` where it ties nothing. filled: what the wrapper's class lays under its `text_config`. towers: how the
-    names of the classes begin that build towers beside a text model whose config is not nested.
+    names of the classes begin that build towers beside a text model whose config is not nested. tower_file: the file in
+    `towers` that reads its towers.
 
     writes: field → its value, for fields of a config that mean something of their own here, or that only this family
     has. spelled_as_read: its aliases are those of older files, and not its class's own. alone: whether there is a class
-    for the text by itself, which `convert` may name.
+    for the text by itself, which `convert` may name. writes_towers: towers, by the names that the wrapper's class has
+    for them, → the sections of its config that describe them, and what else it says of them.
 
     modules: what its classes call a node of the tree otherwise than most do. quirks: what they need to be run without
     values. deviations: where they depart from the architecture.
@@ -107,9 +109,11 @@ class Family:
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
     towers: str = ""
+    tower_file: str = ""
     writes: Writes = field(default_factory=dict)
     spelled_as_read: bool = False
     alone: bool = True
+    writes_towers: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     modules: Modules = field(default_factory=dict)
     quirks: Quirks = Quirks()
     deviations: tuple[Deviation, ...] = ()

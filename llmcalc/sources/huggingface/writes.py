@@ -29,6 +29,9 @@ def present(value: Any) -> Any:
     return value
 
 
+WRITTEN_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
+"""Our activations → names in configs, where they differ."""
+
 UNPADDED: Writes = {"pad_token_id": lambda s: None}
 """Of classes whose padding token is one of the published vocabulary, which is not that of every spec."""
 

@@ -16,11 +16,8 @@ from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ..huggingface.writes import Absent, present
+from ..huggingface.writes import WRITTEN_ACTIVATIONS, Absent, present
 from .facts import Facts
-
-ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
-"""Our activations → names in configs, where they differ."""
 
 
 def _positions(s: Facts) -> int:
@@ -36,7 +33,7 @@ def _act(s: Facts) -> str:
         act = s.network.hidden_act
     except Absent:
         act = s.named("hidden_act")
-    return ACTIVATIONS.get(act, act)
+    return WRITTEN_ACTIVATIONS.get(act, act)
 
 
 def _kv_heads(s: Facts) -> int:

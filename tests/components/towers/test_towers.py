@@ -15,8 +15,7 @@ from llmcalc.api import load, params
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, read_config
-from llmcalc.sources.huggingface.towers import FILES as TOWER_FILES
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
 from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.verify.measure import buffers, parameters
 from llmcalc.verify.reference import verify_reference
@@ -156,7 +155,7 @@ def test_a_wrapper_agrees_with_its_whole_class_in_all_that_is_counted(kind: str)
     assert {"parameters", "forward_flops", "cache_bytes"} <= {check.quantity for check in verdict.checks}
 
 
-READ = [kind for kinds in TOWER_FILES.values() for kind in kinds]
+READ = [kind for kind in model_types() if family_of(kind).tower_file]
 UNMEASURED = {
     "gemma3n": "its class needs timm",
     "aria": "its towers are not counted",
@@ -193,8 +192,6 @@ def test_every_wrapper_that_is_read_has_two_shapes() -> None:
 
 
 def test_every_wrapper_of_a_text_model_has_its_towers_read() -> None:
-    from llmcalc.sources.huggingface.registry import model_types
-
     assert {kind for kind in model_types() if family_of(kind).text is not None} <= set(READ)
 
 

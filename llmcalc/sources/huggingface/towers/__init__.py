@@ -16,41 +16,19 @@ from ....components.towers import Tower
 from ....errors import InputError
 from ..config import Config
 from ..parts import Table
+from ..registry import family_of
 from .section import IGNORED, Section
-
-FILES: dict[str, tuple[str, ...]] = {
-    "siglip": ("gemma3", "shieldgemma2", "paligemma", "aya_vision", "cohere2_vision", "lfm2_vl", "t5gemma2"),
-    "gemma": ("gemma4", "gemma4_unified", "gemma3n"),
-    "pixtral": ("mistral3", "llama4", "lfm3_vl", "hunyuan_vl"),
-    "qwen": (
-        "qwen2_vl",
-        "qwen2_5_vl",
-        "qwen3_vl",
-        "qwen3_vl_moe",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "kimi_k25",
-        "ernie4_5_vl_moe",
-        "minimax_m3_vl",
-        "cohere_compass",
-    ),
-    "glm": ("glm4v", "glm4v_moe"),
-    "llava": ("llava", "llava_next", "llava_onevision", "idefics3", "smolvlm", "internvl"),
-    "audio": ("qwen2_audio", "voxtral", "phi4_multimodal"),
-    "unread": ("aria", "emu3"),
-}
-"""File in this package → the wrappers whose towers it reads."""
 
 SECTIONS = ("vision_config", "audio_config", "vq_config")
 
 
 def sections_of(kind: str) -> Mapping[str, Section]:
-    """The sections of a wrapper's config that are read, by name."""
-    for file, kinds in FILES.items():
-        if kind in kinds:
-            wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
-            return wrappers[kind]
-    return {}
+    """The sections of a wrapper's config that are read, by name: from the file that its family's record names."""
+    file = family_of(kind).tower_file
+    if not file:
+        return {}
+    wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
+    return wrappers[kind]
 
 
 def read_towers(kind: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:

@@ -188,7 +188,7 @@ FAMILIES = {
     ),
     "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, writes=UNGROUPED_LATENT_WRITES),
     "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
-    "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3"),
+    "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
         _mistral4,
         {

@@ -44,8 +44,8 @@ COMMON: dict[str, Any] = {
 }
 
 FAMILIES = {
-    "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text"),
-    "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model"),
+    "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text", tower_file="unread"),
+    "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model", tower_file="unread"),
     "aria_text": Family(
         _aria,
         {

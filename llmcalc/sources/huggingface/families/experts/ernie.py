@@ -176,6 +176,7 @@ FAMILIES = {
             "towers.resampler_out.map_1": "mlp",
             "towers.resampler_out.out_norm": "after_norm",
         },
+        tower_file="qwen",
     ),
     "ernie4_5_vl_moe_text": Family(
         _ernie4_5_vl_moe_text,

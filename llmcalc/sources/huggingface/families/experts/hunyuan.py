@@ -193,6 +193,7 @@ FAMILIES = {
             "towers.vision_projector.output_marks": "image_begin + image_end + image_sep",
             "towers.out_norm": "after_rms",
         },
+        tower_file="pixtral",
     ),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text,

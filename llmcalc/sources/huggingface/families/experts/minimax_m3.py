@@ -165,5 +165,6 @@ FAMILIES = {
             "towers.multi_modal_merger.map_1": "merge_linear_1",
             "towers.multi_modal_merger.map_2": "merge_linear_2",
         },
+        tower_file="qwen",
     ),
 }

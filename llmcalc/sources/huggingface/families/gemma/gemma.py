@@ -26,6 +26,7 @@ from ...parts import (
     windowed,
 )
 from ...writes import Writes
+from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_like(
@@ -148,9 +149,16 @@ FAMILIES = {
         IGNORED | {"hidden_act"},
         writes=LOCAL_THETA_WRITES,
     ),
-    "gemma3": Family(None, {"tie_word_embeddings": True}, text="gemma3_text"),
-    "shieldgemma2": Family(None, text="gemma3_text", ties="either"),
+    "gemma3": Family(
+        None, {"tie_word_embeddings": True}, text="gemma3_text", tower_file="siglip", writes_towers=gemma3_sections
+    ),
+    "shieldgemma2": Family(None, text="gemma3_text", ties="either", tower_file="siglip"),
     "paligemma": Family(
-        None, {"tie_word_embeddings": True}, text="gemma", quirks=Quirks(makes_mask=("ForConditionalGeneration",))
+        None,
+        {"tie_word_embeddings": True},
+        text="gemma",
+        quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
+        tower_file="siglip",
+        writes_towers=paligemma_sections,
     ),
 }

@@ -169,5 +169,5 @@ FAMILIES = {
             "streams_out.projections": ".altup_unembed_projections",
         },
     ),
-    "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text"),
+    "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text", tower_file="gemma"),
 }

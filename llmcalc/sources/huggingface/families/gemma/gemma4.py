@@ -31,6 +31,7 @@ from ...parts import (
     seen_both_ways,
 )
 from ...writes import present
+from ...written_towers import gemma4_sections
 from .gemma import LOCAL_THETA_WRITES, local_theta
 from .gemma3n import PER_LAYER_MODULES, sharing
 
@@ -270,6 +271,8 @@ FAMILIES = {
             "towers.subsampling.norm_2": "layer1.norm",
             "towers.subsampling.proj": "input_proj_linear",
         },
+        tower_file="gemma",
+        writes_towers=gemma4_sections,
     ),
     "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
     "gemma4_unified": Family(
@@ -284,5 +287,6 @@ FAMILIES = {
             "towers.vision_embedder.patch_norm": "patch_ln2",
             "towers.embed_vision": "embed_vision.multimodal_embedder",
         },
+        tower_file="gemma",
     ),
 }

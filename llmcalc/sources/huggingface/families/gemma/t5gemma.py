@@ -256,6 +256,10 @@ FAMILIES = {
         WHOLE,
         IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
-        modules=T5GEMMA_MODULES,
+        modules={
+            **T5GEMMA_MODULES,
+            "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
+        },
+        tower_file="siglip",
     ),
 }

@@ -45,7 +45,7 @@ COMMON: dict[str, Any] = {
 }
 
 FAMILIES = {
-    "glm4v": Family(None, {"tie_word_embeddings": False}, text="glm4v_text", ties="either"),
+    "glm4v": Family(None, {"tie_word_embeddings": False}, text="glm4v_text", ties="either", tower_file="glm"),
     "glm4v_text": Family(
         _glm4v_text,
         {
@@ -60,7 +60,7 @@ FAMILIES = {
         },
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
-    "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either"),
+    "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either", tower_file="glm"),
     "glm4v_moe_text": Family(
         _glm4v_moe_text,
         {

@@ -165,9 +165,9 @@ def _own_norm(s: Facts) -> float:
 
 
 FAMILIES = {
-    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
-    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2"),
-    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text"),
+    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
+    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
+    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text", tower_file="qwen"),
     "cohere_compass_text": Family(
         _compass,
         {**COMMON, "sliding_window": 4096, "layer_types": None},

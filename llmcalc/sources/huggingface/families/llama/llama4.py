@@ -119,5 +119,6 @@ FAMILIES = {
             "towers.vision_adapter.map_2": "fc2",
             "towers.layers": "model.layers",
         },
+        tower_file="pixtral",
     ),
 }

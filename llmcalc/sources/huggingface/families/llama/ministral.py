@@ -58,5 +58,6 @@ FAMILIES = {
         {"tie_word_embeddings": True},
         text="mistral",
         modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
+        tower_file="pixtral",
     ),
 }

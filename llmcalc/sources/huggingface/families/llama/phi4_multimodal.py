@@ -76,5 +76,6 @@ FAMILIES = {
             "towers.convolution.gate_bias": "glu.b1 + glu.b2",
             "towers.convolution.out_proj": "ext_pw_conv_1d",
         },
+        tower_file="audio",
     ),
 }

@@ -11,13 +11,13 @@ from ...family import Family
 UNTIED = {"tie_word_embeddings": False}
 
 FAMILIES = {
-    "llava": Family(None, UNTIED, text="llama", ties="either"),
-    "llava_next": Family(None, UNTIED, text="llama"),
-    "llava_onevision": Family(None, UNTIED, text="qwen2", ties="either"),
-    "internvl": Family(None, {"tie_word_embeddings": True}, text="qwen2"),
-    "idefics3": Family(None, UNTIED, text="llama"),
-    "smolvlm": Family(None, UNTIED, text="llama"),
-    "qwen2_audio": Family(None, text="qwen2", ties="never"),
+    "llava": Family(None, UNTIED, text="llama", ties="either", tower_file="llava"),
+    "llava_next": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "llava_onevision": Family(None, UNTIED, text="qwen2", ties="either", tower_file="llava"),
+    "internvl": Family(None, {"tie_word_embeddings": True}, text="qwen2", tower_file="llava"),
+    "idefics3": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "smolvlm": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "qwen2_audio": Family(None, text="qwen2", ties="never", tower_file="audio"),
     "voxtral": Family(
         None,
         text="llama",
@@ -33,5 +33,6 @@ FAMILIES = {
             "rope_theta": 100_000_000.0,
             "head_dim": 128,
         },
+        tower_file="audio",
     ),
 }

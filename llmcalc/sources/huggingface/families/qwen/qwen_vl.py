@@ -68,11 +68,13 @@ OF_WRAPPER = frozenset(
 )
 
 FAMILIES = {
-    "qwen2_vl": Family(None, {"tie_word_embeddings": False}, text="qwen2_vl_text", ties="either"),
+    "qwen2_vl": Family(None, {"tie_word_embeddings": False}, text="qwen2_vl_text", ties="either", tower_file="qwen"),
     "qwen2_vl_text": Family(_qwen2_vl_text, QWEN2_VL, OF_WRAPPER),
-    "qwen2_5_vl": Family(None, {"tie_word_embeddings": False}, text="qwen2_5_vl_text", ties="either"),
+    "qwen2_5_vl": Family(
+        None, {"tie_word_embeddings": False}, text="qwen2_5_vl_text", ties="either", tower_file="qwen"
+    ),
     "qwen2_5_vl_text": Family(_qwen2_vl_text, QWEN2_VL, OF_WRAPPER),
-    "qwen3_vl": Family(None, {"tie_word_embeddings": False}, text="qwen3_vl_text"),
+    "qwen3_vl": Family(None, {"tie_word_embeddings": False}, text="qwen3_vl_text", tower_file="qwen"),
     "qwen3_vl_text": Family(
         _qwen3_vl_text,
         {
@@ -86,7 +88,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
     ),
-    "qwen3_vl_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_vl_moe_text"),
+    "qwen3_vl_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_vl_moe_text", tower_file="qwen"),
     "qwen3_vl_moe_text": Family(
         _qwen3_vl_moe_text,
         {

@@ -344,7 +344,7 @@ FAMILIES = {
             "linear_attn.o_proj": "out_proj",
         },
     ),
-    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text"),
+    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
@@ -359,7 +359,7 @@ FAMILIES = {
             "linear_attn.o_proj": "out_proj",
         },
     ),
-    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text"),
+    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _kimi_linear,
         {

@@ -175,7 +175,11 @@ FAMILIES = {
         modules=LFM_MODULES,
     ),
     "lfm2_vl": Family(
-        None, {"tie_word_embeddings": True}, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}
+        None,
+        {"tie_word_embeddings": True},
+        text="lfm2",
+        aliases={"tie_word_embeddings": "tie_embedding"},
+        tower_file="siglip",
     ),
     "lfm3": Family(
         _lfm3,
@@ -202,5 +206,5 @@ FAMILIES = {
         },
         modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
     ),
-    "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3"),
+    "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3", tower_file="pixtral"),
 }

@@ -1,0 +1,110 @@
+"""Towers as the sections of a wrapper's config that describe them: the way back from the readers in `towers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from .parts import Table
+from .writes import WRITTEN_ACTIVATIONS
+
+Towers = Mapping[str, Any]
+"""By the names that the wrapper's class has for them."""
+
+
+def _name_of(act: str) -> str:
+    return WRITTEN_ACTIVATIONS.get(act, act)
+
+
+def _layers(tower: Any) -> Table:
+    """What any of these encoders of images is told of its layers."""
+    block = tower.stack.block
+    sizes = {
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": block.feed_forward.intermediate_size,
+        "num_hidden_layers": tower.stack.num_hidden_layers,
+    }
+    return {**sizes, "num_attention_heads": block.attention.num_attention_heads, "patch_size": tower.patches.patch_size}
+
+
+def _side(tower: Any) -> int:
+    """Patches along one side of the image that the table of positions is for."""
+    return isqrt(tower.positions.rows)
+
+
+def _siglip(tower: Any) -> Table:
+    block, shape = (
+        tower.stack.block,
+        {"num_channels": tower.patches.num_channels, "image_size": _side(tower) * tower.patches.patch_size},
+    )
+    form = {
+        "vision_use_head": tower.pooling is not None,
+        "hidden_act": _name_of(block.feed_forward.hidden_act),
+        "layer_norm_eps": block.norm.eps,
+    }
+    return {"model_type": "siglip_vision_model", **_layers(tower), **shape, **form}
+
+
+def paligemma_sections(towers: Towers) -> Table:
+    return {
+        "projection_dim": towers["multi_modal_projector"].maps[-1].size,
+        "vision_config": _siglip(towers["vision_tower"]),
+    }
+
+
+def gemma3_sections(towers: Towers) -> Table:
+    """`mm_tokens_per_image`: how many vectors an image becomes."""
+    tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
+    return {"mm_tokens_per_image": (_side(tower) // merge) ** 2, "vision_config": _siglip(tower)}
+
+
+def gemma4_sections(towers: Towers) -> Table:
+    """Either of its towers, or both."""
+    sections: Table = {}
+    if "vision_tower" in towers:
+        sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])
+    if "audio_tower" in towers:
+        sections["audio_config"] = _gemma4_audio(towers["audio_tower"])
+    return sections
+
+
+def _gemma4_vision(tower: Any, projector: Any) -> Table:
+    block = tower.stack.block
+    heads = {
+        "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
+        "head_dim": block.attention.head_dim,
+    }
+    around = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
+    held = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
+    form = {"hidden_activation": _name_of(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
+    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **around, **held, **form}
+
+
+def _gemma4_audio(tower: Any) -> Table:
+    layers = {
+        "hidden_size": tower.hidden_size,
+        "num_hidden_layers": tower.num_hidden_layers,
+        "num_attention_heads": tower.attention.num_attention_heads,
+    }
+    windows = {
+        "attention_context_left": tower.attention.context_left,
+        "attention_context_right": tower.attention.context_right,
+    }
+    convolutions = {
+        "subsampling_conv_channels": [one.channels for one in tower.subsampling.convolutions],
+        "conv_kernel_size": tower.convolution.kernel_size,
+    }
+    form = {
+        "hidden_act": _name_of(tower.convolution.hidden_act),
+        "rms_norm_eps": tower.norm.eps,
+        "use_clipped_linears": tower.clamps > 0,
+    }
+    return {
+        "model_type": "gemma4_audio",
+        **layers,
+        **windows,
+        **convolutions,
+        "output_proj_dims": tower.output_size,
+        **form,
+    }
