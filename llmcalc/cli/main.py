@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
+from ..characters import fitted, make_streams_whole
 from ..errors import InputError, one_line, suggest
 from .output import discard
 
@@ -32,8 +33,23 @@ COMMANDS = (
 """Each has a module of that name in this package with a function `command`."""
 
 
+def _help_of(text: str) -> str:
+    """Help as stdout can hold it; typer would write UTF-8 to a stream of ASCII."""
+    return fitted(text, getattr(sys.stdout, "encoding", None) or "utf-8")
+
+
+class Command(TyperCommand):
+    """One command."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_of(super().get_help(ctx))
+
+
 class LazyGroup(TyperGroup):
     """Loads a command's module only when that command, or the list of all, is asked for."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help_of(super().get_help(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -48,7 +64,7 @@ class LazyGroup(TyperGroup):
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(COMMANDS))} (llmcalc --help lists all)"
             )
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name)(import_module(f".{cmd_name}", __package__).command)
+        app.command(cmd_name, cls=Command)(import_module(f".{cmd_name}", __package__).command)
         gc.freeze()  # what has been imported stays: no collection needs to look at it
         gc.enable()  # which `run` has put off
         return typer.main.get_command(app)
@@ -78,6 +94,7 @@ def main() -> None:
     """The `llmcalc` command. Exit codes: 0 fine; 1 the check asked for failed; 2 bad usage or bad input."""
     if not sys.argv[1:]:
         sys.argv.append("--help")
+    make_streams_whole()
     try:
         code = app(standalone_mode=False, prog_name="llmcalc")
     except InputError as error:

@@ -12,13 +12,14 @@ from typing import IO, Annotated, Any, TypeAlias
 import typer
 
 from ..components.head import HeadKind
-from ..errors import InputError, MissingExtra, shown
+from ..errors import InputError, MissingExtra
 from ..optional import MTP, TOWERS, OptionalPart
 from ..run.counting import Pairs
+from ..run.given import maybe_whole
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of
-from ..views.document import Report
+from ..views.document import Report, fitted_to
 from ..views.formats import WRITERS, Format
 from .output import stdout, writable, written
 
@@ -74,19 +75,14 @@ def number_format(text: str) -> Any:
 
 CacheDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
 
-LARGEST = 2**40
-"""Of any number of sequences or tokens."""
-
-
-def _at_most(option: typer.CallbackParam, number: int | None) -> int | None:
-    if number is not None and number > LARGEST:
-        raise InputError(f"{option.opts[0]}: {shown(number)} is too large; expected at most {LARGEST}")
-    return number
-
 
 def size(name: str, short: str = "", *, text: str, least: int = 1) -> Any:
     """An option that takes a number of sequences or tokens. text: its help."""
-    return typer.Option(*filter(None, (name, short)), metavar="N", min=least, callback=_at_most, help=text)
+
+    def known(option: typer.CallbackParam, number: int | None) -> int | None:
+        return maybe_whole(option.opts[0], number, least)
+
+    return typer.Option(*filter(None, (name, short)), metavar="N", callback=known, help=text)
 
 
 Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
@@ -193,4 +189,5 @@ def show(report: Report, fmt: Format, output: Path | None) -> None:
     for text in report.warnings if writer.warns_apart else ():
         print(f"note: {text}", file=sys.stderr)
     with opened(output) as out:
-        writer.write(report, out)
+        encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
+        writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,11 @@ def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = N
         if not isinstance(model, dict):
             break
         data["model"] = model = _overridden(model, override)
+    return _checked(name, where, data)
+
+
+def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
+    """The preset of a description, its errors saying which fields of a config they are about."""
     try:
         return validated(Preset, {**data, "name": name}, where)
     except InputError as error:
@@ -38,6 +43,16 @@ def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = N
         from .huggingface.behind import fields_behind
 
         raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
+
+
+def load_config(config: Mapping[str, Any], head: HeadKind | None = None) -> Preset:
+    """The model that a parsed `config.json` describes. Raises `InputError` naming the field that is wrong."""
+    from .huggingface.file import described
+
+    require_shallow(dict(config), "config")
+    data = described(dict(config), head)
+    name = str(config.get("_name_or_path") or config.get("model_type") or "config")
+    return _checked(name, "config", data)
 
 
 def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]:

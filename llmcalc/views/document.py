@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from ..characters import fitted
+
 SCHEMA_VERSION = 2
 
 Justify = Literal["left", "right"]
@@ -70,6 +72,35 @@ class Report(NamedTuple):
         if isinstance(self.data, list):
             return [{"schema_version": SCHEMA_VERSION, **one} for one in self.data]
         return {"schema_version": SCHEMA_VERSION, **self.data}
+
+
+def fitted_to(report: Report, encoding: str) -> Report:
+    """The report with every text of its tables as the encoding can hold it; data stay as they are."""
+
+    def fit(text: str) -> str:
+        return fitted(text, encoding)
+
+    def fitting(write: Callable[[Any], str]) -> Callable[[Any], str]:
+        return lambda value: fit(write(value))
+
+    def columns(table: Table) -> list[Column]:
+        return [column._replace(title=fit(column.title), write=fitting(column.write)) for column in table.columns]
+
+    def rows(table: Table) -> list[Row]:
+        return [row._replace(cells=[fit(c) if isinstance(c, str) else c for c in row.cells]) for row in table.rows]
+
+    tables = [
+        table._replace(
+            title=fit(table.title),
+            answer=fit(table.answer),
+            aside=fit(table.aside),
+            notes=[fit(note) for note in table.notes],
+            columns=columns(table),
+            rows=rows(table),
+        )
+        for table in report.tables
+    ]
+    return report._replace(tables=tables, text=fit(report.text), warnings=[fit(one) for one in report.warnings])
 
 
 def cell_text(column: Column, value: Any) -> str:

@@ -255,8 +255,8 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
 USAGE = {
     "parms llama3-8b": "Did you mean params",
     "--nope": "--nope",
-    "flops llama3-8b --batch 0": "--batch: '0' is too small; expected at least 1",
-    "flops llama3-8b --batch -1": "--batch: '-1' is too small",
+    "flops llama3-8b --batch 0": "--batch: 0 is too small; expected at least 1",
+    "flops llama3-8b --batch -1": "--batch: -1 is too small",
     "flops llama3-8b --batch abc": "--batch: 'abc' is not a whole number",
     "flops llama3-8b --seq 1e3": "--seq: '1e3' is not a whole number",
     "flops llama3-8b --seq 99999999999999999999": "is too large; expected at most",

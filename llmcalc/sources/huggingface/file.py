@@ -42,7 +42,7 @@ def describe_config(path: Path, head: HeadKind | None = None) -> tuple[str, dict
     """
     data = read_json(path)
     try:
-        model, notes = read_config(data, head)
+        description = described(data, head)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     given = data.get("_name_or_path")
@@ -51,8 +51,14 @@ def describe_config(path: Path, head: HeadKind | None = None) -> tuple[str, dict
         if isinstance(given, str) and given
         else (path.parent.name if path.name == "config.json" else path.stem)
     )
+    return name or path.stem, description
+
+
+def described(data: dict[str, Any], head: HeadKind | None = None) -> dict[str, Any]:
+    """The description of a parsed config: the `model` table, the config itself, remarks, the number format."""
+    model, notes = read_config(data, head)
     dtype = data.get("dtype") or data.get("torch_dtype")
     description: dict[str, Any] = {"model": model, "config": data, "notes": [one_line(note) for note in notes]}
     if isinstance(dtype, str):
         description["dtype"] = dtype
-    return name or path.stem, description
+    return description

@@ -181,7 +181,7 @@ def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[
     if _builds_towers(wrapper, outer):
         from .towers import read_towers
 
-        towers, notes = read_towers(wrapper, outer, model["hidden_size"])
+        towers, notes = read_towers(wrapper, family_of(wrapper).tower_file, outer, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         config.notes += notes
     return model, config.notes

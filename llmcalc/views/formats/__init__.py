@@ -36,16 +36,17 @@ def _markdown(report: Report, out: IO[str]) -> None:
 
 class Writer(NamedTuple):
     """write: writes a report to a stream. warns_apart: whether warnings are printed apart from the answer, because the
-    format has no room for them.
+    format has no room for them. ascii: whether it holds ASCII alone, so that any program reads it the same.
     """
 
     write: Callable[[Report, IO[str]], None]
     warns_apart: bool = False
+    ascii: bool = False
 
 
 WRITERS: dict[Format, Writer] = {
     "table": Writer(_table),
     "json": Writer(_json),
-    "csv": Writer(_csv, warns_apart=True),
+    "csv": Writer(_csv, warns_apart=True, ascii=True),
     "markdown": Writer(_markdown),
 }

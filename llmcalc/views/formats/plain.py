@@ -12,10 +12,10 @@ WITHIN = " / "
 
 
 def json(report: Report, out: IO[str]) -> None:
-    """One document, or a list of them for several targets."""
+    """One document, or a list of them for several targets; in ASCII, other characters escaped."""
     import json as library
 
-    library.dump(report.document(), out, indent=2, ensure_ascii=False, default=str)
+    library.dump(report.document(), out, indent=2, default=str)
     out.write("\n")
 
 

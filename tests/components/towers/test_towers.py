@@ -171,7 +171,7 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
 
     whole = CONFIG_MAPPING[kind]()
     whole = whole.encoder if kind in MEASURED_WHOLE else whole  # which its towers stand in
-    for name, section in sections_of(kind).items():
+    for name, section in sections_of(kind, family_of(kind).tower_file).items():
         for own, defaults in section.kinds.items():
             made = CONFIG_MAPPING[own]() if own in CONFIG_MAPPING and own != kind else type(getattr(whole, name))()
             for field, value in defaults.items():

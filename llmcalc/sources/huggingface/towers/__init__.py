@@ -16,26 +16,24 @@ from ....components.towers import Tower
 from ....errors import InputError
 from ..config import Config
 from ..parts import Table
-from ..registry import family_of
 from .section import IGNORED, Section
 
 SECTIONS = ("vision_config", "audio_config", "vq_config")
 
 
-def sections_of(kind: str) -> Mapping[str, Section]:
-    """The sections of a wrapper's config that are read, by name: from the file that its family's record names."""
-    file = family_of(kind).tower_file
+def sections_of(kind: str, file: str) -> Mapping[str, Section]:
+    """The sections of a wrapper's config that are read, by name. file: the one that its family's record names."""
     if not file:
         return {}
     wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
     return wrappers[kind]
 
 
-def read_towers(kind: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
+def read_towers(kind: str, file: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
     """(the `towers` table of a description,
     remarks) of a wrapper of model type `kind` around a text model of that width.
     """
-    known, towers, notes = sections_of(kind), Table(), list[str]()
+    known, towers, notes = sections_of(kind, file), Table(), list[str]()
     for name in SECTIONS:
         given = outer.get(name)
         if name not in known:

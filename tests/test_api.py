@@ -1,0 +1,76 @@
+"""The Python functions: what they take for a model, and that they check as the command line does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from tests.families import shapes_of
+
+CONFIG = shapes_of("llama")[0]
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (lambda: llmcalc.flops("gpt2", seq=-1), "--seq: -1 is too small; expected at least 1"),
+    (lambda: llmcalc.flops("gpt2", seq=0), "--seq: 0 is too small; expected at least 1"),
+    (lambda: llmcalc.flops("gpt2", seq=2.5), "--seq: 2.5 is not a whole number; expected one of at least 1"),  # type: ignore[arg-type]
+    (lambda: llmcalc.flops("gpt2", batch=-3), "--batch: -3 is too small; expected at least 1"),
+    (lambda: llmcalc.flops("gpt2", batch=True), "--batch: True is not a whole number; expected one of at least 1"),
+    (lambda: llmcalc.flops("gpt2", context=-1), "--context: -1 is too small; expected at least 0"),
+    (lambda: llmcalc.flops("gpt2", seq=2**41), "--seq: 2199023255552 is too large; expected at most 1099511627776"),
+    (lambda: llmcalc.flops("gpt2", pairs="foo"), "--pairs: 'foo' is not known; expected one of full, causal"),  # type: ignore[arg-type]
+    (lambda: llmcalc.flops("gpt2", phase="trian"), "--phase: 'trian' is not known; expected one of forward, train"),  # type: ignore[arg-type]
+    (lambda: llmcalc.flops("gpt2", phase=3), "--phase: 3 is not known; expected one of forward, train"),  # type: ignore[arg-type]
+    (lambda: llmcalc.kv("gpt2", seq=0), "--seq: 0 is too small; expected at least 1"),
+    (lambda: llmcalc.kv("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
+    (lambda: llmcalc.memory("gpt2", batch=0), "--batch: 0 is too small; expected at least 1"),
+    (lambda: llmcalc.memory("gpt2", seq=1.5), "--seq: 1.5 is not a whole number; expected one of at least 1"),  # type: ignore[arg-type]
+    (lambda: llmcalc.params("gpt22"), "no preset, file or hub id called 'gpt22'"),
+    (lambda: llmcalc.params(3), "model: 3; expected a preset's name, a path, a parsed config.json"),
+    (lambda: llmcalc.params({"model_type": "llama", "hidden_size": -1}), "hidden_size: -1; expected a positive"),
+    (lambda: llmcalc.params({}), "model_type: missing; expected the name of a model type"),
+]
+
+
+@pytest.mark.parametrize(("ask", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_is_wrong_is_said(ask: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ask()
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("option", ["--seq", "--batch"])
+def test_the_command_line_says_the_same(option: str, run: Any) -> None:
+    with pytest.raises(InputError) as error:
+        llmcalc.flops("gpt2", **{option.removeprefix("--"): 0})
+    assert run("flops", "gpt2", option, "0").err == f"error: {error.value}\n"
+
+
+def test_a_model_in_every_form(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    preset = llmcalc.load(str(file))
+    forms = [
+        str(file),
+        file,
+        tmp_path,
+        CONFIG,
+        transformers.AutoConfig.for_model(**{k: v for k, v in CONFIG.items() if k != "architectures"}),
+        preset,
+        preset.model,
+    ]
+    totals = {llmcalc.params(form).total for form in forms}
+    assert totals == {preset.model.tree().total(lambda use: use.params())}
+    assert len({llmcalc.flops(form, seq=7).total for form in forms}) == 1
+    assert len({llmcalc.kv(form, seq=7).bytes for form in forms}) == 1
+    assert len({llmcalc.memory(form, seq=7, dtype="bf16").total_bytes for form in forms}) == 1
+
+
+def test_a_name_is_enough() -> None:
+    assert llmcalc.kv("llama3-8b", seq=8192).bytes == 2**30
+    assert llmcalc.params("gpt2").total == 124_439_808
