@@ -90,10 +90,10 @@ def flops(
     """FLOPs of one pass: `.total` (under `pairs`), `.full`, `.causal`, `.by_component`, `.per_token`, `.forward`,
     `.backward`.
 
-    batch sequences of seq new tokens each (1, if not given), context tokens before them in a cache; decoding adds one
-    token, and takes seq as the context where that alone is given. source: tokens of an encoder-decoder's encoder, by
-    default as many as its decoder's. Raises `InputError` for a phase that the model does not have and for settings that
-    contradict it.
+    batch sequences of seq new tokens each (2,048, or all learned positions where they are fewer), context tokens before
+    them in a cache; decoding adds one token, and takes seq as the context where that alone is given. source: tokens of
+    an encoder-decoder's encoder, by default as many as its decoder's. Raises `InputError` for a phase that the model
+    does not have and for settings that contradict it.
     """
     spec = spec_of(model)
     whole("--batch", batch)
@@ -108,15 +108,18 @@ def flops(
     return flop_costs.flops(spec, sight, included(with_mtp))
 
 
-def kv(model: Model, batch: int = 1, seq: int = 1, dtype: str = "bfloat16", source: int | None = None) -> CacheSize:
+def kv(
+    model: Model, batch: int = 1, seq: int | None = None, dtype: str = "bfloat16", source: int | None = None
+) -> CacheSize:
     """Bytes of cache after seq tokens of batch sequences: `.bytes`, `.bytes_per_token`, `.by_layer_kind`, `.what_if`,
     `.growth`.
 
-    source: tokens that an encoder-decoder's encoder has read, by default as many. Raises `InputError` for an
-    encoder-only model and for an unknown dtype.
+    seq: by default the context that the model was made for, at most 32,768, and 2,048 where it states none. source:
+    tokens that an encoder-decoder's encoder has read, by default as many. Raises `InputError` for an encoder-only model
+    and for an unknown dtype.
     """
     whole("--batch", batch)
-    whole("--seq", seq)
+    maybe_whole("--seq", seq)
     maybe_whole("--source", source)
     return cache_costs.kv(spec_of(model), batch, seq, dtype, source)
 

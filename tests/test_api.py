@@ -74,3 +74,20 @@ def test_a_model_in_every_form(tmp_path: Path) -> None:
 def test_a_name_is_enough() -> None:
     assert llmcalc.kv("llama3-8b", seq=8192).bytes == 2**30
     assert llmcalc.params("gpt2").total == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("name", "pass_", "cache"),
+    [("llama3-8b", 2048, 8192), ("gpt2", 1024, 1024), ("llama3.1-405b", 2048, 32768), ("bert-base", 512, None)],
+)
+def test_lengths_of_which_nothing_is_said(name: str, pass_: int, cache: int | None, run: Any) -> None:
+    """The same on the command line and in Python: 2,048 or all learned positions; the model's own context, capped."""
+    assert llmcalc.flops(name).workload.seq == pass_
+    assert json.loads(run("flops", name, "--format", "json").out)["workload"]["seq"] == pass_
+    if cache is not None:
+        assert llmcalc.kv(name).workload.seq == llmcalc.memory(name).workload.seq == cache
+        assert json.loads(run("kv", name, "--format", "json").out)["workload"]["seq"] == cache
+        assert json.loads(run("memory", name, "--format", "json").out)["workload"]["seq"] == cache
+        assert (
+            f"of {cache:,} tokens" in run("memory", name).out.splitlines()[0] + run("memory", name).out.splitlines()[1]
+        )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..costs.limits import usual_sequence
 from ..studies.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import LAYOUTS, report
 from .options import (
@@ -26,7 +27,7 @@ SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 def command(
     targets: Targets,
     sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help=SORT_HELP, show_default=False)] = None,
-    seq: Seq = 2048,
+    seq: Seq = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
@@ -36,8 +37,9 @@ def command(
 ) -> None:
     """Models side by side: sizes, ratios of sizes, cost a token."""
     presets = load_all(targets, overrides, head)
+    tokens = min(usual_sequence(preset.model) for preset in presets) if seq is None else seq  # the same for all
     models = []
     for preset in presets:
         with about(preset):
-            models.append(quantities(preset.model, seq, dtype))
+            models.append(quantities(preset.model, tokens, dtype))
     show(report([(presets[i], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output)

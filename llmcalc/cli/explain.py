@@ -4,6 +4,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from ..costs.limits import usual_sequence
 from ..formulas.explain import Asked, explain
 from ..formulas.formulas import Setting
 from ..optional import included
@@ -39,7 +40,7 @@ def command(
     target: Target,
     node: NodeArgument = None,
     quantity: Annotated[Asked, typer.Option("--quantity", "-q", help="Whose formulas.")] = "all",
-    seq: Seq = 2048,
+    seq: Seq = None,
     pairs: PairsOption = "full",
     dtype: CacheDtype = "bf16",
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX, an align* environment a node.")] = False,
@@ -52,7 +53,7 @@ def command(
 ) -> None:
     """Formulas in symbols, with numbers in, with their sources. Of the whole model, or of a part of it."""
     preset = load_one(target, overrides, head)
-    setting = Setting(seq=seq, pairs=pairs, dtype=dtype)
+    setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)
     with about(preset):
         explanation = explain(preset.model, node, quantity, setting, included(with_mtp))
     show(report(preset, explanation, latex, records=fmt in ("csv", "markdown")), fmt, output)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from ..costs.flops import flops, sight_of
+from ..costs.limits import USUAL
 from ..optional import included
 from ..run.execution import AttentionBackward, Recompute
 from ..run.workload import Phase
@@ -28,12 +29,9 @@ from .options import (
     size,
 )
 
-DEFAULT_SEQ = 2048
-
-
 SEQ_HELP = (
-    f"New tokens of each sequence; {DEFAULT_SEQ} where nothing is given. In decode, where --context is not "
-    "given: the context."
+    f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "
+    "decode, where --context is not given: the context."
 )
 CONTEXT_HELP = (
     "Tokens of each sequence that are in the cache: decode adds one token to them, prefill --seq (chunked prefill)."
@@ -83,7 +81,6 @@ def command(
                 pairs,
                 attention_backward,
                 recompute,
-                default_seq=DEFAULT_SEQ,
             )
             count = flops(preset.model, sight, included(with_mtp))
         reports.append(report(preset, count, conventions(count) if rules else ()))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Annotated
+
 from ..costs.cache import kv
+from ..costs.limits import MOST_CONTEXT, USUAL
 from ..views.document import joined
 from ..views.kv import report
 from .options import (
@@ -11,21 +14,24 @@ from .options import (
     OfflineOption,
     Output,
     Overrides,
-    Seq,
     Source,
     Targets,
     about,
     load_all,
     show,
+    size,
 )
 
-DEFAULT_SEQ = 8192
+SEQ_HELP = (
+    f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
+    f"{USUAL:,} where it states none."
+)
 
 
 def command(
     targets: Targets,
     batch: Batch = 1,
-    seq: Seq = DEFAULT_SEQ,
+    seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from ..api import memory
+from ..costs.limits import MOST_CONTEXT
 from ..costs.optimizers import Optimizer
 from ..costs.quantization import COMMON
 from ..costs.resident import MasterWeights, MemoryPhase, fits
@@ -27,6 +28,8 @@ from .options import (
     size,
 )
 
+SEQ_HELP = f"Tokens of each of them; the context that the model was made for if not given, at most {MOST_CONTEXT:,}."
+
 
 def complete_scheme(incomplete: str) -> list[str]:
     """Names of schemes for the shell's completion."""
@@ -40,7 +43,14 @@ def command(
     phase: Annotated[MemoryPhase, typer.Option("--phase", help="Use the model, or train it.")] = "inference",
     dtype: Annotated[str | None, number_format("Of the weights; the published one if not given.")] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
-    seq: Annotated[int | None, size("--seq", "-s", text="Tokens of each of them; 1 if not given.")] = None,
+    seq: Annotated[
+        int | None,
+        size(
+            "--seq",
+            "-s",
+            text=SEQ_HELP,
+        ),
+    ] = None,
     kv_dtype: Annotated[str | None, number_format("Of the KV cache; bf16 if not given.")] = None,
     optimizer: Annotated[
         Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)

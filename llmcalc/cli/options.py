@@ -12,6 +12,7 @@ from typing import IO, Annotated, Any, TypeAlias
 import typer
 
 from ..components.head import HeadKind
+from ..costs.limits import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, TOWERS, OptionalPart
 from ..run.counting import Pairs
@@ -86,7 +87,14 @@ def size(name: str, short: str = "", *, text: str, least: int = 1) -> Any:
 
 
 Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
-Seq: TypeAlias = Annotated[int, size("--seq", "-s", text="Tokens of each sequence.")]
+Seq: TypeAlias = Annotated[
+    int | None,
+    size(
+        "--seq",
+        "-s",
+        text=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
+    ),
+]
 Source: TypeAlias = Annotated[
     int | None,
     size(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..costs.limits import USUAL, usual_sequence
 from ..errors import InputError
 from ..studies.shape import Family, budget_for, family, proportion, study
 from ..units import parse_count
@@ -51,7 +52,7 @@ def command(
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="PERCENT", min=0.001, max=50, help="How far off the budget.")
     ] = 2.0,
-    seq: Seq = 2048,
+    seq: Seq = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     fmt: FormatOption = "table",
@@ -65,6 +66,7 @@ def command(
         )
     preset = None if target is None else load_one(target, overrides)
     own = None if preset is None else preset.model
+    length = (USUAL if own is None else usual_sequence(own)) if seq is None else seq
     with about(preset):
         members: Family = family(
             own,
@@ -74,9 +76,9 @@ def command(
             _count(vocab, "--vocab"),
         )
         budget = budget_for(
-            own, _count(parameters, "--params"), _count(train, "--flops"), _count(tokens, "--tokens"), seq
+            own, _count(parameters, "--params"), _count(train, "--flops"), _count(tokens, "--tokens"), length
         )
-        found = study(members, budget, own, rows, tolerance, seq, dtype)
+        found = study(members, budget, own, rows, tolerance, length, dtype)
     show(report(found, preset, flat=fmt == "csv"), fmt, output)
 
 

@@ -12,7 +12,7 @@ from ..ops import KVCache
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype
-from .limits import check_source, longest_sequence
+from .limits import check_source, longest_sequence, usual_context
 from .what_if import What, what_ifs
 
 STATE = "recurrent_state"
@@ -173,9 +173,14 @@ class WhatIf:
 
 
 def kv(
-    spec: ModelSpec, batch: int = 1, seq: int = 1, dtype_name: str = "bfloat16", source: int | None = None
+    spec: ModelSpec,
+    batch: int = 1,
+    seq: int | None = None,
+    dtype_name: str = "bfloat16",
+    source: int | None = None,
 ) -> CacheSize:
-    """The cache after `seq` tokens of each of `batch` sequences; an encoder-decoder has read `source` (or as many).
+    """The cache after `seq` tokens (`usual_context`) of each of `batch` sequences; an encoder-decoder has read `source`
+    (or as many).
 
     Raises `InputError` for an encoder-only model, which keeps none, for a source where there is no encoder, and for an
     unknown dtype.
@@ -183,5 +188,6 @@ def kv(
     if spec.kind == "encoder":
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
     check_source(spec, source)
-    workload = Workload(batch=batch, seq=seq, source=source, phase="prefill")
+    tokens = usual_context(spec) if seq is None else seq
+    workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
     return CacheSize(spec, _keeping(spec), workload, dtype(dtype_name), source)

@@ -15,7 +15,7 @@ from ..run.execution import AttentionBackward, Execution, Recompute
 from ..run.rows import TOKENS
 from ..run.sight import Sight
 from ..run.workload import Phase, Workload
-from .limits import check_source
+from .limits import check_source, usual_sequence
 
 
 def forward_of(use: Use) -> Number:
@@ -163,14 +163,13 @@ def sight_of(
     pairs: Pairs = "full",
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
-    default_seq: int | None = None,
 ) -> Sight:
     """The run that these settings mean for a model.
 
-    seq: `default_seq` where it is not given, or 1.
-    Decoding adds one token to each sequence; the tokens before it are `context`, or `seq` where only that is given. An
-    encoder-decoder that decodes has read as many tokens in its encoder as are before the new one, unless `source` says
-    otherwise. Raises `InputError` for settings that contradict each other.
+    seq: `usual_sequence` where it is not given. Decoding adds one token to each sequence; the tokens before it are
+    `context`, or `seq` where only that is given. An encoder-decoder that decodes has read as many tokens in its encoder
+    as are before the new one, unless `source` says otherwise. Raises `InputError` for settings that contradict each
+    other.
     """
     check_source(spec, source)
     if phase == "decode":
@@ -179,7 +178,7 @@ def sight_of(
                 f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq "
                 "alone as the context"
             )
-        given = default_seq or 0 if seq is None else seq
+        given = usual_sequence(spec) if seq is None else seq
         context = given if context is None else context
         seq, source = 1, context if source is None else source
     if phase != "train" and recompute != "none":
@@ -188,7 +187,7 @@ def sight_of(
         raise InputError(
             f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train"
         )
-    seq = (default_seq or 1) if seq is None else seq
+    seq = usual_sequence(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
     return Sight(workload, Counting(pairs), Execution(attention_backward, recompute))
 

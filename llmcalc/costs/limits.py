@@ -25,6 +25,26 @@ def longest_sequence(spec: ModelSpec) -> int | None:
     return spec.max_position_embeddings if learned is None else learned
 
 
+USUAL = 2048
+"""Tokens of a sequence of which nothing is said, and the context of a model that states none."""
+
+MOST_CONTEXT = 2**15
+"""Tokens of context that are counted where nothing is said, for a model that was made for more. Half of the published
+decoders state 32,768 or less, and a conversation with a document in it fills as much; of a model made for a million
+tokens the whole context would answer a question that few ask, and one token would hide the cache.
+"""
+
+
+def usual_sequence(spec: ModelSpec) -> int:
+    """Tokens of a pass of which nothing is said: `USUAL`, or as many as a learned table of positions has."""
+    return min(USUAL, learned_positions(spec) or USUAL)
+
+
+def usual_context(spec: ModelSpec) -> int:
+    """Tokens in a cache of which nothing is said: what the model was made for, at most `MOST_CONTEXT`."""
+    return min(longest_sequence(spec) or USUAL, MOST_CONTEXT)
+
+
 def check_source(spec: ModelSpec, source: int | None) -> None:
     """Raises `InputError` where tokens for an encoder are given and there is no encoder beside a decoder."""
     if source is not None and spec.kind != "encoder-decoder":

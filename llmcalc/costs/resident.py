@@ -20,7 +20,7 @@ from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from .cache import cache_bits_of
-from .limits import longest_sequence
+from .limits import longest_sequence, usual_context
 from .optimizers import OptimizerState, bytes_of, optimizer_state
 from .params import ParameterCount
 from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
@@ -44,9 +44,9 @@ class Setup:
     """What memory is asked for. None takes the default; what a phase has no use for may not be given.
 
     dtype: of the weights; the published one, or bf16 where a model that is published in less than 16 bits is trained.
-    Inference: `batch` sequences (1) of `seq` tokens (1) in a cache of `kv_dtype` (bf16); weights as the scheme
-    `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that of the
-    tensors it leaves.
+    Inference: `batch` sequences (1) of `seq` tokens (`usual_context`) in a cache of `kv_dtype` (bf16); weights as the
+    scheme `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that
+    of the tensors it leaves.
     Training: gradients of `grad_dtype` (that of the weights); `master_weights`, `fp32` or `none` (none); `optimizer`
     (adamw) with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there
     are any); `momentum`, of sgd alone (False).
@@ -238,7 +238,8 @@ def _inference(
     if spec.kind == "encoder":
         _refuse(setup, _INFERENCE_ONLY, "an encoder-only model keeps no cache, and activations are not counted")
         return MemoryUse(count, "inference", weights, Workload(), quantized=stored)
-    batch, seq = (1 if n is None else n for n in (setup.batch, setup.seq))
+    batch = 1 if setup.batch is None else setup.batch
+    seq = usual_context(spec) if setup.seq is None else setup.seq
     cache = dtype(setup.kv_dtype or "bfloat16")
     return MemoryUse(
         count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored

@@ -37,9 +37,8 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} resident"
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
     notes = said([*warnings, *_notes(preset, use)])
-    parts = Table(
-        preset.display, COLUMNS, _rows(use), f"in {use.phase}, {units.count(use.count.total)} parameters", notes, answer
-    )
+    aside = f"in {use.phase}{_length(use)}, {units.count(use.count.total)} parameters"
+    parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer)
     rows = [Row([fit.hardware.name, fit.hardware.memory_bytes, fit.share, fit.left_bytes, fit.fits]) for fit in fits]
     note = (
         "in all: what the device has, of which its driver keeps a little; left: for all that is not counted, or "
@@ -152,6 +151,14 @@ def _notes(preset: Preset, use: MemoryUse) -> list[str]:
         notes += _training_notes(use, n)
     notes.append(f"not counted: {'; '.join(use.not_counted)}")
     return notes
+
+
+def _length(use: MemoryUse) -> str:
+    """What is in the cache, for the heading."""
+    if not use.kv_dtype:
+        return ""
+    many = "" if use.workload.batch == 1 else f"{use.workload.batch:,} × "
+    return f" of {many}{plural(use.workload.seq, 'token')}"
 
 
 def _whole_context(use: MemoryUse) -> str:

@@ -255,7 +255,7 @@ def test_every_accelerator_is_listed(run: Any) -> None:
     listed = json.loads(out)["fits"]
     assert {one["hardware"] for one in listed} == set(hardware_names())
     assert all(
-        one["left_bytes"] == load_hardware(one["hardware"]).memory_bytes - 4 * 124_439_808 - 2 * 12 * 2 * 768
+        one["left_bytes"] == load_hardware(one["hardware"]).memory_bytes - 4 * 124_439_808 - 1024 * 2 * 12 * 2 * 768
         for one in listed
     )
 

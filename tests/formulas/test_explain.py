@@ -376,7 +376,7 @@ def test_the_command_in_every_format(tmp_path: Path) -> None:
     assert document["symbols"]["k"] == {"field": "num_key_value_heads", "value": 8}
     assert document["symbols"]["S"]["value"] == document["setting"]["keys"] == 2048
     rows = list(csv.DictReader(io.StringIO(run("llama3-8b", "mlp", "-q", "params", "--format", "csv").stdout)))
-    assert [(r["symbolic"], r["value"]) for r in rows] == [("3·h·f", "176160768")]
+    assert [(r["symbolic"], r["value"]) for r in rows] == [("3*h*f", "176160768")]
     assert "| layers.mlp | params | 3·h·f |" in run("llama3-8b", "mlp", "--format", "markdown").stdout
     written = tmp_path / "formula.tex"
     assert run("llama3-8b", "mlp", "-q", "params", "--latex", "-o", str(written)).returncode == 0
