@@ -40,8 +40,9 @@ class Hardware(Record):
     """One accelerator.
 
     released: the day its vendor announced it. memory_bytes: what it has, before driver and error correction take their
-    share. memory_bandwidth: bytes/s. peak_flops: dense peak FLOP/s of matrix products by number format (operations/s
-    for int8); none where its vendor publishes none. tdp_watts: its greatest power.
+    share. usable_memory_bytes: what they leave to a program, where that is published or measured. memory_bandwidth:
+    bytes/s. peak_flops: dense peak FLOP/s of matrix products by number format (operations/s for int8); none where its
+    vendor publishes none. tdp_watts: its greatest power.
     """
 
     name: str = ""
@@ -50,6 +51,7 @@ class Hardware(Record):
     released: str = Field(pattern=r"^\d{4}(-\d{2}){0,2}$")
     aliases: tuple[str, ...] = ()
     memory_bytes: Amount
+    usable_memory_bytes: Amount | None = None
     memory_bandwidth: Amount
     interconnect: Interconnect | None = None
     peak_flops: dict[str, Amount] = {}
@@ -59,6 +61,8 @@ class Hardware(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.usable_memory_bytes is not None and self.usable_memory_bytes > self.memory_bytes:
+            raise ValueError(f"usable_memory_bytes: {self.usable_memory_bytes} is more than memory_bytes")
         for name in self.peak_flops:
             if name not in PEAK_DTYPES:
                 raise ValueError(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from ..api import memory
 from ..costs.limits import MOST_CONTEXT
 from ..costs.optimizers import Optimizer
 from ..costs.quantization import COMMON
-from ..costs.resident import MasterWeights, MemoryPhase, fits
+from ..costs.resident import MasterWeights, MemoryPhase, Precision, fits
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
@@ -28,6 +29,7 @@ from .options import (
     size,
 )
 
+DTYPE_HELP = "Of the weights; if not given, the published one, in training that of the precision."
 SEQ_HELP = f"Tokens of each of them; the context that the model was made for if not given, at most {MOST_CONTEXT:,}."
 
 
@@ -41,7 +43,7 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     phase: Annotated[MemoryPhase, typer.Option("--phase", help="Use the model, or train it.")] = "inference",
-    dtype: Annotated[str | None, number_format("Of the weights; the published one if not given.")] = None,
+    dtype: Annotated[str | None, number_format(DTYPE_HELP)] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[
         int | None,
@@ -52,6 +54,14 @@ def command(
         ),
     ] = None,
     kv_dtype: Annotated[str | None, number_format("Of the KV cache; bf16 if not given.")] = None,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(
+            help="Of training: bf16-master (bf16 weights and gradients, fp32 master weights and states) if not given; "
+            "autocast keeps weights in fp32. --dtype, --grad-dtype and --master-weights refine it.",
+            show_default=False,
+        ),
+    ] = None,
     optimizer: Annotated[
         Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)
     ] = None,
@@ -65,7 +75,7 @@ def command(
     grad_dtype: Annotated[str | None, number_format("Of the gradients; that of the weights if not given.")] = None,
     master_weights: Annotated[
         MasterWeights | None,
-        typer.Option(help="A second copy of the weights to step on; none if not given.", show_default=False),
+        typer.Option(help="A second copy of the weights to step on.", show_default=False),
     ] = None,
     quantize: Annotated[
         str | None,
@@ -105,6 +115,7 @@ def command(
             batch=batch,
             seq=seq,
             kv_dtype=kv_dtype,
+            precision=precision,
             grad_dtype=grad_dtype,
             master_weights=master_weights,
             optimizer=optimizer,
@@ -116,5 +127,13 @@ def command(
         )
     found = fits(use, named.values() or map(load_hardware, hardware_names()))
     show(report(preset, use, found), fmt, output)
-    if named and not any(fit.fits for fit in found):
+    for fit in found if named else ():
+        if fit.verdict == "tight":
+            memory_of = "nominal" if fit.nominal else "usable"
+            print(
+                f"warning: {fit.hardware.name}: tight: {fit.share:.1%} of its {memory_of} memory, and activations come "
+                "on top",
+                file=sys.stderr,
+            )
+    if named and all(fit.verdict == "no" for fit in found):
         raise typer.Exit(1)

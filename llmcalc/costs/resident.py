@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..algebra import Number, add
 from ..errors import InputError
 from ..hardware import Hardware
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
+from ..run.given import one_of
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
@@ -27,6 +28,20 @@ from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme
 
 MemoryPhase: TypeAlias = Literal["inference", "training"]
 MasterWeights: TypeAlias = Literal["fp32", "none"]
+
+Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
+
+PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
+    "bf16": ("bfloat16", "none"),
+    "bf16-master": ("bfloat16", "fp32"),
+    "autocast": ("float32", "none"),
+    "fp32": ("float32", "none"),
+}
+"""How a model is trained → the number format of its weights, and the copy of them that the optimizer steps on.
+
+bf16-master is mixed precision as Megatron and DeepSpeed run it (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16);
+autocast is torch.amp, whose products run in bf16 on weights that stay in fp32.
+"""
 
 MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
@@ -43,11 +58,12 @@ NOT_COUNTED = (
 class Setup:
     """What memory is asked for. None takes the default; what a phase has no use for may not be given.
 
-    dtype: of the weights; the published one, or bf16 where a model that is published in less than 16 bits is trained.
+    dtype: of the weights; in inference the published one, in training that of the precision.
     Inference: `batch` sequences (1) of `seq` tokens (`usual_context`) in a cache of `kv_dtype` (bf16); weights as the
     scheme `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that
     of the tensors it leaves.
-    Training: gradients of `grad_dtype` (that of the weights); `master_weights`, `fp32` or `none` (none); `optimizer`
+    Training: `precision` (bf16-master), which says what `dtype` and `master_weights` (`fp32` or `none`) are where they
+    are not given; gradients of `grad_dtype` (that of the weights); `optimizer`
     (adamw) with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there
     are any); `momentum`, of sgd alone (False).
     """
@@ -57,6 +73,7 @@ class Setup:
     batch: Number = None
     seq: Number = None
     kv_dtype: str | None = None
+    precision: str | None = None
     grad_dtype: str | None = None
     master_weights: str | None = None
     optimizer: str | None = None
@@ -67,6 +84,7 @@ class Setup:
 
 _INFERENCE_ONLY = {"batch": "--batch", "seq": "--seq", "kv_dtype": "--kv-dtype"}
 _TRAINING_ONLY = {
+    "precision": "--precision",
     "grad_dtype": "--grad-dtype",
     "master_weights": "--master-weights",
     "optimizer": "--optimizer",
@@ -90,6 +108,7 @@ class MemoryUse:
     has_master: bool = False
     optimizer: OptimizerState | None = None
     quantized: QuantizedSize | None = None
+    precision: str = ""
 
     @property
     def weights(self) -> Number:
@@ -170,6 +189,14 @@ class MemoryUse:
         return found
 
 
+Verdict: TypeAlias = Literal["fits", "tight", "no"]
+
+TIGHT = 0.9
+"""Share of an accelerator's memory above which what fits is tight: the rest has to hold activations, workspaces, the
+runtime itself and what the allocator cannot use. The runtime alone takes 0.5 to 1 GiB of a GPU.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Whether so many bytes fit on one accelerator; left_bytes is negative by what is missing."""
@@ -178,23 +205,34 @@ class Fit:
     needed: int
 
     @property
-    def left_bytes(self) -> int:
-        return self.hardware.memory_bytes - self.needed
+    def capacity(self) -> int:
+        """Its usable memory; the nominal one where the usable one is not known."""
+        return self.hardware.usable_memory_bytes or self.hardware.memory_bytes
 
     @property
-    def fits(self) -> bool:
-        return self.left_bytes >= 0
+    def nominal(self) -> bool:
+        """Whether nothing is known of how much of its memory is usable."""
+        return self.hardware.usable_memory_bytes is None
+
+    @property
+    def left_bytes(self) -> int:
+        return self.capacity - self.needed
 
     @property
     def share(self) -> float:
-        """Of its memory: more than 1 where it does not fit."""
-        return self.needed / self.hardware.memory_bytes
+        """Of its capacity: more than 1 where it does not fit."""
+        return self.needed / self.capacity
+
+    @property
+    def verdict(self) -> Verdict:
+        """Without what is not counted, activations above all."""
+        return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
 
 
 def fits(use: MemoryUse, hardware: Iterable[Hardware]) -> list[Fit]:
     """Whether it fits on one of each accelerator, smallest memory first."""
     needed = use.total_bytes
-    return [Fit(one, needed) for one in sorted(hardware, key=lambda h: (h.memory_bytes, h.name))]
+    return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
 
 
 def memory(
@@ -213,11 +251,7 @@ def memory(
     if setup.phase not in MEMORY_PHASES:
         raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
     count = ParameterCount(spec, spec.tree(), include)
-    return (
-        _inference(spec, count, setup, published, config)
-        if setup.phase == "inference"
-        else _training(count, setup, published)
-    )
+    return _inference(spec, count, setup, published, config) if setup.phase == "inference" else _training(count, setup)
 
 
 def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
@@ -264,16 +298,17 @@ def _wide(setup: Setup, published: str) -> str:
     return dtype(setup.dtype)
 
 
-def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
+def _training(count: ParameterCount, setup: Setup) -> MemoryUse:
     _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --phase inference")
     _refuse(
         setup,
         _INFERENCE_ONLY,
         "training keeps no KV cache, and activations are not counted; expected --phase inference",
     )
-    trained = dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
+    one_of("--precision", setup.precision or "bf16-master", Precision)
+    trained, copied = PRECISIONS[cast(Precision, setup.precision or "bf16-master")]
     weights = _float(setup.dtype, "--dtype", trained)
-    master = setup.master_weights or "none"
+    master = setup.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
     if master not in get_args(MasterWeights):
         raise InputError(f"--master-weights {master}: not known; expected {' or '.join(get_args(MasterWeights))}")
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
@@ -290,8 +325,22 @@ def _training(count: ParameterCount, setup: Setup, published: str) -> MemoryUse:
     state = optimizer_state(count.tree, name, states, bool(setup.momentum), count.include)
     gradients = _float(setup.grad_dtype, "--grad-dtype", weights)
     return MemoryUse(
-        count, "training", weights, Workload(), grad_dtype=gradients, has_master=master == "fp32", optimizer=state
+        count,
+        "training",
+        weights,
+        Workload(),
+        grad_dtype=gradients,
+        has_master=master == "fp32",
+        optimizer=state,
+        precision=_said(setup, weights, master),
     )
+
+
+def _said(setup: Setup, weights: str, master: str) -> str:
+    """What the precision is called that came of the settings."""
+    if DTYPE_BITS[weights] >= 32:
+        return "autocast" if setup.precision == "autocast" else short_dtype(weights)
+    return short_dtype(weights) + ("-master" if master == "fp32" else "")
 
 
 def _float(name: str | None, option: str, default: str) -> str:

@@ -66,6 +66,11 @@ def _listed(chosen: Sequence[Hardware]) -> Table:
 def _detailed(one: Hardware) -> Table:
     rows = [
         Row(["memory", units.memory(one.memory_bytes), one.memory_bytes, "B", None]),
+        *(
+            [Row(["usable memory", units.memory(usable), usable, "B", None])]
+            if (usable := one.usable_memory_bytes) is not None
+            else []
+        ),
         Row(["memory bandwidth", _rate(one.memory_bandwidth), one.memory_bandwidth, "B/s", None]),
     ]
     link = one.interconnect
@@ -101,6 +106,7 @@ def hardware_data(one: Hardware) -> dict[str, Any]:
         "released": one.released,
         "aliases": list(one.aliases),
         "memory_bytes": one.memory_bytes,
+        "usable_memory_bytes": one.usable_memory_bytes,
         "memory_bandwidth": one.memory_bandwidth,
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
         "peak_flops": {d: one.peak_flops[d] for d in PEAK_DTYPES if d in one.peak_flops},

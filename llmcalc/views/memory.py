@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..costs.optimizers import OptimizerState
-from ..costs.resident import Fit, MemoryUse
+from ..costs.resident import TIGHT, Fit, MemoryUse
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, said
 from .notes import against, binary, plural, too_long, warned
@@ -22,10 +22,10 @@ COLUMNS = (
 
 FIT_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("memory_bytes", f"{units.GIB.name} in all", units.GIB.write),
+    Column("capacity_bytes", units.GIB.name, units.GIB.write),
     Column("share", "needed", units.percent),
     Column("left_bytes", f"{units.GIB.name} left", units.GIB.write),
-    Column("fits", "fits", lambda value: "yes" if value else "no"),
+    Column("verdict", "without activations", justify="left"),
 )
 
 ZERO_RULE = 16
@@ -37,15 +37,20 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} resident"
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
     notes = said([*warnings, *_notes(preset, use)])
-    aside = f"in {use.phase}{_length(use)}, {units.count(use.count.total)} parameters"
+    aside = f"in {use.phase}{_setting(use)}, {units.count(use.count.total)} parameters"
     parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer)
-    rows = [Row([fit.hardware.name, fit.hardware.memory_bytes, fit.share, fit.left_bytes, fit.fits]) for fit in fits]
+    rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
     note = (
-        "in all: what the device has, of which its driver keeps a little; left: for all that is not counted, or "
-        "less than nothing by what is missing"
+        f"tight: more than {TIGHT:.0%} of it; left: for all that is not counted, or less than nothing by what is "
+        "missing; nominal: how much of its memory is usable is not known"
     )
     fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note])
     return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings))
+
+
+def verdict_of(fit: Fit) -> str:
+    """`fits`, `tight` or `no`, and of which memory where that is the nominal one."""
+    return f"{fit.verdict} (of the nominal memory)" if fit.nominal else fit.verdict
 
 
 def _data(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def _data(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> dict[str, Any]
     formats = {"dtype": use.dtype, "kv_dtype": use.kv_dtype or None, "grad_dtype": use.grad_dtype or None}
     return {
         "model": model_data(preset),
-        "workload": {"phase": use.phase, **workload, **formats},
+        "workload": {"phase": use.phase, **workload, **formats, "precision": use.precision or None},
         "memory": {
             "total_bytes": use.total_bytes,
             "parameters": use.count.total,
@@ -68,9 +73,10 @@ def _data(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> dict[str, Any]
             {
                 "hardware": fit.hardware.name,
                 "memory_bytes": fit.hardware.memory_bytes,
+                "usable_memory_bytes": fit.hardware.usable_memory_bytes,
                 "needed_bytes": fit.needed,
                 "left_bytes": fit.left_bytes,
-                "fits": fit.fits,
+                "verdict": fit.verdict,
             }
             for fit in fits
         ],
@@ -106,13 +112,13 @@ def _rows(use: MemoryUse) -> list[Row]:
     rows = _weight_rows(use, row)
     if use.kv_dtype:
         rows.append(row("KV cache", use.kv_dtype, use.kv_cache))
-    if use.has_master:
-        rows.append(row("master weights", "float32", use.master_weights))
     if use.grad_dtype:
         rows.append(row("gradients", use.grad_dtype, use.gradients))
     state = use.optimizer
     if state is not None:
-        rows.append(row(f"optimizer ({state.name})", "", state.bytes))
+        rows.append(row(f"optimizer ({state.name})", "", state.bytes + use.master_weights))
+        if use.has_master:
+            rows.append(row("master weights", "float32", use.master_weights, 1))
         rows += [
             row(name, "" if state.dtype == "uint8" else _state_dtype(name, state), size, 1)
             for name, size in state.states.items()
@@ -153,10 +159,10 @@ def _notes(preset: Preset, use: MemoryUse) -> list[str]:
     return notes
 
 
-def _length(use: MemoryUse) -> str:
-    """What is in the cache, for the heading."""
+def _setting(use: MemoryUse) -> str:
+    """What is in the cache, or the precision of training, for the heading."""
     if not use.kv_dtype:
-        return ""
+        return f" ({use.precision})" if use.precision else ""
     many = "" if use.workload.batch == 1 else f"{use.workload.batch:,} × "
     return f" of {many}{plural(use.workload.seq, 'token')}"
 
@@ -177,6 +183,8 @@ def _training_notes(use: MemoryUse, n: int) -> list[str]:
         "by default gradients have the dtype of the weights, and states that of the weights the optimizer steps "
         "on, as in torch"
     ]
+    if use.precision == "autocast":
+        notes.append("autocast: the bf16 copies of weights that products run on are not counted")
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
     if state is not None and "step" in state.states:

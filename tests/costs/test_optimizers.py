@@ -158,7 +158,9 @@ def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
     ).sum().backward()
     stepped = steps(name, net, momentum=True)
 
-    setup = Setup("training", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None)
+    setup = Setup(
+        "training", precision="bf16", dtype=FLOATS[dtype], optimizer=name, momentum=True if name == "sgd" else None
+    )
     use = memory(MIXTURE, setup, include=WITH_MTP)
     assert use.weights == sum(p.untyped_storage().nbytes() for p in net.parameters())
     assert use.gradients == sum(p.grad.untyped_storage().nbytes() for p in net.parameters() if p.grad is not None)

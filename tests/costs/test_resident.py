@@ -35,7 +35,7 @@ WITH_MTP = frozenset({"mtp"})
 
 def test_llama3_8b_by_hand() -> None:
     n, tensors = 8_030_261_248, 3 + 32 * 9  # embedding, final norm, head; q, k, v, o, gate, up, down, two norms a layer
-    plain = llmcalc.memory(llmcalc.load("llama3-8b"), "training")
+    plain = llmcalc.memory(llmcalc.load("llama3-8b"), "training", precision="bf16")
     assert plain.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -43,7 +43,7 @@ def test_llama3_8b_by_hand() -> None:
         "optimizer": 4 * n + 4 * tensors,
         "kv_cache": 0,
     }
-    mixed = llmcalc.memory(llmcalc.load("llama3-8b"), "training", master_weights="fp32")
+    mixed = llmcalc.memory(llmcalc.load("llama3-8b"), "training")
     assert mixed.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -120,7 +120,7 @@ def test_symbols_print_their_own_formula() -> None:
         feed_forward=FEED_FORWARD.model_copy(update={"intermediate_size": 4 * h}),
     )
     spec = block.model_copy(update={"hidden_size": h, "vocab_size": vocab})
-    use = memory(spec, Setup("training", optimizer="sgd", momentum=True))
+    use = memory(spec, Setup("training", precision="bf16", optimizer="sgd", momentum=True))
     n = 2 * vocab * h + 2 * (4 * h**2 + 12 * h**2 + 2 * h)  # two layers: 4h² + 3 · 4h·h + two norms; no final norm
     assert sympy.expand(use.total_bytes - (2 + 2 + 2) * n) == 0
 
@@ -148,7 +148,8 @@ def test_it_fits_to_the_last_byte() -> None:
     need = use.total_bytes
     small, exact, large = fits(use, [accelerator(need + 5, "c"), accelerator(need - 1, "a"), accelerator(need, "b")])
     assert [f.hardware.name for f in (small, exact, large)] == ["a", "b", "c"]
-    assert [f.fits for f in (small, exact, large)] == [False, True, True]
+    assert [f.verdict for f in (small, exact, large)] == ["no", "tight", "tight"]
+    assert fits(use, [accelerator(2 * need)])[0].verdict == "fits"
     assert [f.left_bytes for f in (small, exact, large)] == [-1, 0, 5]
     assert exact.share == 1
 
@@ -173,9 +174,10 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
         {
             "hardware": "it",
             "memory_bytes": 10**6,
+            "usable_memory_bytes": None,
             "needed_bytes": found["total_bytes"],
             "left_bytes": 10**6 - found["total_bytes"],
-            "fits": found["total_bytes"] <= 10**6,
+            "verdict": "fits",
         }
     ]
     assert "activations" in found["not_counted"]
@@ -230,10 +232,12 @@ def test_an_encoder_keeps_no_cache() -> None:
     ("words", "code"),
     [
         (("--phase", "training"), 0),  # no accelerator named: nothing was asked that could fail
-        (("--phase", "training", "--hardware", "h100"), 0),
+        (("--phase", "training", "--hardware", "h200"), 0),
         (("--phase", "training", "--hardware", "rtx-4090"), 1),
-        (("--phase", "training", "--hardware", "rtx-4090", "--hardware", "h100"), 0),
-        (("--phase", "training", "--master-weights", "fp32", "--hardware", "h100"), 1),
+        (("--phase", "training", "--hardware", "rtx-4090", "--hardware", "h200"), 0),
+        (("--phase", "training", "--hardware", "h100"), 1),
+        (("--phase", "training", "--precision", "bf16", "--hardware", "h100"), 0),
+        (("--precision", "bf16"), 2),
         (("--hardware", "no-such"), 2),
         (("--grad-dtype", "fp32"), 2),
     ],
@@ -255,7 +259,10 @@ def test_every_accelerator_is_listed(run: Any) -> None:
     listed = json.loads(out)["fits"]
     assert {one["hardware"] for one in listed} == set(hardware_names())
     assert all(
-        one["left_bytes"] == load_hardware(one["hardware"]).memory_bytes - 4 * 124_439_808 - 1024 * 2 * 12 * 2 * 768
+        one["left_bytes"]
+        == (one["usable_memory_bytes"] or load_hardware(one["hardware"]).memory_bytes)
+        - 4 * 124_439_808
+        - 1024 * 2 * 12 * 2 * 768
         for one in listed
     )
 
@@ -267,7 +274,48 @@ def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -
     assert "GiB resident" in lines[0]
     assert all(len(line) <= 80 for line in lines)
     assert "not counted: activations" in out
-    assert any(line.split()[0] == "h200" and line.rstrip().endswith(("yes", "no")) for line in lines if line.split())
+    assert any(
+        line.split()[0] == "h200" and line.rstrip().endswith("(of the nominal memory)")
+        for line in lines
+        if line.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "weights", "gradients", "master", "states"),
+    [
+        ((), 2, 2, 4, 8),
+        (("--precision", "bf16-master"), 2, 2, 4, 8),
+        (("--precision", "bf16"), 2, 2, 0, 4),
+        (("--precision", "autocast"), 4, 4, 0, 8),
+        (("--precision", "fp32"), 4, 4, 0, 8),
+        (("--dtype", "fp16"), 2, 2, 4, 8),
+        (("--dtype", "fp32"), 4, 4, 0, 8),
+        (("--precision", "bf16", "--master-weights", "fp32"), 2, 2, 4, 8),
+        (("--grad-dtype", "fp32"), 2, 4, 4, 8),
+    ],
+)
+def test_a_precision_says_how_it_is_trained(
+    run: Any, words: tuple[str, ...], weights: int, gradients: int, master: int, states: int
+) -> None:
+    """Bytes a parameter; what is given beside it refines it."""
+    found = json.loads(run("memory", "llama3-8b", "--phase", "training", *words, "--format", "json").out)["memory"]
+    n = found["parameters"]
+    assert [found[key] / n for key in ("weights", "gradients", "master_weights")] == [weights, gradients, master]
+    assert found["optimizer"]["bytes"] // n == states
+
+
+def test_what_fits_by_little_is_tight(run: Any) -> None:
+    """Exit code 0, and a warning that names what comes on top; usable memory counts where it is known."""
+    got, _, err = run("memory", "llama3-70b", "--hardware", "h200")
+    assert (got, err) == (0, "warning: h200: tight: 95.0% of its nominal memory, and activations come on top\n")
+    got, out, err = run("memory", "llama3-70b", "--hardware", "m4-max", "--format", "json")
+    (fit,) = json.loads(out)["fits"]
+    assert (got, err, fit["verdict"]) == (1, "", "no")
+    assert fit["usable_memory_bytes"] == 96 * 2**30 < fit["needed_bytes"]
+    got, out, err = run("memory", "llama3-8b", "--hardware", "h200")
+    assert (got, err) == (0, "")
+    assert "fits (of the nominal memory)" in out
 
 
 def test_every_name_of_an_optimizer_has_states() -> None:
