@@ -12,6 +12,9 @@ def run() -> None:
 
     gc.disable()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from .main import main
+    try:
+        from .main import main
 
-    main()
+        main()
+    except KeyboardInterrupt:  # before there is a command that could be interrupted
+        raise SystemExit(130) from None

@@ -26,6 +26,10 @@ def stdout() -> Iterator[IO[str]]:
         sys.stdout.flush()
     except BrokenPipeError:
         discard(sys.stdout)
+    except SystemExit as stop:  # what rich makes of a reader that has gone; the command has its own exit code
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        discard(sys.stdout)
 
 
 def discard(stream: IO[str]) -> None:

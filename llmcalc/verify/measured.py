@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..flow.tree import spans
 from ..sources.huggingface.file import read_json
+from ..sources.huggingface.heads import architecture_of
+from ..sources.huggingface.registry import kind_of_class
 from .measure import parameters
 from .transformers import build, require_transformers
 
@@ -33,23 +35,24 @@ class Measured:
 
 
 def measure_config(path: Path) -> tuple[str, Measured]:
-    """(class, its tree) of a config's `transformers` class, built on meta from the installed library alone.
+    """(class, its tree) of a config's `transformers` class, built on meta from the installed library alone: the class
+    that `architectures` names, else the language model of its model type.
 
     Raises `InputError` where that library has no such class, or the class refuses the config.
     """
     require_transformers("--measure")
-    config = read_json(path)
-    if not isinstance(config.get("model_type"), str):
+    given = read_json(path)
+    kind = given.get("model_type") or kind_of_class(architecture_of(given))
+    if not isinstance(kind, str) or not kind:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
-    if not isinstance(config.get("architectures"), list) or not config["architectures"]:
-        raise InputError(f"{path}: architectures: missing; --measure builds the class that it names")
+    config = {**given, "model_type": kind}
     try:
         module = build(config, to_run=False)
     except InputError:
         raise
     except Exception as error:  # whatever a class makes of a config that is not its own
         raise InputError(
-            f"{path}: {config['architectures'][0]} cannot be built from it: {type(error).__name__}: {error}"
+            f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
 

@@ -141,10 +141,16 @@ def _published(preset: Preset, count: ParameterCount) -> list[str]:
     return [f"published as {published.nominal}{active}; no exact count was published{why}"]
 
 
+OF_DENSE_DECODERS = {"embedding", "position", "norm", "attention", "feed_forward", "lm_head"}
+"""Components of models that the rule of thumb was made for."""
+
+
 def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
-    """12Lh² + 2Vh beside the exact count (Kaplan 2020, §2.1, for MHA and a 4h feed-forward)."""
+    """12Lh² + 2Vh beside the exact count (Kaplan 2020, §2.1, for MHA and a 4h feed-forward): of dense decoders alone,
+    whose layers are attention and a feed-forward network.
+    """
     spec = preset.model
-    if spec.kind != "decoder":
+    if spec.kind != "decoder" or not count.by_component.keys() <= OF_DENSE_DECODERS:
         return ""
     layers, h = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2

@@ -11,6 +11,7 @@ import torch
 
 from llmcalc.verify.measured import Measured, measured_tree
 from llmcalc.views.measured import report
+from tests.families import shapes_of
 
 CASES = Path(__file__).parents[1] / "data/cases"
 
@@ -63,7 +64,6 @@ def test_a_class_that_needs_values_to_run_is_measured_without_any(run: Any, tmp_
     ("config", "message"),
     [
         ({}, "model_type: missing"),
-        ({"model_type": "llama"}, "architectures: missing"),
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "has no NoSuchModel"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -1}, "cannot be built from it"),
         ({"model_type": "nothing_like_it", "architectures": ["LlamaForCausalLM"]}, "cannot be built from it"),
@@ -74,6 +74,15 @@ def test_what_cannot_be_measured_says_so(run: Any, tmp_path: Path, config: dict[
     result = run("params", str(tmp_path), "--measure")
     assert (result.code, result.out) == (2, "")
     assert message in result.err
+
+
+@pytest.mark.parametrize("left_out", ["architectures", "model_type"])
+def test_either_of_the_two_fields_names_the_class(run: Any, tmp_path: Path, left_out: str) -> None:
+    config = {key: value for key, value in shapes_of("llama")[0].items() if key != left_out}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    measured = json.loads(run("params", str(tmp_path), "--measure", "--format", "json").out)
+    counted = json.loads(run("params", str(tmp_path), "--format", "json").out)
+    assert measured["params"]["total"] == counted["params"]["total"]
 
 
 def test_an_unknown_type_names_near_ones_and_the_way_out(run: Any, tmp_path: Path) -> None:

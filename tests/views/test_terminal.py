@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -102,6 +104,32 @@ def test_a_reader_that_goes_away(line: str) -> None:
 def test_a_check_that_fails_says_so_though_nobody_reads() -> None:
     result = shell("llmcalc memory llama3-405b --hardware h100 | true", PYTHONUNBUFFERED="1")
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_a_checkpoint_that_differs_says_so_though_nobody_reads(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    header = json.dumps({"wte.weight": {"dtype": "BF16", "shape": [9, 9], "data_offsets": [0, 162]}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(162))
+    for reader in ("true", "head -1"):
+        result = shell(f"llmcalc check {file} gpt2 | {reader}", PYTHONUNBUFFERED="1")
+        assert (result.returncode, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("module", ["llmcalc.cli.main", "typer", "pydantic"])
+def test_interruption_in_the_first_moments(module: str) -> None:
+    """While the program is still being imported."""
+    code = (
+        "import builtins, sys\nfind = builtins.__import__\n"
+        "def interrupted(name, *rest, **more):\n"
+        f"    if name in ('{module}', '{module.rpartition('.')[2]}'): raise KeyboardInterrupt\n"
+        "    return find(name, *rest, **more)\n"
+        "sys.argv = ['llmcalc', 'params', 'gpt2']\n"
+        "from llmcalc.cli import run\nbuiltins.__import__ = interrupted\nrun()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=30, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

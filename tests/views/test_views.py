@@ -5,7 +5,10 @@ a part that a view has no words for would be a crash.
 from __future__ import annotations
 
 import io
+import json
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,7 @@ from llmcalc.views import params as params_view
 from llmcalc.views.document import Report
 from llmcalc.views.formats import pipe, plain
 from tests.builders import sight
+from tests.families import shapes_of
 
 WIDTH = 80
 
@@ -106,3 +110,18 @@ def test_a_name_for_every_position() -> None:
     labels = [cls.label for cls in SCORE_POSITIONS.classes() if issubclass(cls, AttentionPosition)]
     assert all(labels)
     assert len({*labels}) == len(SCORE_POSITIONS.homes)
+
+
+@pytest.mark.parametrize(
+    ("name", "dense"),
+    [("llama3-8b", True), ("gpt2", True), ("mixtral-8x7b", False), ("deepseek-v3", False), ("bert-base", False)],
+)
+def test_the_rule_of_thumb_stands_beside_dense_decoders_alone(name: str, dense: bool, run: Any) -> None:
+    assert ("rule of thumb 12Lh²" in run("params", name).out) is dense
+
+
+@pytest.mark.parametrize("kind", ["mamba", "rwkv", "jamba", "recurrent_gemma", "qwen3_next"])
+def test_no_rule_of_thumb_of_a_model_that_it_was_not_made_for(kind: str, run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shapes_of(kind)[0]))
+    assert "rule of thumb" not in run("params", str(file)).out

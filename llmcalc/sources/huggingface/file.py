@@ -9,7 +9,7 @@ from typing import Any
 from ...components.head import HeadKind
 from ...errors import InputError, one_line
 from ..files import read_text, require_shallow
-from .registry import read_config
+from .registry import read_config, typed
 
 LARGEST_CONFIG = 5_000_000
 """Bytes. Published ones are under 200 000, label tables included."""
@@ -56,9 +56,14 @@ def describe_config(path: Path, head: HeadKind | None = None) -> tuple[str, dict
 
 def described(data: dict[str, Any], head: HeadKind | None = None) -> dict[str, Any]:
     """The description of a parsed config: the `model` table, the config itself, remarks, the number format."""
-    model, notes = read_config(data, head)
+    config, said = typed(data)
+    model, notes = read_config(config, head)
     dtype = data.get("dtype") or data.get("torch_dtype")
-    description: dict[str, Any] = {"model": model, "config": data, "notes": [one_line(note) for note in notes]}
+    description: dict[str, Any] = {
+        "model": model,
+        "config": dict(config),
+        "notes": [one_line(note) for note in (*said, *notes)],
+    }
     if isinstance(dtype, str):
         description["dtype"] = dtype
     return description

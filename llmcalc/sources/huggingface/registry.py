@@ -34,6 +34,47 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
 
+@cache
+def classes() -> dict[str, list[str]]:
+    """Model type → the classes that `transformers` has for it, as `python -m tests.sources.test_classes` lists them."""
+    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
+    return found
+
+
+def kind_of_class(name: str) -> str:
+    """The model type whose class has that name; empty where none of those that are read has one."""
+    return next((kind for kind, names in classes().items() if name in names), "")
+
+
+def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """(the config with a model type, remarks): that of its class, where it gives none.
+
+    Raises `InputError` where its class is another family's than its model type says.
+    """
+    name, given = architecture_of(data), data.get("model_type")
+    kind = kind_of_class(name) if name else ""
+    if not kind:
+        return data, []
+    if given is None or given == "":
+        return {**data, "model_type": kind}, [
+            f"model_type: not given; taken as '{kind}', for architectures names {name}"
+        ]
+    if isinstance(given, str) and usual_name(given) in FILE_OF and not _related(usual_name(given), kind):
+        raise InputError(
+            f"architectures: {name} is a class of '{kind}', but model_type says '{given}'; expected a config whose two "
+            "fields name one architecture"
+        )
+    return data, []
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether a config of one model type may name a class of the other: both in one file, or one around the other."""
+    families = {kind: family_of(kind) for kind in (one, other)}
+    texts = {family.text for family in families.values()}
+    like = {family.like for family in families.values()}
+    return one == other or FILE_OF[one] == FILE_OF[other] or bool({one, other} & (texts | like))
+
+
 def model_types() -> list[str]:
     """Every model type that is read, sorted."""
     return sorted(FILE_OF)

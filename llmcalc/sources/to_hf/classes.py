@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from pathlib import Path
-
 from ...components.head import Classifier, LMHead
 from ...model import ModelSpec
 from ..huggingface.heads import head_of
-
-LIST = Path(__file__).parents[1] / "huggingface" / "classes.json"
+from ..huggingface.registry import classes
 
 CONDITIONAL = ("ForConditionalGeneration", "MTModel")
 """How the names of language models end that have an encoder and a decoder."""
@@ -21,21 +16,15 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 """And of those that are decoders alone."""
 
 
-@cache
-def _classes() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads(LIST.read_text())["classes"]
-    return found
-
-
 def class_names(kind: str, spec: ModelSpec) -> list[str]:
     """Classes of a model type that have the head of this spec, the likeliest first."""
-    named = _classes().get(kind, [])
+    named = classes().get(kind, [])
     return [name for ending in _endings(named, spec) for name in _ending_with(named, ending)]
 
 
 def wrapper_names(kind: str, bare: bool) -> list[str]:
     """Classes of a wrapper's model type, with its text's head or without."""
-    named = _classes().get(kind, [])
+    named = classes().get(kind, [])
     return _ending_with(named, "Model") if bare else _ending_with(named, CONDITIONAL)
 
 

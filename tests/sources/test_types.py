@@ -1,0 +1,57 @@
+"""What a config's `architectures` and its `model_type` say of each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.registry import kind_of_class, typed
+from tests.families import shapes_of
+
+CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("kind", ["umt5", "llama", "xlm-roberta", "gemma3_text"])
+def test_a_config_without_a_model_type_is_read_by_its_class(kind: str, run: Any, tmp_path: Path) -> None:
+    config = {k: v for k, v in shapes_of(kind)[0].items() if k != "model_type"}
+    assert llmcalc.params(config).total == llmcalc.params(shapes_of(kind)[0]).total
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    name = config["architectures"][0]
+    asked = run("params", str(file))
+    assert asked.code == 0
+    assert f"model_type: not given; taken as '{kind}', for architectures names {name}" in asked.err
+
+
+def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None:
+    """A quantised MiniMax-M2 whose config says `mixtral`: its fields would be read as another model's."""
+    config = {**shapes_of("minimax_m2")[0], "model_type": "mixtral"}
+    with pytest.raises(InputError, match="is a class of 'minimax_m2', but model_type says 'mixtral'"):
+        llmcalc.params(config)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert run("params", str(file)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("gemma3", "Gemma3ForCausalLM"), ("kimi_k2", "DeepseekV3ForCausalLM"), ("mimo", "Qwen2ForCausalLM"),
+     ("camembert", "RobertaModel"), ("llama", "MistralForCausalLM"), ("llama", "SomebodysForCausalLM")],
+)  # fmt: skip
+def test_a_class_of_the_same_line_is_none(kind: str, name: str) -> None:
+    assert typed({"model_type": kind, "architectures": [name]})[1] == []
+
+
+def test_no_published_config_contradicts_itself() -> None:
+    for case in CASES:
+        typed(json.loads((case / "config.json").read_text()))
+
+
+def test_every_class_has_one_model_type() -> None:
+    assert kind_of_class("LlamaForCausalLM") == "llama"
+    assert kind_of_class("NoSuchModel") == ""
