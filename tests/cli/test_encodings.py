@@ -61,7 +61,7 @@ def test_tables_are_whole(arguments: tuple[str, ...], encoding: str, monkeypatch
     assert fit.rstrip().splitlines()[-1].split()[-1] == fitted(whole.rstrip().splitlines()[-1].split()[-1], encoding)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", *ENCODINGS])
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_json_and_csv_are_ascii(arguments: tuple[str, ...], encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, document, _ = written(monkeypatch, encoding, *arguments, "--format", "json")

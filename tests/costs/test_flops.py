@@ -263,15 +263,15 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
-    count = counted(spec, batch=2, seq=11, phase="train", recompute="full")
-    assert measured_training_step(spec, 2, 11, None) == count.total - count.recomputed
+    count = counted(spec, batch=2, seq=7, phase="train", recompute="full")
+    assert measured_training_step(spec, 2, 7, None) == count.total - count.recomputed
     if not any(
         getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()
     ):
         assert (
-            measured_training_step(spec, 2, 11, reentrant=True) == count.total
+            measured_training_step(spec, 2, 7, reentrant=True) == count.total
         )  # (it cannot pass the gradient of keys and values between layers)
-    assert measured_training_step(spec, 2, 11, reentrant=False) == count.total - count.skipped_by_early_stop
+    assert measured_training_step(spec, 2, 7, reentrant=False) == count.total - count.skipped_by_early_stop
 
 
 def test_what_early_stopping_skips_is_not_always_nothing() -> None:

@@ -219,7 +219,7 @@ def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
     """Of its first shape, lists and tables within it included, and every field that its class has a default for."""
     shape = shapes_of(kind)[0]
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
-    assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) > 20
+    assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) >= 20
 
 
 @pytest.mark.parametrize("kind", READ)

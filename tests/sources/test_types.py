@@ -41,7 +41,9 @@ def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("gemma3", "Gemma3ForCausalLM"), ("kimi_k2", "DeepseekV3ForCausalLM"), ("mimo", "Qwen2ForCausalLM"),
-     ("camembert", "RobertaModel"), ("llama", "MistralForCausalLM"), ("llama", "SomebodysForCausalLM")],
+     ("camembert", "RobertaModel"),
+     ("llama", "MistralForCausalLM"), ("internlm3", "LlamaForCausalLM"),
+     ("phi4_multimodal", "Phi3ForCausalLM"), ("llama", "SomebodysForCausalLM")],
 )  # fmt: skip
 def test_a_class_of_the_same_line_is_none(kind: str, name: str) -> None:
     assert typed({"model_type": kind, "architectures": [name]})[1] == []

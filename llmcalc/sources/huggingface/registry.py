@@ -59,20 +59,28 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         return {**data, "model_type": kind}, [
             f"model_type: not given; taken as '{kind}', for architectures names {name}"
         ]
-    if isinstance(given, str) and usual_name(given) in FILE_OF and not _related(usual_name(given), kind):
+    if isinstance(given, str) and usual_name(given) in FILE_OF and _read_otherwise(data, usual_name(given), kind):
         raise InputError(
-            f"architectures: {name} is a class of '{kind}', but model_type says '{given}'; expected a config whose two "
-            "fields name one architecture"
+            f"architectures: {name} is a class of '{kind}', but model_type says '{given}', and these are two models; "
+            "expected fields that name one"
         )
     return data, []
 
 
-def _related(one: str, other: str) -> bool:
-    """Whether a config of one model type may name a class of the other: both in one file, or one around the other."""
-    families = {kind: family_of(kind) for kind in (one, other)}
-    texts = {family.text for family in families.values()}
-    like = {family.like for family in families.values()}
-    return one == other or FILE_OF[one] == FILE_OF[other] or bool({one, other} & (texts | like))
+def _read_otherwise(data: Mapping[str, Any], said: str, kind: str) -> bool:
+    """Whether a config is another model when it is read as its class's model type.
+
+    A model type of the same file, one that it cannot be read as, a wrapper around it, and one that has no class of its
+    own for the text, so that another's stands in, say nothing against each other.
+    """
+    families = (family_of(said), family_of(kind))
+    stands_in = said not in classes() or not families[0].alone
+    if stands_in or FILE_OF[said] == FILE_OF[kind] or any(family.read is None for family in families):
+        return False
+    try:
+        return read_config(data)[0] != read_config({**data, "model_type": kind})[0]
+    except InputError:
+        return False
 
 
 def model_types() -> list[str]:
