@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from llmcalc.components.base import Component
@@ -18,6 +20,15 @@ from llmcalc.run.rows import TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import FILES, read_config
+
+CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
+"""The folders of published configs with what was measured of their classes."""
+
+
+def json_lines(mapping: Mapping[str, Any], indent: str = "") -> str:
+    """A JSON object with a line for each key: how files are written that a command makes and people read."""
+    lines = (f"{indent}  {json.dumps(key)}: {json.dumps(value)}" for key, value in mapping.items())
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
 def sight(

@@ -24,9 +24,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.verify.deviations import OF_ALL
+from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
-from tests.verify.test_families import CASES
 from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
 README = Path(__file__).parent.parent / "README.md"

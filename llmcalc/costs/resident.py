@@ -305,8 +305,9 @@ def _training(count: ParameterCount, setup: Setup) -> MemoryUse:
         _INFERENCE_ONLY,
         "training keeps no KV cache, and activations are not counted; expected --phase inference",
     )
-    one_of("--precision", setup.precision or "bf16-master", Precision)
-    trained, copied = PRECISIONS[cast(Precision, setup.precision or "bf16-master")]
+    precision = setup.precision or "bf16-master"
+    one_of("--precision", precision, Precision)
+    trained, copied = PRECISIONS[cast(Precision, precision)]
     weights = _float(setup.dtype, "--dtype", trained)
     master = setup.master_weights or ("none" if DTYPE_BITS[weights] >= 32 else copied)
     if master not in get_args(MasterWeights):

@@ -4,6 +4,7 @@ excuses. What a family's classes do is in its record; what all do is here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +58,10 @@ def total(
     return counted + sum(deviation.more(spec) for deviation in _of(kind, quantity, spec))
 
 
-def beside(kind: str, quantity: str, spec: ModelSpec, path: str) -> Number:
-    """What the classes have more than is counted at a node, or in one below it."""
-    return sum(d.more(spec) for d in _of(kind, quantity, spec) if d.at == path or d.at.startswith(f"{path}."))
+def beside(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
+    """A node's path → what the classes have more than is counted there, or in a node below it."""
+    more = {deviation.at: deviation.more(spec) for deviation in _of(kind, quantity, spec) if deviation.at}
+    return lambda path: sum(size for at, size in more.items() if at == path or at.startswith(f"{path}."))
 
 
 def _of(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:

@@ -4,7 +4,7 @@ them in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..flow.tree import Cost, Node, Place
 from ..run.sight import Sight
@@ -25,11 +25,9 @@ def compared(
 
     closed_form: one repeat of a node. measured: by the class's own paths.
     """
-    for standings, places in _matched(tree, found, sight).items():
+    for places in _matched(tree, found, sight):
         paths = module_paths(tree, places[0].path)
-        readings: dict[str, int | None] = {
-            path: standing.measured(measured) for path, standing in zip(paths, standings, strict=False)
-        }
+        readings: dict[str, int | None] = {path: found[path].measured(measured) for path in paths}
         yield from agreed(_joined(places), quantity, sum(map(closed_form, places)), readings, witness)
 
 
@@ -38,8 +36,7 @@ def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) ->
 
     params: of one op, as the class has it. include: the optional parts that the class has.
     """
-    matched = _matched(tree, found, None)
-    together = {place.path: len(places) for places in matched.values() for place in places}
+    together = {place.path: len(places) for places in _matched(tree, found, None) for place in places}
     leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
     return Coverage(
         tuple(path for path in leaves if together.get(path) == 1),
@@ -48,19 +45,20 @@ def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) ->
     )
 
 
-def _matched(tree: Node, found: Found, sight: Sight | None) -> dict[tuple[Standing, ...], list[Place]]:
-    """What of the class → the places that it is; of nodes one in another that are the same the inner one."""
-    matched: dict[tuple[Standing, ...], list[Place]] = {}
+def _matched(tree: Node, found: Found, sight: Sight | None) -> Iterable[list[Place]]:
+    """The places that were found, those together that are the same of the class; a share of a module is a part of its
+    own. Of nodes one in another that are the same the inner one.
+    """
+    matched: dict[tuple[Standing | str, ...], list[Place]] = {}
     for place in tree.walk(sight):
         paths = list(module_paths(tree, place.path))
         if not place.path or not all(path in found for path in paths):
             continue
-        key = tuple(found[path] for path in paths)
-        if any(standing.share > 1 for standing in key):  # each is a part of its own
-            key = (*key, Standing((place.path,)))
-        others = matched.setdefault(key, [])
+        standings = [found[path] for path in paths]
+        shared = any(standing.share > 1 for standing in standings)
+        others = matched.setdefault((place.path,) if shared else tuple(standings), [])
         others[:] = [other for other in others if not place.path.startswith(f"{other.path}.")] + [place]
-    return matched
+    return matched.values()
 
 
 def _joined(places: list[Place]) -> str:

@@ -250,17 +250,10 @@ def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container
     return {path: standing for path, standing in found.items() if by_itself(standing)}
 
 
-def _layers_of(found: Found) -> list[tuple[str, str]]:
-    """The path of each layer, and the module that it is."""
-    return [
-        (path, standing.modules[0]) for path, standing in found.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
-    ]
-
-
 def without_shared(found: Found, held: Mapping[str, int]) -> dict[str, int]:
     """Parameters by path; without those in a layer that belong to the stack (T5's table of positions)."""
     own = dict(held)
-    layers = tuple(f"{at}." for _, at in _layers_of(found))
+    layers = tuple(f"{s.modules[0]}." for path, s in found.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path))
     outside = {m for path, standing in found.items() if "layers." not in path for m in standing.modules}
     for module in outside:
         above = module.rpartition(".")[0] if module.startswith(layers) else ""

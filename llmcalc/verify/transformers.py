@@ -168,12 +168,12 @@ def _checks(
         quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
     ) -> Iterator[Check]:
         """A check for every node that the class is known to have, but for those of which both say 0."""
-        cost = followed(kind, quantity, cost, spec)
+        cost, more = followed(kind, quantity, cost, spec), beside(kind, quantity, spec)
         return nonzero(
             compared(
                 tree,
                 quantity,
-                lambda place: place.each(cost) + beside(kind, quantity, spec, place.path),
+                lambda place: place.each(cost) + more(place.path),
                 found,
                 measured,
                 witness,

@@ -14,6 +14,7 @@ import pytest
 from llmcalc.sources import huggingface
 from llmcalc.sources.huggingface.heads import HEAD_ENDINGS
 from llmcalc.sources.huggingface.registry import model_types
+from tests.builders import json_lines
 
 LIST = Path(huggingface.__path__[0]) / "classes.json"
 
@@ -48,9 +49,9 @@ def written() -> str:
     import transformers
 
     found = {kind: classes_of(kind) for kind in model_types()}
-    lines = (f"    {json.dumps(kind)}: {json.dumps(names)}" for kind, names in found.items() if names)
+    named = json_lines({kind: names for kind, names in found.items() if names}, indent="  ")
     version = json.dumps(transformers.__version__)
-    return f'{{\n  "transformers": {version},\n  "classes": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+    return f'{{\n  "transformers": {version},\n  "classes": {named}\n}}\n'
 
 
 def test_the_list_is_that_of_the_installed_classes() -> None:

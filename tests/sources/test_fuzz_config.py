@@ -25,6 +25,7 @@ from llmcalc.costs.quantization.config import METHODS
 from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
+from tests.builders import CASES
 from tests.cli.damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -32,10 +33,7 @@ from tests.families import shapes_of
 Config: TypeAlias = dict[str, Any]
 Place: TypeAlias = tuple[str | int, ...]
 
-CASES = {
-    p.parent.name: json.loads(p.read_text())
-    for p in sorted((Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
-}
+PUBLISHED = {case.name: json.loads((case / "config.json").read_text()) for case in CASES}
 READ = [kind for kind in model_types() if family_of(kind).read is not None]
 WRAPPING = [kind for kind in model_types() if family_of(kind).text is not None]
 SIZED = {
@@ -263,7 +261,7 @@ CONFIGS: dict[str, Config] = {
     **{kind: shapes_of(kind)[-1] for kind in READ},
     **{f"wrapped {kind}": wrapped(kind)[0] for kind in WRAPPING},
     **{f"quantized {method}": quantized(method)[-1] for method in METHODS},
-    **CASES,
+    **PUBLISHED,
 }
 NESTED = [
     (name, path)
@@ -341,9 +339,9 @@ def test_several_fields_at_once(name: str, changes: Config, head: Any, file: Pat
 @given(
     content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)),
     cut=st.integers(0, 900),
-    name=st.sampled_from(sorted(CASES)),
+    name=st.sampled_from(sorted(PUBLISHED)),
 )
 def test_a_file_of_anything(content: bytes, cut: int, name: str, file: Path) -> None:
-    file.write_bytes(json.dumps(CASES[name]).encode()[:cut] + content)
+    file.write_bytes(json.dumps(PUBLISHED[name]).encode()[:cut] + content)
     with within():
         refused(lambda: load(str(file)), counts_and_bytes)

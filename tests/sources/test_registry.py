@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from llmcalc.sources import huggingface
 from llmcalc.sources.huggingface.registry import FILES, families_in, family_files
+from tests.builders import json_lines
 
 LIST = Path(huggingface.__path__[0]) / "families.json"
 
@@ -21,14 +21,13 @@ def listed() -> dict[str, list[str]]:
     }
 
 
-def written(families: dict[str, list[str]]) -> str:
+def written() -> str:
     """The file's text: a line for each file."""
-    lines = (f"  {json.dumps(file)}: {json.dumps(kinds)}" for file, kinds in families.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return json_lines(listed()) + "\n"
 
 
 def test_the_list_is_current() -> None:
-    assert LIST.read_text() == written(listed()), "run python -m tests.sources.test_registry"
+    assert LIST.read_text() == written(), "run python -m tests.sources.test_registry"
 
 
 def test_no_model_type_is_read_by_two_files() -> None:
@@ -37,4 +36,4 @@ def test_no_model_type_is_read_by_two_files() -> None:
 
 
 if __name__ == "__main__":
-    LIST.write_text(written(listed()))
+    LIST.write_text(written())

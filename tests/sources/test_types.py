@@ -11,9 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.registry import kind_of_class, typed
+from tests.builders import CASES
 from tests.families import shapes_of
-
-CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 
 
 @pytest.mark.parametrize("kind", ["umt5", "llama", "xlm-roberta", "gemma3_text"])

@@ -24,11 +24,9 @@ from llmcalc.verify.deviations import total
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_config
 from llmcalc.verify.witness import witness_of
-from tests.builders import family_shapes, sight
+from tests.builders import CASES, family_shapes, sight
 from tests.families import shapes_of
 from tests.verify.verdicts import coverage, hold
-
-CASES = sorted(p.parent for p in (Path(__file__).parents[1] / "data/cases").glob("*/config.json"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.verify.checks import Check, Verdict
 from llmcalc.verify.transformers import verify_config
-from tests.builders import sight, spec_of
+from tests.builders import json_lines, sight, spec_of
 from tests.families import shapes_of
 
 RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
@@ -115,6 +116,7 @@ def of_file(file: str) -> dict[str, Any]:
     }
 
 
+@cache
 def leaves(file: str) -> int:
     """The parts that hold parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
@@ -132,5 +134,4 @@ if __name__ == "__main__":
     files = sys.argv[1:] or sorted(FILES)
     old = recorded() if RECORD.exists() else {}
     words = {**old, **{file: of_file(file) for file in files}}
-    lines = (f"  {json.dumps(file)}: {json.dumps(words[file])}" for file in sorted(words) if file in FILES)
-    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    RECORD.write_text(json_lines({file: words[file] for file in sorted(words) if file in FILES}) + "\n")

@@ -77,6 +77,10 @@ class Quirks:
     refuses_cache: tuple[str, ...] = ()
 
 
+LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
+"""Of classes that classify a sequence by its last token, and look for that among the ids."""
+
+
 @dataclass(frozen=True)
 class Family:
     """How one `model_type` is read, how it is written, and what its class in `transformers` does of its own.

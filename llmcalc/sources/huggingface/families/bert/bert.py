@@ -6,6 +6,7 @@ transformers: the folder of each in models.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.added_position import Learned
@@ -317,6 +318,15 @@ ROBERTA_MODULES: Modules = {
     "lm_head.norm": "layer_norm",
 }
 
+ROBERTA = Family(
+    _roberta,
+    {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
+    OLD,
+    writes=ROBERTA_WRITES,
+    deviations=(SECOND_BIAS,),
+    modules=ROBERTA_MODULES,
+)
+
 FAMILIES = {
     "bert": Family(
         _bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES
@@ -384,38 +394,10 @@ FAMILIES = {
             "norm": "encoder.LayerNorm",
         },
     ),
-    "data2vec-text": Family(
-        _roberta,
-        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD,
-        writes=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=ROBERTA_MODULES,
-    ),
-    "roberta": Family(
-        _roberta,
-        {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD,
-        writes=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=ROBERTA_MODULES,
-    ),
-    "xlm-roberta": Family(
-        _roberta,
-        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD,
-        writes=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=ROBERTA_MODULES,
-    ),
-    "camembert": Family(
-        _roberta,
-        {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD,
-        writes=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=ROBERTA_MODULES,
-    ),
+    "data2vec-text": ROBERTA,
+    "roberta": replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 50265}),
+    "xlm-roberta": ROBERTA,
+    "camembert": ROBERTA,
     "distilbert": Family(
         _distilbert,
         {

@@ -99,7 +99,9 @@ def _t5gemma2(c: Config) -> Table:
     encoder, decoder = _gemma3_side(reads), _gemma3_side(writes, merged=True)
     from ...towers import read_towers
 
-    towers, notes = read_towers("t5gemma2", "siglip", {**outer.data, "tie_word_embeddings": tied}, width)
+    towers, notes = read_towers(
+        "t5gemma2", FAMILIES["t5gemma2"].tower_file, {**outer.data, "tie_word_embeddings": tied}, width
+    )
     for one, ignored in ((outer, IMAGES), (reads, IGNORED), (writes, IGNORED)):
         unknown = one.left_over(ignored)
         notes += (

@@ -299,6 +299,15 @@ KDA_MODULES: Modules = {
     **{f"linear_attn.{x}": f"forget_gate.{x}" for x in ("A_log", "dt_bias", "f_a_proj", "f_b_proj", "f_proj")},
 }
 
+QWEN3_5_MODULES: Modules = {
+    **GATED_Q_MODULES,
+    **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
+    "linear_attn.g_proj": "in_proj_z",
+    "linear_attn.a_proj": "in_proj_a",
+    "linear_attn.b_proj": "in_proj_b",
+    "linear_attn.o_proj": "out_proj",
+}
+
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
@@ -335,14 +344,7 @@ FAMILIES = {
         },
         IGNORED,
         writes={**QWEN_WRITES, **PARTLY_TURNED},
-        modules={
-            **GATED_Q_MODULES,
-            **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
-            "linear_attn.g_proj": "in_proj_z",
-            "linear_attn.a_proj": "in_proj_a",
-            "linear_attn.b_proj": "in_proj_b",
-            "linear_attn.o_proj": "out_proj",
-        },
+        modules=QWEN3_5_MODULES,
     ),
     "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
@@ -350,14 +352,7 @@ FAMILIES = {
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         writes={**QWEN_WRITES, **PARTLY_TURNED},
-        modules={
-            **GATED_Q_MODULES,
-            **{f"linear_attn.{x}_proj": "in_proj_qkv" for x in "qkv"},
-            "linear_attn.g_proj": "in_proj_z",
-            "linear_attn.a_proj": "in_proj_a",
-            "linear_attn.b_proj": "in_proj_b",
-            "linear_attn.o_proj": "out_proj",
-        },
+        modules=QWEN3_5_MODULES,
     ),
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(

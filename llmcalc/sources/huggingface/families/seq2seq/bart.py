@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...config import Config, is_whole
-from ...family import Family, Modules, Quirks
+from ...family import LOOKS_FOR_THE_END, Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, headed, layernorm, mlp
 from ...writes import UNPADDED, Writes, present
 
@@ -194,10 +194,6 @@ SIDES_WRITES: Writes = {
 }
 
 
-ENDS = Quirks(reads_values=("ForSequenceClassification",))
-"""They look for the end of the sequence."""
-
-
 BART_MODULES: Modules = {
     "embed_positions": "embed_positions",
     "embed_norm": "layernorm_embedding",
@@ -228,7 +224,7 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
-        quirks=ENDS,
+        quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
     ),
     "mvp": Family(
@@ -237,10 +233,12 @@ FAMILIES = {
         IGNORED | {"prompt_length", "prompt_mid_dim"},
         aliases=ALIASES,
         writes=SIDES_WRITES,
-        quirks=ENDS,
+        quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
     ),
-    "mbart": Family(_mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=ENDS, modules=BART_MODULES),
+    "mbart": Family(
+        _mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=LOOKS_FOR_THE_END, modules=BART_MODULES
+    ),
     "m2m_100": Family(
         _m2m_100,
         {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
@@ -331,7 +329,7 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
-        quirks=ENDS,
+        quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
     ),
 }

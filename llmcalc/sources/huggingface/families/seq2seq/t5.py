@@ -12,7 +12,7 @@ from typing import Any
 from .....ops import Linear, Op
 from .....run.rows import LOGITS
 from ...config import Config
-from ...family import Deviation, Family, Modules, Quirks, untied
+from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
 from ...parts import ACTIVATIONS, Table, architecture, headed, labels, rmsnorm
 from ...writes import Writes, present
 
@@ -151,9 +151,6 @@ ALWAYS_TIED = Deviation(
     when=untied,
 )
 
-ENDS = Quirks(reads_values=("ForSequenceClassification",))
-"""They look for the end of the sequence."""
-
 
 FIRST_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias"
 """The one table of all layers, in the first of them."""
@@ -188,10 +185,24 @@ T5_MODULES: Modules = {
 
 FAMILIES = {
     "t5": Family(
-        _t5, T5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,), modules=T5_MODULES
+        _t5,
+        T5,
+        IGNORED,
+        aliases=ALIASES,
+        writes=T5_WRITES,
+        quirks=LOOKS_FOR_THE_END,
+        deviations=(ALWAYS_TIED,),
+        modules=T5_MODULES,
     ),
     "mt5": Family(
-        _t5, MT5, IGNORED, aliases=ALIASES, writes=T5_WRITES, quirks=ENDS, deviations=(ALWAYS_TIED,), modules=T5_MODULES
+        _t5,
+        MT5,
+        IGNORED,
+        aliases=ALIASES,
+        writes=T5_WRITES,
+        quirks=LOOKS_FOR_THE_END,
+        deviations=(ALWAYS_TIED,),
+        modules=T5_MODULES,
     ),
     "umt5": Family(
         _umt5,
@@ -199,7 +210,7 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=T5_WRITES,
-        quirks=ENDS,
+        quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
         modules=T5_MODULES,
     ),
