@@ -18,7 +18,8 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        help="Accelerators to show in full, by name or alias; all are listed without any.",
+        help="Accelerators to show in full: a name or alias, a memory size such as 24GiB, or a .toml file of your own; "
+        "default: a list of all.",
         autocompletion=complete_name,
         show_default=False,
     ),
@@ -31,7 +32,7 @@ def command(
     output: Output = None,
 ) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
-    With names: every number format, and where each figure is from.
+    With names: every figure, and where each one is from.
     """
     chosen = [find_hardware(name) for name in names] if names else [load_hardware(name) for name in hardware_names()]
     show(report(chosen, details=bool(names)), fmt, output)

@@ -10,7 +10,8 @@ from ..costs.limits import MOST_CONTEXT
 from ..costs.optimizers import Optimizer
 from ..costs.quantization import COMMON
 from ..costs.resident import MasterWeights, MemoryPhase, Precision, fits
-from ..sources.hardware import find_hardware, hardware_names, load_hardware
+from ..hardware import Hardware
+from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
 from .options import (
@@ -93,7 +94,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Does it fit on this accelerator? Repeatable; exit code 1 if it fits on none of them.",
+            help="Does it fit on this accelerator? A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
+            "repeatable; common ones if not given; exit code 1 if it fits on none of those given.",
             autocompletion=complete_name,
             show_default=False,
         ),
@@ -106,7 +108,9 @@ def command(
     Weights and KV cache, or weights, gradients and optimizer state.
     """
     preset = load_one(target, overrides, head)
-    named = {one.name: one for one in map(find_hardware, hardware or ())}
+    named: list[Hardware] = []
+    for one in map(find_hardware, hardware or ()):
+        named += [] if one in named else [one]  # by another alias, once
     with about(preset):
         use = memory(
             preset,
@@ -125,7 +129,7 @@ def command(
             with_mtp=with_mtp,
             with_towers=with_towers,
         )
-    found = fits(use, named.values() or map(load_hardware, hardware_names()))
+    found = fits(use, named or map(load_hardware, COMMON_HARDWARE))
     show(report(preset, use, found), fmt, output)
     for fit in found if named else ():
         if fit.verdict == "tight":

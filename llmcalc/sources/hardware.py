@@ -1,43 +1,168 @@
-"""The accelerators that come with llmcalc: one TOML each in `presets/hardware`, found by name or alias.
+"""Accelerators: those that come with llmcalc, a TOML file of one's own, or a memory size alone.
 
-Each figure is from its vendor's datasheet; where that prints sparse peaks, the file holds the dense figure, with the
-arithmetic beside it.
+Those that come with llmcalc are one TOML each in `presets/hardware`, found by name or alias. Each figure is from a
+source that the file names; where a vendor prints sparse peaks, the file holds the dense figure, with the arithmetic
+beside it.
+
+One chip is one file, also where it is sold with several memory sizes, as Apple's are: the file lists them as
+`configurations`, each with the figures that differ, such as the bandwidth of an M4 Max with 36 GB. `m4-max-64gb`
+names one of them, `m4-max` the largest. So 18 chips are 18 rows of the list and not 60, a chip's sources are stated
+once, and a size that a chip is not sold with is an error that names the sizes.
 """
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
 from functools import cache
+from pathlib import Path
 
 from ..errors import InputError, suggest
-from ..hardware import Hardware
+from ..hardware import Configuration, Hardware, ListedHardware
 from .files import parse_toml, read_text, validated
 from .presets import plain, presets_dir
+
+COMMON_HARDWARE = (
+    "t4",
+    "rtx-3060",
+    "rtx-4060-ti-16gb",
+    "v100-32gb",
+    "rtx-4090",
+    "rtx-5090",
+    "a100-40gb",
+    "l40s",
+    "m4-pro",
+    "a100-80gb",
+    "h100-sxm",
+    "rtx-pro-6000",
+    "m4-max",
+    "h200",
+    "b200",
+    "mi300x",
+    "tpu-v7",
+    "b300",
+    "mi355x",
+    "m3-ultra",
+)
+"""What `llmcalc memory` asks about where no accelerator is named: common ones of every memory size. All of them would
+be a list that nobody reads.
+"""
+
+MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb)", re.IGNORECASE)
+UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def hardware_order(name: str) -> list[tuple[int, int, str]]:
+    """A sort key that reads numbers as numbers: a10, a40, a100."""
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
+    ]
 
 
 @cache
 def hardware_names() -> tuple[str, ...]:
-    """The name of every accelerator, sorted."""
-    return tuple(sorted(p.stem for p in (presets_dir() / "hardware").glob("*.toml")))
+    """The name of every accelerator that comes with llmcalc, sorted as people read names: a40 before a100."""
+    return tuple(sorted((p.stem for p in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
 
 
 @cache
 def load_hardware(name: str) -> Hardware:
     """The accelerator with exactly this file name."""
     path = presets_dir() / "hardware" / f"{name}.toml"
-    return validated(Hardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
+    return validated(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
 
 
 def find_hardware(wanted: str) -> Hardware:
-    """The accelerator of that name or alias, without regard to case and punctuation.
+    """The accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
+    Names are read without regard to case and punctuation.
     Raises `InputError` with the nearest names where there is none.
     """
+    if Path(wanted).suffix.lower() == ".toml":
+        return read_hardware(wanted)
+    sized = memory_alone(wanted)
+    return sized if sized is not None else _named(wanted)
+
+
+def read_hardware(file: str) -> Hardware:
+    """An accelerator of one's own, from a TOML file with the fields of `Hardware`.
+
+    Only `memory_bytes` is required. Its name is that of the file, `my-gpu.toml`, which tells it from those that come
+    with llmcalc. Raises `InputError` naming the field that is wrong.
+    """
+    path = Path(file)
+    data = parse_toml(read_text(path), file)
+    return validated(Hardware, {"title": path.stem, **data, "name": path.name}, file)
+
+
+def memory_alone(wanted: str) -> Hardware | None:
+    """An accelerator of which only the memory is known: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
+
+    GiB are 2^30 bytes and GB 10^9. The whole size counts as usable.
+    Raises `InputError` for a size of no whole bytes.
+    """
+    match = MEMORY_SIZE.fullmatch(wanted.strip())
+    if match is None:
+        return None
+    number, unit = match.group(1), match.group(2).lower()
+    size = Fraction(number) * UNITS[unit]
+    if size.denominator != 1 or size <= 0:
+        raise InputError(f"'{wanted}' is no memory size; expected whole bytes, more than 0, such as 24GiB")
+    name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
+    decimal = unit in ("mb", "gb", "tb")
+    notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
+    return Hardware(name=name, title=name, memory_bytes=int(size), usable_memory_bytes=int(size), notes=notes)
+
+
+def _named(wanted: str) -> Hardware:
     key = plain(wanted)
     known: dict[str, str] = {}
     for name in hardware_names():
-        for spelling in (name, *load_hardware(name).aliases):
+        hardware = load_hardware(name)
+        for spelling in (name, *hardware.aliases):
             known.setdefault(plain(spelling), name)
             if key and plain(spelling) == key:
-                return load_hardware(name)
+                return hardware
+    sized = _configured(wanted)
+    if sized is not None:
+        return sized
     near = suggest(wanted, list(hardware_names())) or suggest(key, list(known))
-    raise InputError(f"no accelerator called '{wanted}'.{near} (llmcalc hardware lists all)")
+    raise InputError(
+        f"no accelerator called '{wanted}'.{near} Expected a name (llmcalc hardware lists all), a memory size such as "
+        "24GiB, or a .toml file"
+    )
+
+
+def _configured(wanted: str) -> Hardware | None:
+    """A configuration of a chip that is sold with several memory sizes: `m4-max-64gb`. None for another argument.
+
+    Raises `InputError` for a size that the chip is not sold with.
+    """
+    key = plain(wanted)
+    for name in hardware_names():
+        hardware = load_hardware(name)
+        for spelling in (name, *hardware.aliases) if hardware.configurations else ():
+            size = re.fullmatch(r"([0-9]{1,6})(gi?b)?", key.removeprefix(plain(spelling)))
+            if size is None or not key.startswith(plain(spelling)):
+                continue
+            sizes = {one.memory_bytes // 2**30: one for one in hardware.configurations}
+            gib = int(size.group(1))
+            if gib not in sizes:
+                raise InputError(
+                    f"{wanted}: {hardware.vendor} does not sell the {hardware.title} with {gib} GB; expected one of "
+                    f"{', '.join(f'{name}-{one}gb' for one in sizes)}"
+                )
+            return configured(hardware, sizes[gib])
+    return None
+
+
+def configured(hardware: Hardware, one: Configuration) -> Hardware:
+    """The accelerator with one of its memory sizes, under a name of its own: `m4-max-64gb`."""
+    gib = one.memory_bytes // 2**30
+    names = {
+        "name": f"{hardware.name}-{gib}gb",
+        "title": f"{hardware.title}, {gib} GiB",
+        "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
+        "configurations": (),
+    }
+    return hardware.model_copy(update=names | dict(one))

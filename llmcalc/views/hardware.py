@@ -16,11 +16,15 @@ def _rate(value: float) -> str:
     return units.amount(value, "B/s")
 
 
+def _ratio(value: float) -> str:
+    return f"{value:.0f}" if value >= 1 else f"{value:.1f}"
+
+
 TERA, GIGA = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
 
 LIST_COLUMNS = (
     Column("name", "name", justify="left"),
-    Column("memory_bytes", f"memory {units.GIB.name}", units.GIB.write),
+    Column("memory_bytes", units.GIB.name, units.GIB.write),
     Column("memory_bandwidth_bytes_per_s", f"memory {GIGA.name}", GIGA.write),
     Column("bfloat16_flops_per_s", f"bf16 {TERA.name}", TERA.write),
     Column("float8_flops_per_s", f"fp8 {TERA.name}", TERA.write),
@@ -32,12 +36,12 @@ DETAIL_COLUMNS = (
     Column("text", "value"),
     Column("value", "exactly", units.exact),
     Column("unit", "", justify="left"),
-    Column("flops_per_byte", "FLOPs/byte", "{:.0f}".format),
+    Column("flops_per_byte", "FLOPs/byte", _ratio),
 )
 
 
 def report(chosen: Sequence[Hardware], details: bool) -> Report:
-    """The answer as data and as tables: one row an accelerator, or one table each with everything that is known."""
+    """The answer as data and as tables: one row per accelerator, or one table each with everything that is known."""
     data = {"hardware": [hardware_data(one) for one in chosen]}
     return Report(data, [_detailed(one) for one in chosen] if details else [_listed(chosen)])
 
@@ -57,47 +61,72 @@ def _listed(chosen: Sequence[Hardware]) -> Table:
         rows.append(Row(cells))
     notes = [
         "bf16, fp8: dense peaks, without sparsity; link: all links to other accelerators together, each way",
-        "empty: there is none, or its maker gives no figure",
-        "llmcalc hardware NAME shows every number format, the sources and remarks",
+        "empty: the accelerator does not have it, or no source states it; V100 and T4 have fp16 and no bf16",
+        "a chip that is sold with several memory sizes stands with its largest; m4-max-64gb names another",
+        "llmcalc hardware NAME shows every figure, its sources and remarks",
     ]
     return Table("Accelerators", LIST_COLUMNS, rows, notes=notes)
 
 
 def _detailed(one: Hardware) -> Table:
-    rows = [
-        Row(["memory", units.memory(one.memory_bytes), one.memory_bytes, "B", None]),
-        *(
-            [Row(["usable memory", units.memory(usable), usable, "B", None])]
-            if (usable := one.usable_memory_bytes) is not None
-            else []
-        ),
-        Row(["memory bandwidth", _rate(one.memory_bandwidth), one.memory_bandwidth, "B/s", None]),
-    ]
-    link = one.interconnect
+    nic = f"NIC: {one.nic.name}, one accelerator's share" if one.nic is not None else ""
+    notes = [*one.notes, nic, _sizes(one), also_called(one.aliases), *source_notes(one.sources)]
+    if one.peak_flops and one.memory_bandwidth is not None:
+        notes.insert(
+            0,
+            "peaks are dense; FLOPs/byte: an operation with more of them per byte of memory traffic is limited by the "
+            "peak, one with fewer by the memory bandwidth",
+        )
+    elif one.peak_flops:
+        notes.insert(0, "peaks are dense")
+    announced = f"announced {one.released}" if one.released else ""
+    aside = ", ".join(text for text in (one.vendor, announced) if text)
+    return Table(one.title, DETAIL_COLUMNS, _detail_rows(one), aside, said(notes))
+
+
+def _detail_rows(one: Hardware) -> list[Row]:
+    """Every figure that is known, a row each."""
+    rows = [Row(["memory", units.memory(one.memory_bytes), one.memory_bytes, "B", None])]
+
+    def add(quantity: str, value: int | None, text: str, unit: str) -> None:
+        if value is not None:
+            rows.append(Row([quantity, text, value, unit, None]))
+
+    def add_rate(quantity: str, value: int | None) -> None:
+        add(quantity, value, _rate(value or 0), "B/s")
+
+    add("usable memory", one.usable_memory_bytes, units.memory(one.usable_memory_bytes or 0), "B")
+    add_rate("memory bandwidth", one.memory_bandwidth)
+    link, nic, parts = one.interconnect, one.nic, one.compute_units
     if link is not None:
-        each = link.bandwidth_per_direction
-        rows.append(Row([f"{link.name}, each way", _rate(each), each, "B/s", None]))
-    if one.tdp_watts is not None:
-        rows.append(Row(["greatest power", f"{one.tdp_watts} W", one.tdp_watts, "W", None]))
+        add_rate(f"{link.name}, each way", link.bandwidth_per_direction)
+        add("scale-up domain", link.domain_size, f"{link.domain_size} devices", "")
+    if nic is not None:
+        add_rate("NIC, each way", nic.bandwidth_per_direction)
+    add("TDP", one.tdp_watts, f"{one.tdp_watts} W", "W")
+    if parts is not None:
+        add("compute units", parts.count, f"{parts.count} {parts.name}s", "")
+    clock = one.boost_clock_hz
+    add("boost clock", clock, units.amount(clock or 0, "Hz"), "Hz")
     for dtype in PEAK_DTYPES:
         if dtype in one.peak_flops:
             peak = one.peak_flops[dtype]
             unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            rows.append(
-                Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, one.ridge(dtype)])
-            )
-    notes = [*one.notes, also_called(one.aliases), *source_notes(one.sources)]
-    if one.peak_flops:
-        notes.insert(
-            0,
-            "peaks are dense; FLOPs/byte: so many for each byte of memory traffic make the peak, not the "
-            "bandwidth, the limit",
-        )
-    return Table(one.title, DETAIL_COLUMNS, rows, f"{one.vendor}, announced {one.released}", said(notes))
+            ridge = None if one.memory_bandwidth is None else one.ridge(dtype)
+            rows.append(Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, ridge]))
+    return rows
+
+
+def _sizes(one: Hardware) -> str:
+    """The memory sizes that a chip is sold with, under the names that stand for them."""
+    if not one.configurations:
+        return ""
+    names = [f"{one.name}-{size.memory_bytes // 2**30}gb" for size in one.configurations]
+    return f"these are the figures of the largest memory size; all of them: {', '.join(names)}"
 
 
 def hardware_data(one: Hardware) -> dict[str, Any]:
-    """An accelerator as plain data: bytes, bytes/s, FLOP/s, watts."""
+    """An accelerator as plain data: bytes, bytes/s, FLOP/s, Hz, watts; null where nothing is known."""
     link = one.interconnect
     return {
         "name": one.name,
@@ -109,8 +138,12 @@ def hardware_data(one: Hardware) -> dict[str, Any]:
         "usable_memory_bytes": one.usable_memory_bytes,
         "memory_bandwidth": one.memory_bandwidth,
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
+        "nic": one.nic and one.nic.model_dump(),
+        "compute_units": one.compute_units and one.compute_units.model_dump(),
+        "boost_clock_hz": one.boost_clock_hz,
         "peak_flops": {d: one.peak_flops[d] for d in PEAK_DTYPES if d in one.peak_flops},
         "tdp_watts": one.tdp_watts,
+        "configurations": [size.model_dump() for size in one.configurations],
         "sources": source_data(one.sources),
         "notes": list(one.notes),
     }

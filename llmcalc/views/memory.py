@@ -44,7 +44,8 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
         f"tight: more than {TIGHT:.0%} of it; left: for all that is not counted, or less than nothing by what is "
         "missing; nominal: how much of its memory is usable is not known"
     )
-    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note])
+    unnamed = [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
+    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note, *unnamed])
     return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings))
 
 

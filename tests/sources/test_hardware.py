@@ -4,91 +4,170 @@ and `llmcalc hardware` shows it.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.hardware import Hardware
+from llmcalc.hardware import ListedHardware
 from llmcalc.sources.files import validated
-from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
+from llmcalc.sources.hardware import COMMON_HARDWARE, configured, find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import plain, presets_dir
 
 NAMES = hardware_names()
 EXPECTED = {
-    "a100-40gb",
-    "a100-80gb",
-    "b200",
-    "gb200",
-    "h100-pcie",
-    "h100-sxm",
-    "h200",
-    "l40s",
-    "m2-ultra",
-    "m3-ultra",
-    "m4-max",
-    "mi300x",
-    "mi325x",
-    "rtx-4090",
-    "tpu-v5e",
-    "tpu-v5p",
-    "tpu-v6e",
-}
+    "a10", "a10g", "a40", "a100-40gb", "a100-80gb", "a6000", "b200", "b300", "dgx-spark", "gaudi2", "gaudi3",
+    "gb200", "gb300", "h20", "h100-nvl", "h100-pcie", "h100-sxm", "h200", "h200-nvl", "l4", "l40s", "m1", "m1-max",
+    "m1-pro", "m1-ultra", "m2", "m2-max", "m2-pro", "m2-ultra", "m3", "m3-max", "m3-pro", "m3-ultra", "m4",
+    "m4-max", "m4-pro", "m5", "m5-max", "m5-pro", "mi250x", "mi300x", "mi325x", "mi355x", "rtx-3060", "rtx-3070",
+    "rtx-3080", "rtx-3090", "rtx-3090-ti", "rtx-4060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4070-super",
+    "rtx-4070-ti", "rtx-4070-ti-super", "rtx-4080", "rtx-4080-super", "rtx-4090", "rtx-5060-ti-16gb", "rtx-5070",
+    "rtx-5070-ti", "rtx-5080", "rtx-5090", "rtx-6000-ada", "rtx-pro-6000", "ryzen-ai-max-395", "t4", "tpu-v4",
+    "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7", "trainium2", "v100-16gb", "v100-32gb",
+}  # fmt: skip
 
 MINIMAL = {
     "title": "X", "vendor": "Y", "released": "2024-01", "memory_bytes": 2**30, "memory_bandwidth": 10**12,
     "sources": [{"url": "https://example.org/x", "gives": "all", "checked": "2026-11-21"}],
 }  # fmt: skip
 
+TERMS = {
+    "memory_bytes": r"\bmemory\b(?! bandwidth)",
+    "usable_memory_bytes": "usable memory",
+    "memory_bandwidth": "memory bandwidth",
+    "peak_flops": r"\bpeaks?\b",
+    "tdp_watts": r"\bTDP\b",
+    "compute_units": r"\bcount\b",
+    "boost_clock_hz": "boost clock",
+    "interconnect": r"\blink\b",
+    "domain_size": "scale-up domain",
+    "nic": r"\bNIC\b",
+}
+"""A figure → how a source says that it gives it."""
+
+SAME_RATE = {
+    ("gaudi3", "float8", "bfloat16"),  # Intel: the MMEs multiply both at one rate
+    ("tpu-v4", "int8", "bfloat16"),
+    ("tpu-v5p", "float8", "bfloat16"),
+    ("tpu-v6e", "float8", "bfloat16"),
+    ("trainium2", "bfloat16", "tfloat32"),
+    ("mi250x", "int8", "bfloat16"),
+}
+SLOW_INTEGERS = {"b300", "gb300"}  # Blackwell Ultra gave up most of its int8 units
+
 
 def test_the_accelerators_are_there():
     assert set(NAMES) >= EXPECTED
 
 
+def test_names_are_sorted_as_people_read_them():
+    assert [name for name in NAMES if name.startswith("a")] == ["a10", "a10g", "a40", "a100-40gb", "a100-80gb", "a6000"]
+
+
+def test_the_accelerators_that_memory_asks_about_are_some_of_them():
+    assert set(COMMON_HARDWARE) < set(NAMES)
+    assert len(set(COMMON_HARDWARE)) == len(COMMON_HARDWARE) <= 24
+
+
 @pytest.mark.parametrize("name", NAMES)
 class TestEachAccelerator:
-    def test_names_its_sources(self, name):
+    def test_names_sources_that_a_reader_can_open(self, name):
+        sources = load_hardware(name).sources
+        assert sources
+        for source in sources:
+            assert source.url.startswith("https://")
+            assert source.checked.year >= 2026
+            if "/blob/" in source.url and "github.com" in source.url:  # a file that cannot change
+                assert re.search(r"/blob/[0-9a-f]{40}/", source.url)
+
+    def test_says_where_each_figure_is_from(self, name):
         hardware = load_hardware(name)
-        assert hardware.sources
-        assert all(source.url.startswith("https://") and source.checked.year >= 2024 for source in hardware.sources)
+        given = ", ".join(source.gives for source in hardware.sources)
+        figures = {field for field in TERMS if getattr(hardware, field, None)}
+        if hardware.interconnect is not None and hardware.interconnect.domain_size:
+            figures.add("domain_size")
+        assert {field for field in figures if not re.search(TERMS[field], given)} == set()
 
     def test_says_in_a_note_what_its_memory_is(self, name):
         assert any("memory" in note for note in load_hardware(name).notes)
 
     def test_figures_are_plausible(self, name):
         hardware = load_hardware(name)
+        assert hardware.memory_bandwidth is not None
         assert 2**33 <= hardware.memory_bytes <= 2**40  # 8 GiB to 1 TiB
         assert hardware.memory_bytes % 2**30 == 0  # binary sizes, as the notes say
-        assert 10**11 <= hardware.memory_bandwidth <= 2 * 10**13
+        assert 6 * 10**10 <= hardware.memory_bandwidth <= 2 * 10**13
+        if hardware.usable_memory_bytes is not None:
+            assert 0.66 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1
         if hardware.interconnect is not None:  # a link is slower than the memory
             assert 10**10 <= hardware.interconnect.bandwidth_per_direction < hardware.memory_bandwidth
+            assert 2 <= (hardware.interconnect.domain_size or 2) <= 10_000
+            if hardware.nic is not None:  # and the network slower than the link
+                assert hardware.nic.bandwidth_per_direction < hardware.interconnect.bandwidth_per_direction
         if hardware.tdp_watts is not None:
             assert 50 <= hardware.tdp_watts <= 2000
+        if hardware.boost_clock_hz is not None:
+            assert 10**9 <= hardware.boost_clock_hz <= 3 * 10**9
 
     def test_peaks_fit_each_other(self, name):
         peaks = load_hardware(name).peak_flops
-        if not peaks:
+        wide = peaks.get("bfloat16", peaks.get("float16"))
+        if wide is None:
             assert any("no peak" in note for note in load_hardware(name).notes)
             return
-        assert peaks.get("float16", peaks["bfloat16"]) == peaks["bfloat16"]
-        for narrow, wide in (
+        if "bfloat16" in peaks and name != "gaudi3":  # whose float16 runs at the rate of tfloat32
+            assert peaks.get("float16", wide) == wide
+        for narrow, wider in (
             ("float8", "bfloat16"),
             ("int8", "bfloat16"),
             ("bfloat16", "tfloat32"),
             ("float4", "float8"),
         ):
-            if (
-                narrow in peaks and wide in peaks
-            ):  # half the bits, twice the products; four times where a consumer part halves the wider
-                assert 1.9 <= peaks[narrow] / peaks[wide] <= 4.1, (narrow, wide)
+            if narrow not in peaks or wider not in peaks or (narrow == "int8" and name in SLOW_INTEGERS):
+                continue
+            ratio = peaks[narrow] / peaks[wider]
+            if (name, narrow, wider) in SAME_RATE:
+                assert ratio == 1
+            else:  # half the bits, twice the products; four times where a consumer part halves the wider
+                assert 1.9 <= ratio <= 4.1, (narrow, wider)
         if "float32" in peaks:
-            assert peaks["float32"] < peaks["bfloat16"]
+            assert peaks["float32"] < wide
 
     def test_the_arithmetic_in_the_comments_holds(self, name):
         text = (presets_dir() / "hardware" / f"{name}.toml").read_text()
         for value, whole, divisor in re.findall(r"= ([0-9_]+)  # ([0-9.e+]+)[a-z/ ]* / ([0-9]+)$", text, re.MULTILINE):
             assert int(value) * int(divisor) == float(whole)
+        for value, units, flop, clock in re.findall(
+            r"= ([0-9_]+)  # ([0-9]+) SM x ([0-9]+) FLOP x ([0-9_]+) Hz$", text, re.MULTILINE
+        ):
+            assert int(value) == int(units) * int(flop) * int(clock)
+            assert load_hardware(name).compute_units.count == int(units)
+            assert load_hardware(name).boost_clock_hz == int(clock)
+        for value, links, rate in re.findall(r"= ([0-9_]+)  # ([0-9]+) links x ([0-9.]+) GB/s$", text, re.MULTILINE):
+            assert int(value) == int(links) * float(rate) * 10**9
+        for value, bits, rate in re.findall(r"= ([0-9_]+)  # ([0-9]+) bits x ([0-9e]+) bit/s / 8$", text, re.MULTILINE):
+            assert int(value) == int(bits) * float(rate) / 8
+        for value, mib in re.findall(r"= ([0-9_]+)  # ([0-9]+) MiB", text):
+            assert int(value) == int(mib) * 2**20
+        for value, gib in re.findall(r"= ([0-9_]+)  # ([0-9]+) Gi?B\b", text):
+            assert int(value) == int(gib) * 2**30
+
+    def test_each_memory_size_that_it_is_sold_with_has_a_name(self, name):
+        hardware = load_hardware(name)
+        for one in hardware.configurations:
+            size = f"{one.memory_bytes // 2**30}gb"
+            found = find_hardware(f"{name}-{size}")
+            assert (found.name, found.memory_bytes) == (f"{name}-{size}", one.memory_bytes)
+            assert (found.usable_memory_bytes, found.memory_bandwidth) == (
+                one.usable_memory_bytes,
+                one.memory_bandwidth,
+            )
+        if hardware.configurations:
+            largest = hardware.configurations[-1]
+            assert largest.memory_bandwidth == hardware.memory_bandwidth
+            assert largest.usable_memory_bytes == hardware.usable_memory_bytes
 
 
 def test_halved_peaks_are_found_in_the_comments():
@@ -98,8 +177,20 @@ def test_halved_peaks_are_found_in_the_comments():
     assert load_hardware("h100-sxm").peak_flops["bfloat16"] == 1_979_000_000_000_000 // 2
 
 
+@pytest.mark.parametrize(
+    ("name", "per_clock", "published"),  # a card whose peak is printed → what the formula of the others makes of it
+    [("rtx-4090", 512, 165.2e12), ("rtx-5090", 512, 209.5e12), ("rtx-3090", 512, 71e12), ("a6000", 1024, 154.8e12)],
+)
+def test_the_formula_of_derived_peaks_gives_the_printed_ones(name, per_clock, published):
+    card = load_hardware(name)
+    assert card.compute_units.count * per_clock * card.boost_clock_hz == pytest.approx(published, rel=3e-3)
+    assert card.peak_flops["bfloat16"] == pytest.approx(published, rel=3e-3)
+
+
 def test_names_and_aliases_are_unique():
-    spellings = [plain(s) for name in NAMES for s in (name, *load_hardware(name).aliases)]
+    chips = [load_hardware(name) for name in NAMES]
+    sized = [configured(chip, one) for chip in chips for one in chip.configurations]
+    spellings = [plain(s) for chip in [*chips, *sized] for s in (chip.name, *chip.aliases)]
     assert {s for s in spellings if spellings.count(s) > 1} == set()
 
 
@@ -111,6 +202,15 @@ def test_names_and_aliases_are_unique():
         ("A100", "a100-80gb"),
         ("TPU_v5e", "tpu-v5e"),
         ("Trillium", "tpu-v6e"),
+        ("V100", "v100-32gb"),
+        ("3090", "rtx-3090"),
+        ("RTX A6000", "a6000"),
+        ("ironwood", "tpu-v7"),
+        ("trn2", "trainium2"),
+        ("m4 max 64GB", "m4-max-64gb"),
+        ("Apple-M1-Max-64", "m1-max-64gb"),
+        ("m4-16GiB", "m4-16gb"),
+        ("strix halo", "ryzen-ai-max-395"),
     ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
@@ -143,6 +243,127 @@ def test_an_unknown_peak_is_an_error_that_names_those_known():
         load_hardware("m4-max").peak("bfloat16")
 
 
+# A configuration, a memory size, a file of one's own
+
+
+def test_a_configuration_has_its_own_figures():
+    small, large = find_hardware("m4-max-36gb"), find_hardware("m4-max")
+    assert (small.memory_bandwidth, large.memory_bandwidth) == (410 * 10**9, 546 * 10**9)
+    assert small.compute_units.count == 32
+    assert small.usable_memory_bytes == 27 * 2**30  # three quarters
+    assert find_hardware("m2-16gb").usable_memory_bytes == 16 * 2**30 * 2 // 3
+    assert find_hardware("m3-max-96gb").memory_bandwidth is None  # of the chip with 30 cores: left out
+
+
+def test_a_size_that_a_chip_is_not_sold_with_names_those_that_are():
+    with pytest.raises(InputError, match=r"Apple does not sell the M4 Max with 96 GB; expected one of m4-max-36gb, "):
+        find_hardware("m4-max-96gb")
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "size"),
+    [
+        ("24GiB", "24GiB", 24 * 2**30),
+        ("24GB", "24GB", 24 * 10**9),
+        ("80gb", "80GB", 80 * 10**9),
+        (" 1.5 TiB", "1.5TiB", 3 * 2**39),
+        ("512mib", "512MiB", 2**29),
+    ],
+)
+def test_a_memory_size_stands_for_an_accelerator_of_that_memory(asked, name, size):
+    anonymous = find_hardware(asked)
+    assert (anonymous.name, anonymous.memory_bytes, anonymous.usable_memory_bytes) == (name, size, size)
+    assert anonymous.peak_flops == {}
+    with pytest.raises(InputError, match=f"{name}: no memory bandwidth is known; expected a named accelerator, or a"):
+        anonymous.bandwidth()
+    with pytest.raises(InputError, match=f"{name}: no peak FLOP/s is known; expected a named accelerator, or a TOML"):
+        anonymous.ridge("bfloat16")
+
+
+@pytest.mark.parametrize("asked", ["0GiB", "0.0001MiB"])
+def test_a_memory_size_of_no_bytes_is_refused(asked):
+    with pytest.raises(InputError, match=f"'{asked}' is no memory size; expected whole bytes"):
+        find_hardware(asked)
+
+
+@pytest.mark.parametrize("asked", ["24", "24 bananas", "-24GiB", "GiB", "9999999999GiB"])
+def test_what_is_neither_a_size_nor_a_name_is_told_both_forms(asked):
+    with pytest.raises(InputError, match=r"no accelerator called .* a memory size such as 24GiB, or a \.toml file"):
+        find_hardware(asked)
+
+
+OWN = """
+memory_bytes = 17_179_869_184
+memory_bandwidth = 500_000_000_000
+[peak_flops]
+bfloat16 = 50_000_000_000_000
+"""
+
+
+def test_a_file_of_ones_own_needs_its_memory_alone(tmp_path, run):
+    path = tmp_path / "my-gpu.toml"
+    path.write_text("memory_bytes = 17_179_869_184")
+    assert find_hardware(str(path)).title == "my-gpu"
+    path.write_text(OWN)
+    own = find_hardware(str(path))
+    assert (own.name, own.vendor, own.released, own.sources) == ("my-gpu.toml", "", None, ())
+    assert own.ridge("bfloat16") == 100
+    code, out, err = run("hardware", str(path))
+    assert (code, err) == (0, "")
+    assert "500.00 GB/s" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OWN.replace("memory_bytes", "memory_byte"), "memory_byte"),
+        (OWN.replace("17_179_869_184", '"16 GiB"'), "memory_bytes: '16 GiB' is not a whole number"),
+        (OWN.replace("bfloat16", "bf16"), "peak_flops: 'bf16' is not a number format"),
+        (OWN + "memory = ", "not valid TOML"),
+        ("", "memory_bytes"),
+    ],
+)
+def test_a_wrong_file_of_ones_own_names_the_field(text, message, tmp_path, run):
+    path = tmp_path / "my-gpu.toml"
+    path.write_text(text)
+    for words in (("hardware", str(path)), ("memory", "gpt2", "--hardware", str(path))):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert "my-gpu.toml" in err
+        assert len(err.splitlines()) == 1
+
+
+def test_two_files_of_one_name_are_two_accelerators(tmp_path, run):
+    paths = [tmp_path / folder / "gpu.toml" for folder in ("small", "large")]
+    for path, size in zip(paths, (2**30, 2**34), strict=True):
+        path.parent.mkdir()
+        path.write_text(f"memory_bytes = {size}")
+    asked = [word for path in (*paths, paths[0]) for word in ("--hardware", str(path))]
+    _, out, _ = run("memory", "gpt2", *asked, "--format", "json")
+    assert [fit["memory_bytes"] for fit in json.loads(out)["fits"]] == [2**30, 2**34]
+
+
+def test_a_file_that_is_not_there_is_refused(run, tmp_path):
+    code, _, err = run("memory", "gpt2", "--hardware", str(tmp_path / "no.toml"))
+    assert code == 2
+    assert "no.toml: No such file" in err
+
+
+@pytest.mark.parametrize(("size", "exit_code"), [("24GiB", 0), ("15GiB", 1), ("16GB", 1)])
+def test_memory_asks_whether_a_model_fits_a_size(size, exit_code, run):
+    code, out, _ = run("memory", "llama3-8b", "--hardware", size, "--format", "json", "--seq", "8192")
+    (fit,) = json.loads(out)["fits"]
+    assert (code, fit["hardware"]) == (exit_code, size)
+
+
+def test_memory_says_what_a_gb_is_where_one_is_asked_for(run):
+    said = {size: " ".join(run("memory", "gpt2", "--hardware", size)[1].split()) for size in ("24GB", "24GiB")}
+    assert "24GB: 1 GB = 1,000,000,000 bytes; cards are sold in GiB" in said["24GB"]
+    assert "1 GB =" not in said["24GiB"]
+    assert "22.35" in said["24GB"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -151,6 +372,11 @@ def test_an_unknown_peak_is_an_error_that_names_those_known():
         ({"memory_bytes": 1.5}, "memory_bytes: 1.5 is not a whole number"),
         ({"peak_flops": {"bf16": 1}}, "peak_flops: 'bf16' is not a number format"),
         ({"sources": []}, "sources"),
+        ({"vendor": ""}, "vendor"),
+        ({"usable_memory_bytes": 2**31}, "usable_memory_bytes: 2147483648 is more than memory_bytes"),
+        ({"configurations": [{"memory_bytes": 2**29}]}, "configurations: expected each memory size once, ascending"),
+        ({"nic": {"name": "card"}}, "nic.bandwidth_per_direction: missing"),
+        ({"compute_units": {"name": "SM", "count": 0}}, "compute_units.count: 0"),
         (
             {"interconnect": {"name": "wire", "bandwidth": 1, "direction": "up"}},
             "interconnect.direction: 'up' is not known",
@@ -158,9 +384,9 @@ def test_an_unknown_peak_is_an_error_that_names_those_known():
     ],
 )
 def test_bad_files_are_refused(change, message):
-    assert validated(Hardware, MINIMAL, "x").peak_flops == {}
+    assert validated(ListedHardware, MINIMAL, "x").peak_flops == {}
     with pytest.raises(InputError, match=re.escape(message)):
-        validated(Hardware, {**MINIMAL, **change}, "x")
+        validated(ListedHardware, {**MINIMAL, **change}, "x")
 
 
 def test_the_list_fits_80_columns_and_names_everything(run):
@@ -168,7 +394,7 @@ def test_the_list_fits_80_columns_and_names_everything(run):
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
     assert [line.split()[0] for line in out.splitlines() if line.split() and line.split()[0] in NAMES] == list(NAMES)
-    assert "memory GiB" in out
+    assert "memory GB/s" in out
     assert "989.50" in out
 
 
@@ -190,8 +416,43 @@ def test_json_holds_raw_integers(run):
     assert h100["peak_flops"]["float8"] == 1_979_000_000_000_000
     assert h100["interconnect"]["direction"] == "bidirectional"
     assert h100["sources"][0]["checked"] >= "2026-01-01"
+    assert h100["interconnect"]["domain_size"] == 8
+    assert h100["nic"]["bandwidth_per_direction"] == 50 * 10**9
+    assert h100["compute_units"] == {"name": "SM", "count": 132}
+    assert h100["boost_clock_hz"] == 1_830_000_000
+    assert h100["configurations"] == []
     assert m4["peak_flops"] == {}
     assert m4["interconnect"] is None
+    assert m4["nic"] is None
+    assert [size["memory_bytes"] // 2**30 for size in m4["configurations"]] == [36, 48, 64, 128]
+
+
+def test_csv_is_one_regular_table(run):
+    _, out, _ = run("hardware", "--format", "csv")
+    heading, *rows = csv.reader(out.splitlines())
+    assert [row[0] for row in rows] == list(NAMES)
+    assert {len(row) for row in rows} == {len(heading)}
+    assert {cell for row in rows for cell in row[1:]} - {""} == {
+        cell for row in rows for cell in row[1:] if re.fullmatch("[0-9]+", cell)
+    }
+
+
+@pytest.mark.parametrize("name", ["h100", "m4-max", "a10g", "24GB", "m3-max-96gb"])
+def test_every_figure_is_shown_with_its_unit(name, run):
+    code, out, err = run("hardware", name)
+    hardware = find_hardware(name)
+    assert (code, err) == (0, "")
+    for said, value in (
+        ("memory", hardware.memory_bytes),
+        ("memory bandwidth", hardware.memory_bandwidth),
+        ("usable memory", hardware.usable_memory_bytes),
+        ("TDP", hardware.tdp_watts),
+        ("scale-up domain", hardware.interconnect and hardware.interconnect.domain_size),
+        ("NIC, each way", hardware.nic and hardware.nic.bandwidth_per_direction),
+        ("compute units", hardware.compute_units and hardware.compute_units.count),
+        ("boost clock", hardware.boost_clock_hz),
+    ):
+        assert bool(re.search(rf"^ +{said} .*{value:,}" if value else rf"^ +{said} ", out, re.MULTILINE)) == bool(value)
 
 
 def test_json_without_names_holds_all(run):
