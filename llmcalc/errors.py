@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 LONGEST_MESSAGE = 1000
@@ -43,6 +44,28 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
         said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
     )
     return f" Did you mean {', '.join(list(near)[:limit])}?" if near else ""
+
+
+def near_to(name: str, known: Iterable[str]) -> str:
+    """The known name that one typing error or two make of `name`; empty where there is none.
+
+    A short name has to be nearer: one error in at least three letters.
+    """
+    most = min(2, len(name) // 3)
+    found = min(
+        ((edits(name.lower(), one.lower()), one) for one in known if abs(len(one) - len(name)) <= most), default=None
+    )
+    return found[1] if found is not None and found[0] <= most else ""
+
+
+def edits(one: str, other: str) -> int:
+    """Letters added, dropped or replaced to make one name of the other (Levenshtein 1966)."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return row[-1]
 
 
 def shown(value: Any) -> str:

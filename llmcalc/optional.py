@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 
 class OptionalPart(NamedTuple):
-    """name: as nodes, `include` and JSON have it. title: in sentences. has_flops: whether FLOPs and caches of it are
-    counted too, or its parameters alone.
+    """name: as nodes, `include`, JSON and the field of the spec have it.
+    title: in sentences.
+    has_flops: whether its FLOPs and caches are counted too, or its parameters alone.
     """
 
     name: str

@@ -177,6 +177,7 @@ def seconds(value: float) -> str:
 
 
 _NUMBER = r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?)\s*([a-zA-Z]*)\s*$"
+_SIGNED = _NUMBER.replace("([0-9]", "([+-]?[0-9]", 1)
 _COUNT_FACTORS = {
     "": 1,
     "k": 10**3,
@@ -191,6 +192,30 @@ _COUNT_FACTORS = {
 }
 
 
+_LENGTH_FACTORS = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
+
+
+def parse_length(text: str) -> int:
+    """`32k`, `1M`, `8_192` → 32768, 1048576, 8192: numbers of tokens and of sequences, whose k is 1,024.
+
+    Raises `InputError` for anything else.
+    """
+    match = re.match(_SIGNED, text)
+    factor = _LENGTH_FACTORS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise InputError(f"'{text}' is not a whole number; expected something like 4096, 32k or 1M")
+    return _whole(match.group(1), factor, f"'{text}'")
+
+
+def _whole(digits: str, factor: int, shown: str) -> int:
+    from fractions import Fraction
+
+    value = Fraction(digits.replace("_", "").replace(",", "")) * factor
+    if value.denominator != 1:
+        raise InputError(f"{shown} is not a whole number")
+    return int(value)
+
+
 def parse_count(text: str, what: str = "value") -> int:
     """`8e9`, `8B`, `8_000_000_000` → 8000000000.
 
@@ -200,9 +225,7 @@ def parse_count(text: str, what: str = "value") -> int:
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{what}: '{text}' is not a positive number: expected something like 8e9, 8B or 350M")
-    from fractions import Fraction
-
-    value = Fraction(match.group(1).replace("_", "").replace(",", "")) * factor
-    if value.denominator != 1 or value <= 0:
+    value = _whole(match.group(1), factor, f"{what}: '{text}'")
+    if value <= 0:
         raise InputError(f"{what}: '{text}' is not a positive whole number")
-    return int(value)
+    return value

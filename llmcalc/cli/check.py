@@ -10,7 +10,18 @@ from ..sources.hub import fetch_headers
 from ..sources.names import is_hub_id
 from ..verify.checkpoint import match
 from ..views.checkpoint import check_report
-from .options import FormatOption, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, show
+from .options import (
+    AllowUnknown,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    Target,
+    about,
+    load_one,
+    show,
+)
 
 
 def command(
@@ -25,6 +36,7 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -32,7 +44,7 @@ def command(
     """Whether the tensors of a checkpoint are those of a model. Its header alone is read.
     Exit code 1 where they differ.
     """
-    preset = load_one(target, overrides, head)
+    preset = load_one(target, overrides, head, allow_unknown)
     stored = (
         fetch_headers(checkpoint)
         if not Path(checkpoint).exists() and is_hub_id(checkpoint)

@@ -8,6 +8,7 @@ from ..costs.limits import usual_sequence
 from ..studies.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import LAYOUTS, report
 from .options import (
+    AllowUnknown,
     CacheDtype,
     FormatOption,
     HeadOption,
@@ -31,12 +32,13 @@ def command(
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
     """Models side by side: sizes, ratios of sizes, cost a token."""
-    presets = load_all(targets, overrides, head)
+    presets = load_all(targets, overrides, head, allow_unknown)
     tokens = min(usual_sequence(preset.model) for preset in presets) if seq is None else seq  # the same for all
     models = []
     for preset in presets:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from ..sources.to_hf import to_config
-from .options import HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, opened
+from .options import AllowUnknown, HeadOption, OfflineOption, Output, Overrides, Target, about, load_one, opened
 
 Written: TypeAlias = Literal["toml", "hf"]
 
@@ -14,17 +14,24 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     to: Annotated[
-        Written, typer.Option("--to", help="A native description, or the config.json of a transformers class.")
-    ] = "toml",
+        Written | None,
+        typer.Option(
+            "--to",
+            help="A native description (toml), or the config.json of a transformers class (hf); if not given, hf where "
+            "--output ends in .json, and toml otherwise.",
+            show_default=False,
+        ),
+    ] = None,
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
     """A model as a native description, or as a Hugging Face config.
     Both give the same counts when they are read back.
     """
-    preset = load_one(target, overrides, head)
-    if to == "hf":
+    preset = load_one(target, overrides, head, allow_unknown)
+    if (to or ("hf" if output is not None and output.suffix == ".json" else "toml")) == "hf":
         import json
 
         with about(preset):

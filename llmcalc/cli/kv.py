@@ -7,6 +7,7 @@ from ..costs.limits import MOST_CONTEXT, USUAL
 from ..views.document import joined
 from ..views.kv import report
 from .options import (
+    AllowUnknown,
     Batch,
     CacheDtype,
     FormatOption,
@@ -36,6 +37,7 @@ def command(
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -44,7 +46,7 @@ def command(
     Then what it would be with other attention, and as it grows; CSV has the first table alone.
     """
     reports = []
-    for preset in load_all(targets, overrides, head):
+    for preset in load_all(targets, overrides, head, allow_unknown):
         with about(preset):
             cache = kv(preset.model, batch, seq, dtype, source)
         reports.append(report(preset, cache))

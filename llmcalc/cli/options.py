@@ -14,12 +14,13 @@ import typer
 from ..components.head import HeadKind
 from ..costs.limits import USUAL
 from ..errors import InputError, MissingExtra
-from ..optional import MTP, TOWERS, OptionalPart
+from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
 from ..run.counting import Pairs
-from ..run.given import maybe_whole
+from ..run.given import LARGEST, whole
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..units import dtype as dtype_of
+from ..units import parse_length
 from ..views.document import Report, fitted_to
 from ..views.formats import WRITERS, Format
 from .output import stdout, writable, written
@@ -34,7 +35,8 @@ def complete_target(incomplete: str) -> list[str]:
 
 TARGET_HELP = (
     "A preset's name or alias (llmcalc presets lists them), a path to a .toml description or a "
-    "config.json, or a hub id (org/name)."
+    "config.json, a hub id (org/name) or its URL, or - for standard input. NAME?field=value overrides a field of "
+    "this target alone."
 )
 
 Target: TypeAlias = Annotated[
@@ -77,13 +79,18 @@ def number_format(text: str) -> Any:
 CacheDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, short: str = "", *, text: str, least: int = 1) -> Any:
-    """An option that takes a number of sequences or tokens. text: its help."""
+def size(name: str, short: str = "", *, text: str, least: int = 1, most: int = LARGEST) -> Any:
+    """An option that takes a number of sequences or tokens, such as 4096, 32k or 1M. text: its help."""
 
     def known(option: typer.CallbackParam, number: int | None) -> int | None:
-        return maybe_whole(option.opts[0], number, least)
+        return None if number is None else whole(option.opts[0], number, least, most)
 
-    return typer.Option(*filter(None, (name, short)), metavar="N", callback=known, help=text)
+    return typer.Option(*filter(None, (name, short)), metavar="N", parser=_length, callback=known, help=text)
+
+
+def _length(given: str | int) -> int:
+    """A number of sequences or tokens as it was written; a default is one already."""
+    return given if isinstance(given, int) else parse_length(given)
 
 
 Batch: TypeAlias = Annotated[int, size("--batch", "-b", text="Sequences at once.")]
@@ -112,7 +119,16 @@ PairsOption: TypeAlias = Annotated[
 HeadOption: TypeAlias = Annotated[
     HeadKind | None,
     typer.Option(
-        "--head", help="Of a Hugging Face config: its head, in place of what `architectures` says.", show_default=False
+        "--head", help="Of a Hugging Face config: override the head that `architectures` implies.", show_default=False
+    ),
+]
+
+
+AllowUnknown: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unknown",
+        help="Of a Hugging Face config: ignore misspelt fields and sizes that its model type does not have.",
     ),
 ]
 
@@ -125,13 +141,15 @@ def _offline(asked: bool) -> bool:
 
 
 OfflineOption: TypeAlias = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use what is cached, and no network.")
+    bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use cached files only.")
 ]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print the answer.")]
 
 
 def _output(path: Path | None) -> Path | None:
-    """Refused before anything is computed."""
+    """Refused before anything is computed. `-` is standard output."""
+    if path == Path("-"):
+        return None
     if path is not None:
         writable(path, "--output")
     return path
@@ -144,7 +162,7 @@ Output: TypeAlias = Annotated[
         "-o",
         metavar="FILE",
         callback=_output,
-        help="Write to FILE instead of the terminal.",
+        help="Write to FILE instead of the terminal; - is the terminal.",
         show_default=False,
     ),
 ]
@@ -171,17 +189,32 @@ def about(preset: Preset | None) -> Iterator[None]:
         raise InputError(str(error) if preset is None else f"{preset.name}: {error}") from None
 
 
-def load_one(target: str, overrides: list[str] | None, head: HeadKind | None = None) -> Preset:
-    """A TARGET with its overrides; what its reader remarks goes to stderr."""
-    preset = load(target, tuple(overrides or ()), head)
-    for note in preset.notes:
+def load_one(
+    target: str,
+    overrides: list[str] | None,
+    head: HeadKind | None = None,
+    allow_unknown: bool = False,
+    include: frozenset[str] = frozenset(),
+) -> Preset:
+    """A TARGET with its overrides; what its reader remarks goes to stderr, and so does a part that was asked for
+    (include) and that the model does not have.
+    """
+    preset = load(target, tuple(overrides or ()), head, allow_unknown)
+    absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
+    for note in (*preset.notes, *(f"{part.option} changes nothing: the model has no {part.title}" for part in absent)):
         print(f"note: {preset.name}: {note}", file=sys.stderr)
     return preset
 
 
-def load_all(targets: list[str], overrides: list[str] | None, head: HeadKind | None = None) -> list[Preset]:
-    """Every TARGET, with the same overrides and head on each."""
-    return [load_one(target, overrides, head) for target in targets]
+def load_all(
+    targets: list[str],
+    overrides: list[str] | None,
+    head: HeadKind | None = None,
+    allow_unknown: bool = False,
+    include: frozenset[str] = frozenset(),
+) -> list[Preset]:
+    """Every TARGET, each with its own overrides and then those that all share."""
+    return [load_one(target, overrides, head, allow_unknown, include) for target in targets]
 
 
 def opened(output: Path | None) -> AbstractContextManager[IO[str]]:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ..components.head import HeadKind
 from ..costs.params import params
 from ..errors import InputError
 from ..optional import OPTIONAL_PARTS, included
@@ -13,6 +12,7 @@ from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
 from .options import (
+    AllowUnknown,
     FormatOption,
     HeadOption,
     OfflineOption,
@@ -31,6 +31,7 @@ def command(
     targets: Targets,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     measure: Annotated[
@@ -45,27 +46,34 @@ def command(
     Of a checkpoint (.safetensors, .gguf): what its header holds.
     """
     include = included(with_mtp, with_towers)
-    if measure and (overrides or head or include):
-        refused = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
-        raise InputError(
-            f"--measure: builds the class as the config says; expected no {', '.join(refused[:-1])} or {refused[-1]}"
-        )
-    show(
-        joined([_measured(target) if measure else _one(target, overrides, head, include) for target in targets]),
-        fmt,
-        output,
-    )
+    changed = bool(overrides or head or include)
+    if measure and changed:
+        raise _refused("--measure: builds the class as the config says")
+    reports = []
+    for target in targets:
+        if measure:
+            reports.append(_measured(target))
+        elif is_checkpoint(Path(target)):
+            if changed:
+                raise _refused(f"{target}: a checkpoint's header is counted as it is")
+            reports.append(_stored(target))
+        else:
+            preset = load_one(target, overrides, head, allow_unknown, include)
+            with about(preset):
+                reports.append(report(preset, params(preset.model, include)))
+    show(joined(reports), fmt, output)
 
 
-def _one(target: str, overrides: list[str] | None, head: HeadKind | None, include: frozenset[str]) -> Report:
-    if is_checkpoint(Path(target)):
-        from ..sources.checkpoints.read import read_checkpoint
-        from ..views.checkpoint import report as checkpoint_report
+def _refused(why: str) -> InputError:
+    options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
+    return InputError(f"{why}; expected no {', '.join(options[:-1])} or {options[-1]}")
 
-        return checkpoint_report(Path(target).name, read_checkpoint(Path(target)))
-    preset = load_one(target, overrides, head)
-    with about(preset):
-        return report(preset, params(preset.model, include))
+
+def _stored(target: str) -> Report:
+    from ..sources.checkpoints.read import read_checkpoint
+    from ..views.checkpoint import report as checkpoint_report
+
+    return checkpoint_report(Path(target).name, read_checkpoint(Path(target)))
 
 
 def _measured(target: str) -> Report:

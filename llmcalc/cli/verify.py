@@ -14,7 +14,19 @@ from ..verify.reference import Device
 from ..verify.run import Witness, verify
 from ..views.junit import junit
 from ..views.verify import report
-from .options import FormatOption, HeadOption, OfflineOption, Output, Overrides, TargetsOrNone, about, load_one, show
+from .options import (
+    AllowUnknown,
+    FormatOption,
+    HeadOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    TargetsOrNone,
+    about,
+    load_one,
+    show,
+    size,
+)
 from .output import writable, written
 
 
@@ -22,6 +34,7 @@ def command(
     targets: TargetsOrNone = None,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Every preset. Those the witness cannot serve are listed as skipped.")
     ] = False,
@@ -29,14 +42,9 @@ def command(
         Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")
     ] = "meta",
     against: Annotated[Witness, typer.Option(help="What the closed forms are compared with.")] = "reference",
-    batch: Annotated[
-        int, typer.Option("--batch", "-b", metavar="N", min=1, max=1024, help="Sequences of the pass that is run.")
-    ] = 1,
+    batch: Annotated[int, size("--batch", "-b", text="Sequences of the pass that is run.", most=1024)] = 1,
     seq: Annotated[
-        int | None,
-        typer.Option(
-            "--seq", "-s", metavar="N", min=1, max=2**20, help="Tokens of each; by default enough to fill every window."
-        ),
+        int | None, size("--seq", "-s", text="Tokens of each; by default enough to fill every window.", most=2**20)
     ] = None,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="On meta, run each layer, also those built alike.")
@@ -61,7 +69,7 @@ def command(
     skipped: dict[str, str] = {}
     for name in _progress(names):
         try:
-            preset = load_one(name, overrides, head)
+            preset = load_one(name, overrides, head, allow_unknown)
             with about(preset), _witness(against):
                 verdicts.append(verify(preset, against, device, batch, seq, every_layer))
         except InputError as error:

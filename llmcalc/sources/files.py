@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,23 @@ def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
     if not path.is_file():
         raise InputError(f"{path}: is no regular file; expected a .{kind.lower()} file")
     raise InputError(f"{path}: {size:,} bytes is too large for a model description (at most {limit:,})")
+
+
+def read_stdin(limit: int = LARGEST_TOML) -> str:
+    """What standard input holds, at most `limit` bytes. Raises `InputError` where it is empty, too large or no text."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
+    stream = getattr(sys.stdin, "buffer", None)
+    data = sys.stdin.read(limit + 1).encode() if stream is None else stream.read(limit + 1)
+    if len(data) > limit:
+        raise InputError(f"-: standard input is too large for a model description (at most {limit:,} bytes)")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"-: standard input is not text (byte {error.start} is not UTF-8)") from None
+    if not text.strip():
+        raise InputError("-: standard input is empty; expected a config.json or a .toml description")
+    return str(text)
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

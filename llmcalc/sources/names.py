@@ -13,9 +13,33 @@ def is_checkpoint(path: Path) -> bool:
     return path.name.endswith(ENDINGS)
 
 
+STDIN = "-"
+"""The TARGET that is read from standard input."""
+
+HUB_URL = re.compile(
+    r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+|[\w.-]+)"
+    r"(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[\w.-]+)[^?#]*)?/?(?:[?#].*)?$"
+)
+"""The address of a model's page on the Hugging Face hub, or of a file there."""
+
+
+def hub_id_of(target: str) -> str:
+    """The hub id, with its revision where that is not `main`, of a page's address; empty for any other TARGET."""
+    found = HUB_URL.match(target)
+    if found is None:
+        return ""
+    revision = found["revision"]
+    return found["id"] if revision in (None, "main") else f"{found['id']}@{revision}"
+
+
 HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 
 def is_hub_id(target: str) -> bool:
     """Whether a TARGET reads like `org/name` or `org/name@revision`."""
     return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
+
+
+def plain(name: str) -> str:
+    """A name without case and punctuation, so that `Llama-3_8B` finds `llama3-8b`. A hub id keeps its organisation."""
+    return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

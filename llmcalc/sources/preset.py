@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
+from .names import plain
 
 
 class Published(Record):
@@ -44,11 +45,15 @@ class Training(Record):
 class Preset(Record):
     """A named model. Only `model` is required of a file of one's own.
 
-    notes: remarks of the reader of a file, for the user. config: the Hugging Face config it was read from.
-    dtype: of the published weights. assumptions: each field that was never published, what was taken for it and why.
+    name: the preset's or the file's. asked: the TARGET as the user wrote it. changes: the overrides that were applied
+    to it, each `path=value`. notes: remarks of the reader of a file, for the user. config: the Hugging Face config it
+    was read from. dtype: of the published weights. assumptions: each field that was never published, what was taken for
+    it and why.
     """
 
     name: str = ""
+    asked: str = ""
+    changes: tuple[str, ...] = ()
     title: str = ""
     aliases: tuple[str, ...] = ()
     developer: str = ""
@@ -72,5 +77,8 @@ class Preset(Record):
 
     @property
     def display(self) -> str:
-        """What a heading calls it."""
-        return self.title or self.name
+        """What a heading calls it: its title, after the alias where it was asked for by one; and what was changed."""
+        title = self.title or self.name
+        alias = next((alias for alias in self.aliases if plain(alias) == plain(self.asked)), None)
+        shown = title if alias is None else f"{alias} ({title})"
+        return f"{shown}, modified ({', '.join(self.changes)})" if self.changes else shown

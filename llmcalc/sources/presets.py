@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validated
+from .names import plain
 from .preset import Preset
 
 
@@ -16,11 +17,6 @@ def presets_dir() -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
-
-
-def plain(name: str) -> str:
-    """A name without case and punctuation, so that `Llama-3_8B` finds `llama3-8b`. A hub id keeps its organisation."""
-    return "".join(c for c in name.lower() if c.isalnum() or c in "/+")
 
 
 @cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..errors import InputError, suggest
-from .presets import aliases, find_preset, load_preset, model_names, plain
+from .names import plain
+from .presets import aliases, find_preset, load_preset, model_names
 
 
 def search_presets(wanted: list[str]) -> tuple[list[str], bool]:

@@ -1,5 +1,5 @@
-"""TARGET → a model: a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id;
-`--set path=value` laid over it.
+"""TARGET → a model: a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id or its URL, or `-` for
+standard input; `--set path=value` laid over it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, suggest
-from .files import parse_toml, read_text, require_shallow, validated
-from .names import is_checkpoint, is_hub_id
+from .files import parse_toml, read_stdin, read_text, require_shallow, validated
+from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import Preset
 from .presets import aliases, find_preset, model_names, read_preset
 
@@ -18,19 +18,45 @@ if TYPE_CHECKING:
     from ..components.head import HeadKind
 
 
-def load(target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None) -> Preset:
+def load(
+    target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None, allow_unknown: bool = False
+) -> Preset:
     """The model that TARGET names, with `path=value` overrides applied before anything is checked.
 
+    overrides: beside those that TARGET has of its own (`llama3-8b?num_hidden_layers=16&hidden_size=2048`).
     head: of a Hugging Face config, in place of the one that its `architectures` names.
+    allow_unknown: ignore misspelt fields and sizes that a Hugging Face config's family does not know.
     Raises `InputError` for a name that is not known, a file that is no description, or a field that is wrong.
     """
-    name, where, data = _read(target, head)
-    model = data.get("model")
-    for override in overrides:
-        if not isinstance(model, dict):
-            break
-        data["model"] = model = _overridden(model, override)
-    return _checked(name, where, data)
+    named, own = _split(target)
+    name, where, data = _read(named, head, allow_unknown)
+    if head is not None and "config" not in data:
+        raise InputError(f"--head: {named} is not a Hugging Face config; expected one, or --set head.type={head}")
+    return _checked(name, where, {**_changed(data, (*own, *overrides)), "asked": named})
+
+
+def _changed(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """A description with overrides laid over its model.
+
+    It is then not the model that was published: no published figure holds for it.
+    """
+    if not overrides:
+        return data
+    model: Any = data.get("model")
+    for override in overrides if isinstance(model, dict) else ():
+        model = _overridden(model, override)
+    return {**data, "model": model, "changes": overrides, "published": {}}
+
+
+def _split(target: str) -> tuple[str, tuple[str, ...]]:
+    """(the name or path, the overrides that stand behind it: `?path=value&path=value`)."""
+    hub_id = hub_id_of(target)
+    if hub_id:
+        return hub_id, ()
+    named, mark, changes = target.partition("?")
+    if not mark or _is(Path(target).exists):
+        return target, ()
+    return named, tuple(filter(None, changes.split("&")))
 
 
 def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
@@ -45,22 +71,29 @@ def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
         raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
 
 
-def load_config(config: Mapping[str, Any], head: HeadKind | None = None) -> Preset:
+def load_config(
+    config: Mapping[str, Any],
+    overrides: tuple[str, ...] = (),
+    head: HeadKind | None = None,
+    allow_unknown: bool = False,
+) -> Preset:
     """The model that a parsed `config.json` describes. Raises `InputError` naming the field that is wrong."""
     from .huggingface.file import described
 
     require_shallow(dict(config), "config")
-    data = described(dict(config), head)
+    data = described(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
-    return _checked(name, "config", data)
+    return _checked(name, "config", _changed(data, overrides))
 
 
-def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]:
+def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """(name, what errors call it, its description as a dict)."""
     if not target.strip():  # Path("") would be the folder one stands in
         raise InputError(
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
+    if target == STDIN:
+        return _from_stdin(head, allow_unknown)
     path = Path(target)
     if is_checkpoint(path):
         raise InputError(
@@ -68,7 +101,7 @@ def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]
             "check read headers)"
         )
     if path.suffix == ".json":
-        return _config(path, head)
+        return _config(path, head, allow_unknown)
     if path.suffix == ".toml" or _is(path.is_file):
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
@@ -77,7 +110,7 @@ def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]
     if preset is not None:
         return preset, preset, read_preset(preset)
     if _is((path / "config.json").is_file):
-        return _config(path / "config.json", head)
+        return _config(path / "config.json", head, allow_unknown)
     if _is(path.is_dir):
         raise InputError(
             f"{target}: is a folder without a config.json; expected a preset's name, a .toml or a config.json"
@@ -85,15 +118,29 @@ def _read(target: str, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]
     if is_hub_id(target):
         from .hub import fetch_config
 
-        _, where, description = _config(fetch_config(target), head)
+        _, where, description = _config(fetch_config(target), head, allow_unknown)
         return target, where, description
     raise InputError(_unknown(target))
 
 
-def _config(path: Path, head: HeadKind | None) -> tuple[str, str, dict[str, Any]]:
+def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+    """A `config.json` or a native description from standard input, told apart by its first character."""
+    text = read_stdin()
+    if not text.lstrip().startswith("{"):
+        return "stdin", "standard input", parse_toml(text, "standard input")
+    from .huggingface.file import described, parse_json
+
+    data = parse_json(text, "standard input")
+    try:
+        return "stdin", "standard input", described(data, head, allow_unknown)
+    except InputError as error:
+        raise InputError(f"standard input: {error}") from None
+
+
+def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     from .huggingface.file import describe_config
 
-    name, description = describe_config(path, head)
+    name, description = describe_config(path, head, allow_unknown)
     return name, str(path), description
 
 
@@ -117,7 +164,7 @@ def _overridden(model: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
     steps = _resolve(model, path.split("."), override)
-    value = _value(text.strip())
+    value = text.strip() if steps[-1] == "type" else _value(text.strip())  # where `none` is the name of a type
     require_shallow(value, f"--set {path}")
     return _replaced(model, steps, value)
 

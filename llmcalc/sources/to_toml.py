@@ -11,12 +11,15 @@ from ..components.stack import BASE, Stack
 from ..record import NONE
 from .preset import Preset
 
-NOT_WRITTEN = {"model", "name", "config", "notes"}
+NOT_WRITTEN = {"model", "name", "asked", "changes", "config", "notes"}
 
 
 def description(preset: Preset) -> dict[str, Any]:
-    """Tables that load as the same model; `name` is the file's."""
+    """Tables that load as the same model; `name` is the file's. A model that was changed says so, and has no alias."""
     about = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
+    if preset.changes:
+        about["title"] = preset.display
+        about.pop("aliases", None)
     return {**about, "model": _table(preset.model)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import Any
 
 from ..algebra import is_zero
 from ..components.base import Component, Part, TokenMixer
@@ -80,6 +81,12 @@ def positions(spec: ModelSpec) -> list[str]:
     return unique(found) or ["no positions"]
 
 
-def model_data(preset: Preset) -> dict[str, str]:
+def model_data(preset: Preset) -> dict[str, Any]:
     """The `model` entry of every document."""
-    return {"name": preset.name, "title": preset.display, "kind": preset.model.kind}
+    return {
+        "name": preset.name,
+        "target": preset.asked or preset.name,
+        "title": preset.display,
+        "kind": preset.model.kind,
+        "changes": list(preset.changes),
+    }

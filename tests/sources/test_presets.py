@@ -8,7 +8,8 @@ import pytest
 
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.sources.presets import find_preset, load_preset, model_names, plain
+from llmcalc.sources.names import plain
+from llmcalc.sources.presets import find_preset, load_preset, model_names
 from llmcalc.sources.search import search_presets
 from llmcalc.units import parse_count
 

@@ -8,7 +8,8 @@ from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head import HeadKind
-from ...errors import InputError, shown
+from ...errors import InputError, near_to, shown
+from .unknown import Unknown, words_of
 
 IRRELEVANT = frozenset(
     """
@@ -65,9 +66,14 @@ class Config:
     of its own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces what its own one says; of others the
     first.
 
-    data: the parsed JSON. defaults: what the family's configuration class says where the JSON says nothing, under the
-    names of its own fields. where: the path from the top of the file, for messages (`text_config.`). aliases: the usual
-    name of a field → its name in this family.
+    data: the parsed JSON.
+    defaults: what the family's configuration class says where the JSON says nothing, under the names of its own fields.
+    where: the path from the top of the file, for messages (`text_config.`).
+    aliases: the usual name of a field → its name in this family.
+    asked: the names of all fields that have been read.
+    notes: remarks for the user.
+    unknown: the fields that were never read, once `close` has been called.
+    from_defaults: each size that the config leaves to its class, by its path.
     """
 
     data: Mapping[str, Any]
@@ -78,6 +84,8 @@ class Config:
     aliases: Mapping[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)
+    from_defaults: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises `InputError` for parameters of RoPE that are neither a table nor none (false, in ZAYA's):
@@ -99,7 +107,9 @@ class Config:
         for name in names:
             if name in self.defaults:
                 return self.defaults[name]
-        raise self.wrong(self._standing(names), "missing", f"a field that every {self.model_type} config has")
+        missing = self.wrong(self._standing(names), "missing", f"a field that every {self.model_type} config has")
+        near = near_to(names[0], [name for name in self.data if name not in self.asked])
+        raise InputError(f"{missing} (the config has '{near}')") if near else missing
 
     def has(self, name: str) -> bool:
         """Whether the config itself gives the field, and not as null."""
@@ -138,6 +148,8 @@ class Config:
                 value,
                 expected + (f", at most {most}" if is_whole(value) and value > most else ""),
             )
+        if value and self._held(self._called(names)) is None:
+            self.from_defaults[f"{self.where}{names[0]}"] = value
         return value
 
     def maybe(self, *names: str) -> int | None:
@@ -214,10 +226,27 @@ class Config:
         name = self._held((name, other)) or other
         return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
 
-    def left_over(self, ignored: frozenset[str]) -> list[str]:
-        """Fields of the config that nobody asked for and that are not known to be irrelevant."""
-        return sorted(
-            k
-            for k in self.data
-            if k not in self.asked and k not in IRRELEVANT and k not in ignored and not k.startswith("_")
-        )
+    def close(self, ignored: frozenset[str], told: Config | None = None) -> None:
+        """Ends the reading: the fields that were never read, and are not known to be irrelevant, are `unknown`.
+
+        ignored: fields of this family that change no count. told: the config that this one is a table of, which then
+        has both in its own lists.
+        """
+        told = told or self
+        told.unknown += [
+            Unknown(f"{self.where}{name}", value, self._meant(name), self._restates(name, value))
+            for name, value in sorted(self.data.items())
+            if name not in self.asked and name not in IRRELEVANT and name not in ignored and not name.startswith("_")
+        ]
+        if told is not self:
+            told.from_defaults |= self.from_defaults
+
+    def _meant(self, name: str) -> str:
+        """The field that an unknown one may misspell: one that was read, and that the config does not set."""
+        unset = sorted(known for known in tuple(self.asked) if not self.has(known))
+        return near_to(name, unset)
+
+    def _restates(self, name: str, value: Any) -> bool:
+        """Whether a field that was read has the same value under a name with a word in common."""
+        words = words_of(name)
+        return any(words & words_of(known) and self.data[known] == value for known in self.asked & self.data.keys())

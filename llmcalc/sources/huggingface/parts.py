@@ -352,8 +352,9 @@ def prediction(c: Config) -> Table:
 
 def uncounted_prediction(c: Config) -> None:
     """A remark where the config names prediction modules that are not laid out as DeepSeek's."""
-    if c.has("num_nextn_predict_layers") and c.count("num_nextn_predict_layers"):
-        c.notes.append("num_nextn_predict_layers: the multi-token-prediction modules are not counted")
+    for name in ("num_nextn_predict_layers", "num_mtp_modules"):
+        if c.has(name) and c.count(name):
+            c.notes.append(f"{name}: the multi-token-prediction modules are not counted")
 
 
 def crossed(*axes: tuple[list[str], Table]) -> Table:

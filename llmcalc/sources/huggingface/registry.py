@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...components.head import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
 from .family import Family
 from .heads import architecture_of, head_of
+from .unknown import Unknown, remark
 
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
@@ -128,7 +129,7 @@ def family_of(model_type: str, where: str = "") -> Family:
     if model_type not in FILE_OF:
         near = suggest(model_type, model_types())
         raise InputError(
-            f"{where}model_type: '{model_type}' is not read.{near} (llmcalc params --measure measures its "
+            f"{where}model_type: '{model_type}' is not supported.{near} (llmcalc params --measure measures its "
             "transformers class instead)"
         )
     return families_in(FILE_OF[model_type])[model_type]
@@ -210,27 +211,46 @@ def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+class Reading(NamedTuple):
+    """A config that was read.
+
+    model: the `model` table of a native description. notes: remarks for the user. model_type: the text model's.
+    unknown: fields that nothing has read. from_defaults: sizes that the config leaves to its class.
+    """
+
+    model: dict[str, Any]
+    notes: list[str]
+    model_type: str
+    unknown: list[Unknown]
+    from_defaults: dict[str, int]
+
+
 def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
-    """(the `model` table of a native description, remarks for the user).
+    """(the `model` table of a native description, remarks for the user), whatever else the config has.
+
+    Raises `InputError` naming the field, its value and what was expected.
+    """
+    reading = read(data, head)
+    return reading.model, [*reading.notes, *remark([one.path for one in reading.unknown])]
+
+
+def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
+    """A config with all that is to be said of it.
 
     Raises `InputError` naming the field, its value and what was expected.
     """
     outer, (where, data, kind) = data, text_of(data)
     wrapper, family = usual_name(outer["model_type"]), family_of(kind, where)
     if family.read is None:
-        raise InputError(f"{where}model_type: '{kind}' wraps a text model and holds no text_config")
+        raise InputError(f"{where}model_type: '{kind}' wraps a text model, but the config has no text_config")
     config = Config(data, family.defaults, kind, head or head_of(outer), where, family.aliases)
     model = family.read(config)
-    unknown = config.left_over(family.ignored)
-    if unknown:
-        config.notes.append(
-            f"not understood, and taken to change no count: {', '.join(where + name for name in unknown)}"
-        )
-    config.notes += _doubt(wrapper, outer, model)
+    config.close(family.ignored)
+    notes = [*config.notes, *_doubt(wrapper, outer, model)]
     if _builds_towers(wrapper, outer):
         from .towers import read_towers
 
-        towers, notes = read_towers(wrapper, family_of(wrapper).tower_file, outer, model["hidden_size"])
+        towers, said = read_towers(wrapper, family_of(wrapper).tower_file, outer, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
-        config.notes += notes
-    return model, config.notes
+        notes += said
+    return Reading(model, notes, kind, config.unknown, config.from_defaults)

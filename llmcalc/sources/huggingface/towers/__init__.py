@@ -16,6 +16,7 @@ from ....components.towers import Tower
 from ....errors import InputError
 from ..config import Config
 from ..parts import Table
+from ..unknown import remark
 from .section import IGNORED, Section
 
 SECTIONS = ("vision_config", "audio_config", "vq_config")
@@ -72,9 +73,8 @@ def _read(kind: str, outer: Mapping[str, Any], name: str, section: Section, widt
             TypeAdapter(Tower).validate_python(table)
         except ValidationError as error:
             raise InputError(f"{name}: {tower}: {_innermost(error)}") from None
-    unknown = config.left_over(IGNORED | section.ignored)
-    said = f"not understood, and taken to change no count: {', '.join(f'{name}.{field}' for field in unknown)}"
-    return tables, [*config.notes, *([said] if unknown else [])]
+    config.close(IGNORED | section.ignored)
+    return tables, [*config.notes, *remark([one.path for one in config.unknown])]
 
 
 def _innermost(error: ValidationError) -> str:

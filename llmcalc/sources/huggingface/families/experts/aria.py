@@ -59,6 +59,7 @@ FAMILIES = {
             "moe_topk": 2,
             "moe_num_shared_experts": 2,
         },
+        frozenset({"num_experts_per_tok"}),
     ),
     "emu3_text_model": Family(
         _emu3,

@@ -56,11 +56,7 @@ def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
         **windowed(side, every_nth_full(depth, 2)),
     }
     stack = stack if crosses else seen_both_ways(stack, lambda window: window)
-    unknown = side.left_over(IGNORED)
-    if unknown:
-        c.notes.append(
-            f"not understood, and taken to change no count: {', '.join(side.where + field for field in unknown)}"
-        )
+    side.close(IGNORED, c)
     return side, stack
 
 
@@ -103,12 +99,7 @@ def _t5gemma2(c: Config) -> Table:
         "t5gemma2", FAMILIES["t5gemma2"].tower_file, {**outer.data, "tie_word_embeddings": tied}, width
     )
     for one, ignored in ((outer, IMAGES), (reads, IGNORED), (writes, IGNORED)):
-        unknown = one.left_over(ignored)
-        notes += (
-            [f"not understood, and taken to change no count: {', '.join(one.where + field for field in unknown)}"]
-            if unknown
-            else []
-        )
+        one.close(ignored, c)
     c.notes += notes
     sizes = {field: writes.size(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")}
     table: Table = {**sizes, "tie_word_embeddings": tied, "encoder": encoder, "decoder": decoder, "head": _head(c)}

@@ -76,11 +76,7 @@ def _mpt(c: Config) -> Table:
     given.must("attn_type", "multihead_attention")
     given.must("alibi", True)
     given.must("qk_ln", False)
-    unknown = given.left_over(OF_ATTENTION)
-    if unknown:
-        c.notes.append(
-            f"not understood, and taken to change no count: {', '.join(given.where + name for name in unknown)}"
-        )
+    given.close(OF_ATTENTION, c)
     network = c.get("ffn_config")
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise c.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")

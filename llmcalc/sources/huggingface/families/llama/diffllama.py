@@ -43,6 +43,6 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
             "attention_bias": False,
         },
-        frozenset({"lambda_std_dev", "mlp_bias"}),
+        frozenset({"lambda_std_dev", "mlp_bias", "patch_size"}),
     ),
 }

@@ -125,18 +125,16 @@ def _kimi_linear(c: Config) -> Table:
     own = Config(
         c.table("linear_attn_config") if c.has("linear_attn_config") else {},
         {
-            "num_heads": c.size("linear_num_heads"),
-            "head_dim": c.size("linear_head_dim"),
-            "short_conv_kernel_size": c.size("linear_conv_kernel_dim"),
+            "num_heads": c.get("linear_num_heads"),
+            "head_dim": c.get("linear_head_dim"),
+            "short_conv_kernel_size": c.get("linear_conv_kernel_dim"),
         },
         c.model_type,
         where=f"{c.where}linear_attn_config.",
     )
     linear = _kda(c, own.size("num_heads"), own.size("head_dim"), own.size("short_conv_kernel_size"))
     table = _with_latent(c, linear, mla(c, mla_use_nope=True), _kimi_mixers(c, own, c.size("num_hidden_layers")))
-    c.notes += [
-        f"not understood, and taken to change no count: {own.where}{name}" for name in own.left_over(frozenset())
-    ]
+    own.close(frozenset(), c)
     return {**table, **prediction(c)}
 
 

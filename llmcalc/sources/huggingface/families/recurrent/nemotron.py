@@ -136,7 +136,11 @@ FAMILIES = {
             "norm_eps": 1e-5,
             "attention_bias": False,
         },
-        frozenset({"layernorm_type", "rope_percent", "partial_rotary_factor", "rotary_percent", "rope_percentage"}),
+        frozenset(
+            """
+            kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
+            """.split()  # noqa: SIM905
+        ),
         writes=PARTLY_TURNED,
     ),
     "nemotron_h": Family(

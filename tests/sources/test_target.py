@@ -1,0 +1,193 @@
+"""What a TARGET may be, and what the answer then calls the model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.sources.names import hub_id_of
+from llmcalc.sources.target import load
+from tests.families import shapes_of
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
+    """`piped(text)`: what the next command reads from standard input."""
+
+    def give(content: str | bytes) -> None:
+        raw = io.BytesIO(content.encode() if isinstance(content, str) else content)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
+
+    return give
+
+
+class TestAddress:
+    @pytest.mark.parametrize(
+        ("url", "hub_id"),
+        [
+            ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+            ("https://huggingface.co/Qwen/Qwen3-8B/", "Qwen/Qwen3-8B"),
+            ("huggingface.co/Qwen/Qwen3-8B/tree/main", "Qwen/Qwen3-8B"),
+            ("https://hf.co/Qwen/Qwen3-8B/blob/main/config.json", "Qwen/Qwen3-8B"),
+            ("https://huggingface.co/Qwen/Qwen3-8B/resolve/abc123/config.json", "Qwen/Qwen3-8B@abc123"),
+            ("https://huggingface.co/Qwen/Qwen3-8B?library=transformers#usage", "Qwen/Qwen3-8B"),
+            ("https://huggingface.co/gpt2", "gpt2"),
+            ("https://example.org/Qwen/Qwen3-8B", ""),
+            ("Qwen/Qwen3-8B", ""),
+        ],
+    )
+    def test_a_page_is_its_hub_id(self, url: str, hub_id: str) -> None:
+        assert hub_id_of(url) == hub_id
+
+    def test_it_finds_the_preset(self, run: Run) -> None:
+        code, out, _ = run("params", "https://huggingface.co/Qwen/Qwen3-8B/tree/main", "--format", "json")
+        assert code == 0
+        assert json.loads(out)["model"]["name"] == "qwen3-8b"
+
+
+class TestStandardInput:
+    def test_a_config(self, run: Run, piped: Any) -> None:
+        piped(json.dumps(shapes_of("llama")[0]))
+        code, out, _ = run("params", "-", "--format", "json")
+        assert code == 0
+        assert json.loads(out)["model"]["name"] == "stdin"
+
+    def test_a_description(self, run: Run, piped: Any) -> None:
+        piped(run("convert", "gpt2").out)
+        assert json.loads(run("params", "-", "--format", "json").out)["params"]["total"] == 124_439_808
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("", "standard input is empty"),
+            ("[]", "standard input"),
+            ("{", "standard input: not valid JSON"),
+            ('{"model_type": "llamma"}', "'llamma' is not supported"),
+            (b"\xff\xfe\x00", "not text"),
+            ("x" * 1_000_001, "too large"),
+        ],
+    )
+    def test_anything_else_is_one_error(self, content: str | bytes, words: str, run: Run, piped: Any) -> None:
+        piped(content)
+        code, out, err = run("params", "-")
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert words in err
+
+
+class TestOverrides:
+    def test_of_one_target_alone(self, run: Run) -> None:
+        code, out, _ = run("params", "gpt2", "gpt2?num_hidden_layers=6&vocab_size=1000", "--format", "json")
+        whole, half = json.loads(out)
+        assert code == 0
+        assert half["params"]["total"] == whole["params"]["total"] - 6 * 7_087_872 - (50257 - 1000) * 768
+        assert half["model"]["changes"] == ["num_hidden_layers=6", "vocab_size=1000"]
+        assert half["model"]["target"] == half["model"]["name"] == "gpt2"
+
+    def test_those_of_all_come_after_its_own(self) -> None:
+        spec = load("gpt2?num_hidden_layers=6", ("num_hidden_layers=3",)).model
+        assert spec.decoder is not None
+        assert spec.decoder.num_hidden_layers == 3
+
+    def test_a_file_of_that_name_is_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "odd?name=1.toml"
+        path.write_text(llmcalc_toml())
+        assert load(str(path)).model == load("gpt2").model
+
+    def test_a_changed_model_says_so_and_is_held_against_nothing_published(self, run: Run) -> None:
+        out = run("params", "llama3-8b", "--set", "num_hidden_layers=16").out
+        assert out.startswith("Llama 3 8B, modified (num_hidden_layers=16)")
+        assert "published" not in out
+        assert "published 8,030,261,248: equal" in run("params", "llama3-8b").out
+
+    def test_it_is_written_under_another_title(self, run: Run) -> None:
+        out = run("convert", "gpt2", "--set", "num_hidden_layers=3").out
+        assert 'title = "GPT-2 small, modified (num_hidden_layers=3)"' in out
+        assert "openai-community" not in out.partition("[[sources]]")[0]
+        assert "[published]" not in out
+
+    def test_two_variants_stand_beside_each_other(self, run: Run) -> None:
+        out = run("compare", "gpt2", "gpt2?num_hidden_layers=6", columns=120).out
+        assert "GPT-2 small, modified (num_hidden_layers=6)" in out
+
+    @pytest.mark.parametrize(
+        ("target", "words"),
+        [
+            ("gpt2?layers", "expected path=value"),
+            ("gpt2?num_hidden_layer=6", "num_hidden_layers"),
+            ("no-such-model?num_hidden_layers=6", "no preset"),
+        ],
+    )
+    def test_a_wrong_one(self, target: str, words: str, run: Run) -> None:
+        code, out, err = run("params", target)
+        assert (code, out) == (2, "")
+        assert words in err
+
+
+def llmcalc_toml() -> str:
+    from llmcalc.sources.to_toml import dump_toml
+
+    return dump_toml(load("gpt2"))
+
+
+def test_a_heading_has_the_name_that_was_asked_for(run: Run) -> None:
+    assert run("params", "openai-community/gpt2").out.startswith("openai-community/gpt2 (GPT-2 small)")
+    assert run("params", "GPT2").out.startswith("GPT-2 small:")
+
+
+class TestOptionsThatMeanNothing:
+    def test_a_head_is_a_configs(self, run: Run, tmp_path: Path) -> None:
+        code, out, err = run("params", "gpt2", "--head", "none")
+        assert (code, out) == (2, "")
+        assert err == "error: --head: gpt2 is not a Hugging Face config; expected one, or --set head.type=none\n"
+        assert run("params", "gpt2", "--set", "head.type=none").code == 0
+        (tmp_path / "config.json").write_text(json.dumps(shapes_of("llama")[0]))
+        assert run("params", str(tmp_path), "--head", "none").code == 0
+
+    @pytest.mark.parametrize("option", ["--with-mtp", "--with-towers"])
+    def test_a_part_that_the_model_does_not_have(self, option: str, run: Run) -> None:
+        for command in ("params", "memory"):
+            code, _, err = run(command, "gpt2", option)
+            assert code == 0
+            assert f"{option} changes nothing: the model has no" in err
+        assert "changes nothing" not in run("params", "deepseek-v3", "--with-mtp").err
+
+    def test_nothing_can_be_asked_into_a_header(self, run: Run) -> None:
+        code, out, err = run("params", "x.safetensors", "--with-mtp")
+        assert (code, out) == (2, "")
+        assert "a checkpoint's header is counted as it is" in err
+
+
+class TestWhereTheAnswerGoes:
+    def test_a_dash_is_the_terminal(self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert run("params", "gpt2", "-o", "-").out == run("params", "gpt2").out
+        assert list(tmp_path.iterdir()) == []
+
+    def test_convert_writes_what_the_name_says(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        assert run("convert", "gpt2", "-o", str(path)).code == 0
+        assert json.loads(path.read_text())["model_type"] == "gpt2"
+        assert run("convert", "gpt2", "-o", str(path), "--to", "toml").code == 0
+        assert path.read_text().startswith("title = ")
+
+
+class TestLengths:
+    @pytest.mark.parametrize(("written", "tokens"), [("32k", 32768), ("1M", 2**20), ("0.5K", 512), ("8_192", 8192)])
+    def test_in_thousands_of_1024(self, written: str, tokens: int, run: Run) -> None:
+        out = run("kv", "llama3-8b", "--seq", written, "--format", "json").out
+        assert json.loads(out)["workload"]["seq"] == tokens
+
+    @pytest.mark.parametrize("written", ["32x", "", "k", "1.3", "0", "-4", "2T"])
+    def test_anything_else_is_refused(self, written: str, run: Run) -> None:
+        code, out, err = run("flops", "gpt2", "--seq", written)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: --seq: ")

@@ -1,0 +1,137 @@
+"""Fields that a config's model type does not have: misspellings and sizes are errors, the rest is remarked on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError, edits, near_to
+from llmcalc.sources.huggingface.config import Config
+from llmcalc.sources.huggingface.file import described
+from llmcalc.sources.huggingface.unknown import Unknown
+from tests.builders import CASES
+from tests.families import shapes_of
+
+Run = Callable[..., Any]
+LLAMA = shapes_of("llama")[0]
+
+
+def without(field: str) -> dict[str, Any]:
+    return {name: value for name, value in LLAMA.items() if name != field}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("num_hidden_layer", "num_hidden_layers"),
+        ("num_hiden_layers", "num_hidden_layers"),
+        ("intermediate_sizes", "intermediate_size"),
+        ("vocabsize", "vocab_size"),
+        ("tie_word_embedding", "tie_word_embeddings"),
+    ],
+)
+def test_a_misspelt_field_is_an_error_that_names_the_right_one(written: str, meant: str) -> None:
+    config = {**without(meant), written: LLAMA.get(meant, False)}
+    with pytest.raises(InputError, match=rf"{written} \(did you mean {meant}\?\): unknown field of a llama config"):
+        described(config)
+    assert f"unrecognised, ignored: {written}" in described(config, allow_unknown=True)["notes"]
+
+
+def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
+    assert described({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
+        "unrecognised, ignored: tie_word_embedding"
+    )
+
+
+def test_a_required_field_that_is_misspelt_is_named() -> None:
+    config = Config({"hiden_size": 64}, {}, "llama")
+    with pytest.raises(InputError, match=r"hidden_size: 'missing'; expected .* \(the config has 'hiden_size'\)"):
+        config.size("hidden_size")
+
+
+@pytest.mark.parametrize("field", ["num_experts", "n_shared_experts", "kv_lora_rank", "expert_size", "num_extra_heads"])
+def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
+    with pytest.raises(InputError, match=rf"{field} = 8: unknown field of a llama config.*--allow-unknown"):
+        described({**LLAMA, field: 8})
+    assert described({**LLAMA, field: 8}, allow_unknown=True)["model"] == described(LLAMA)["model"]
+
+
+@pytest.mark.parametrize(
+    "harmless", [{"num_experts": 0}, {"num_experts": None}, {"n_something": "text"}, {"expert_size": 0.5}]
+)
+def test_a_size_of_nothing_is_remarked_on(harmless: dict[str, Any]) -> None:
+    assert described({**LLAMA, **harmless})["notes"][-1] == f"unrecognised, ignored: {next(iter(harmless))}"
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    config = {**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}
+    with pytest.raises(InputError) as error:
+        described(config)
+    assert "num_experts = 8, num_hidden_layer (did you mean num_hidden_layers?): unknown fields" in str(error.value)
+
+
+def test_a_size_under_another_name_is_no_error() -> None:
+    """GLM-5's `num_experts` repeats `n_routed_experts`, which its class reads."""
+    config = shapes_of("deepseek_v3")[0]
+    experts = config["n_routed_experts"]
+    assert described({**config, "num_experts": experts})["notes"][-1] == "unrecognised, ignored: num_experts"
+    with pytest.raises(InputError, match="num_experts = "):
+        described({**config, "num_experts": experts + 1})
+
+
+def test_sizes_from_the_class_are_listed() -> None:
+    (note,) = described({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
+    assert note == "sizes that the config does not give, taken from its class's defaults: num_hidden_layers = 32"
+    assert described({**LLAMA, "max_position_embeddings": 64})["notes"] == []
+    (note,) = described({"model_type": "llama"})["notes"]
+    assert all(size in note for size in ("hidden_size = 4,096", "vocab_size = 32,000", "num_hidden_layers = 32"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
+def test_no_real_config_is_refused(case: Path) -> None:
+    config = json.loads((case / "config.json").read_text())
+    assert described(config)["model"] == described(config, allow_unknown=True)["model"]
+
+
+def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}))
+    code, out, err = run("params", str(path))
+    assert (code, out) == (2, "")
+    assert err.count("error:") == 1
+    assert "num_hidden_layers?" in err
+    for command in (["params"], ["flops"], ["kv"], ["memory"], ["compare"], ["explain"], ["convert"], ["shape"]):
+        code, out, err = run(*command, str(path), "--allow-unknown")
+        assert code == 0, err
+        assert "unrecognised, ignored: num_experts, num_hidden_layer" in err
+        assert "num_hidden_layers = 32" in err
+
+
+def test_python_has_the_same_check() -> None:
+    config = {**LLAMA, "num_experts": 8}
+    with pytest.raises(InputError, match="num_experts = 8: unknown field"):
+        llmcalc.params(config)
+    assert llmcalc.params(llmcalc.load(config, allow_unknown=True)).total == llmcalc.params(LLAMA).total
+
+
+def test_how_far_one_name_is_from_another() -> None:
+    assert edits("heads", "heads") == 0
+    assert edits("head", "heads") == 1
+    assert edits("haeds", "heads") == 2
+    assert edits("", "abc") == 3
+    assert near_to("n_hed", ["n_head", "n_layer"]) == "n_head"
+    assert near_to("ab", ["ac"]) == ""  # a short name is near to nothing
+    assert near_to("num_layer_norms", ["num_layers"]) == ""
+
+
+def test_what_reads_like_a_size() -> None:
+    sizes = [Unknown(path, 4, "", False).is_size for path in ("num_x", "x_dim", "a.b_rank", "n_x", "x_heads")]
+    assert all(sizes)
+    others = [Unknown(path, 4, "", False).is_size for path in ("eos_id", "seed", "x_steps", "norm_scale")]
+    assert not any(others)
+    assert not Unknown("num_x", True, "", False).is_size
