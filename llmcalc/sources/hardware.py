@@ -20,7 +20,8 @@ from pathlib import Path
 from ..errors import InputError, suggest
 from ..hardware import Configuration, Hardware, ListedHardware
 from .files import parse_toml, read_text, validated
-from .presets import plain, presets_dir
+from .names import plain
+from .presets import presets_dir
 
 COMMON_HARDWARE = (
     "t4",
