@@ -35,15 +35,25 @@ class MissingExtra(InputError):
 def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> str:
     """` Did you mean a, b?` for the nearest known names, or an empty string where nothing is near.
 
-    known: may be other spellings, each with the name that is said for it.
+    Names that begin with what was given come first, then those that contain it, then those with the fewest differences:
+    `t5` is t5-base, `layers` is num_hidden_layers. known: may be other spellings, each with the name that is said for
+    it.
     """
     import difflib
 
     said = known if isinstance(known, dict) else {name: name for name in known}
-    near = dict.fromkeys(
-        said[one] for one in difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
-    )
-    return f" Did you mean {', '.join(list(near)[:limit])}?" if near else ""
+    key = _letters(wrong[:100])
+    own = sorted((name for name in set(said.values())), key=lambda name: (len(name), name))
+    found = [name for name in own if len(key) > 1 and _letters(name).startswith(key)]
+    found += [name for name in own if len(key) > 2 and key in _letters(name)]
+    close = difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
+    near = list(dict.fromkeys([*found, *(said[one] for one in close)]))
+    return f" Did you mean {', '.join(near[:limit])}?" if near else ""
+
+
+def _letters(name: str) -> str:
+    """A name without case and punctuation."""
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def near_to(name: str, known: Iterable[str]) -> str:

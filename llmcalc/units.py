@@ -216,16 +216,17 @@ def _whole(digits: str, factor: int, shown: str) -> int:
     return int(value)
 
 
-def parse_count(text: str, what: str = "value") -> int:
+def parse_count(text: str, what: str = "") -> int:
     """`8e9`, `8B`, `8_000_000_000` → 8000000000.
 
-    Raises `InputError` naming `what` for anything else, zero and negatives included.
+    Raises `InputError` for anything else, zero and negatives included. what: the option it is for, for the message.
     """
+    named = f"{what}: '{text}'" if what else f"'{text}'"
     match = re.match(_NUMBER, text)
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise InputError(f"{what}: '{text}' is not a positive number: expected something like 8e9, 8B or 350M")
-    value = _whole(match.group(1), factor, f"{what}: '{text}'")
+        raise InputError(f"{named} is not a positive number: expected something like 8e9, 8B or 350M")
+    value = _whole(match.group(1), factor, named)
     if value <= 0:
-        raise InputError(f"{what}: '{text}' is not a positive whole number")
+        raise InputError(f"{named} is not a positive whole number")
     return value

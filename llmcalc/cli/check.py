@@ -14,6 +14,7 @@ from .options import (
     AllowUnknown,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
@@ -37,6 +38,7 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
+    notes: NotesOption = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -52,6 +54,6 @@ def command(
     )
     with about(preset):
         found = match(preset.model, stored)
-    show(check_report(preset, checkpoint, stored, found), fmt, output)
+    show(check_report(preset, checkpoint, stored, found), fmt, output, notes)
     if not found.ok:
         raise typer.Exit(1)

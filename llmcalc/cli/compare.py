@@ -5,43 +5,67 @@ from typing import Annotated
 import typer
 
 from ..costs.limits import usual_sequence
+from ..errors import InputError
+from ..sources.presets import model_names
 from ..studies.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import LAYOUTS, report
 from .options import (
     AllowUnknown,
+    AttentionKind,
     CacheDtype,
+    Experts,
     FormatOption,
     HeadOption,
+    Kind,
+    LeastParams,
+    MostParams,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
     Seq,
-    Targets,
+    TargetsOrNone,
     about,
     load_all,
     show,
 )
+from .presets import chosen
 
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 
 def command(
-    targets: Targets,
+    targets: TargetsOrNone = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every preset, or those that the filters take.")] = False,
+    kind: Kind = None,
+    attention: AttentionKind = None,
+    moe: Experts = None,
+    least: LeastParams = None,
+    most: MostParams = None,
     sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help=SORT_HELP, show_default=False)] = None,
     seq: Seq = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
+    notes: NotesOption = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Models side by side: sizes, ratios of sizes, cost a token."""
-    presets = load_all(targets, overrides, head, allow_unknown)
+    """Models side by side: sizes, ratios of sizes, cost per token.
+    With more than a few, one row for each model.
+    """
+    filters = (kind, attention, moe, least, most)
+    if everything == bool(targets):
+        raise InputError("compare: expected TARGET... or --all")
+    if not everything and filters != (None,) * len(filters):
+        raise InputError("compare: filters are for --all; expected --all, or no filter")
+    names = [preset.name for preset, _ in chosen(model_names(), *filters)] if everything else list(targets or ())
+    presets = load_all(names, overrides, head, allow_unknown)
     tokens = min(usual_sequence(preset.model) for preset in presets) if seq is None else seq  # the same for all
     models = []
     for preset in presets:
         with about(preset):
             models.append(quantities(preset.model, tokens, dtype))
-    show(report([(presets[i], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output)
+    show(report([(presets[i], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output, notes)

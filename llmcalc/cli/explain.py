@@ -10,9 +10,11 @@ from ..formulas.formulas import Setting
 from ..optional import included
 from ..views.explain import report
 from .options import (
-    CacheDtype,
+    AllowUnknown,
+    ElementDtype,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
@@ -42,18 +44,21 @@ def command(
     quantity: Annotated[Asked, typer.Option("--quantity", "-q", help="Whose formulas.")] = "all",
     seq: Seq = None,
     pairs: PairsOption = "full",
-    dtype: CacheDtype = "bf16",
+    dtype: ElementDtype = "bf16",
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX, an align* environment a node.")] = False,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     with_mtp: WithMtp = False,
+    notes: NotesOption = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
     """Formulas in symbols, with numbers in, with their sources. Of the whole model, or of a part of it."""
-    preset = load_one(target, overrides, head)
+    include = included(with_mtp)
+    preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)
     with about(preset):
-        explanation = explain(preset.model, node, quantity, setting, included(with_mtp))
-    show(report(preset, explanation, latex, records=fmt in ("csv", "markdown")), fmt, output)
+        explanation = explain(preset.model, node, quantity, setting, include)
+    show(report(preset, explanation, latex, records=fmt in ("csv", "markdown")), fmt, output, notes)

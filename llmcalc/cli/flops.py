@@ -7,20 +7,23 @@ import typer
 from ..costs.flops import flops, sight_of
 from ..costs.limits import USUAL
 from ..optional import included
-from ..run.execution import AttentionBackward, Recompute
+from ..run.execution import AttentionBackward, LatentForm, Recompute
 from ..run.workload import Phase
 from ..studies.rules import conventions
 from ..views.document import joined
 from ..views.flops import report
 from .options import (
+    AllowUnknown,
     Batch,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
     PairsOption,
     Source,
+    TableOption,
     Targets,
     WithMtp,
     about,
@@ -35,6 +38,10 @@ SEQ_HELP = (
 )
 CONTEXT_HELP = (
     "Tokens of each sequence that are in the cache: decode adds one token to them, prefill --seq (chunked prefill)."
+)
+MLA_HELP = (
+    "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
+    "query and output. auto: absorbed in decode, expanded elsewhere."
 )
 RULES_HELP = (
     "Put the rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron) beside the exact count. In CSV: "
@@ -57,10 +64,14 @@ def command(
     recompute: Annotated[
         Recompute, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")
     ] = "none",
+    mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
+    notes: NotesOption = False,
+    table: TableOption = None,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -68,8 +79,8 @@ def command(
     """FLOPs of one pass by component, in all and a token.
     Matrix products alone; the total under full and under causal pairs.
     """
-    reports = []
-    for preset in load_all(targets, overrides, head):
+    reports, include = [], included(with_mtp)
+    for preset in load_all(targets, overrides, head, allow_unknown, include):
         with about(preset):
             sight = sight_of(
                 preset.model,
@@ -81,7 +92,8 @@ def command(
                 pairs,
                 attention_backward,
                 recompute,
+                mla,
             )
-            count = flops(preset.model, sight, included(with_mtp))
+            count = flops(preset.model, sight, include)
         reports.append(report(preset, count, conventions(count) if rules else ()))
-    show(joined(reports), fmt, output)
+    show(joined(reports), fmt, output, notes, table)

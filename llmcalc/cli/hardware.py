@@ -6,7 +6,7 @@ import typer
 
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.hardware import report
-from .options import FormatOption, Output, show
+from .options import FormatOption, NotesOption, Output, show
 
 
 def complete_name(incomplete: str) -> list[str]:
@@ -28,6 +28,7 @@ Names = Annotated[
 
 def command(
     names: Names = None,
+    notes: NotesOption = False,
     fmt: FormatOption = "table",
     output: Output = None,
 ) -> None:
@@ -35,4 +36,4 @@ def command(
     With names: every figure, and where each one is from.
     """
     chosen = [find_hardware(name) for name in names] if names else [load_hardware(name) for name in hardware_names()]
-    show(report(chosen, details=bool(names)), fmt, output)
+    show(report(chosen, details=bool(names)), fmt, output, notes or bool(names))

@@ -12,10 +12,12 @@ from .options import (
     CacheDtype,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
     Source,
+    TableOption,
     Targets,
     about,
     load_all,
@@ -38,6 +40,8 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
+    notes: NotesOption = False,
+    table: TableOption = None,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -50,4 +54,4 @@ def command(
         with about(preset):
             cache = kv(preset.model, batch, seq, dtype, source)
         reports.append(report(preset, cache))
-    show(joined(reports), fmt, output)
+    show(joined(reports), fmt, output, notes, table)

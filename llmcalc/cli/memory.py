@@ -11,19 +11,25 @@ from ..costs.optimizers import Optimizer
 from ..costs.quantization import COMMON
 from ..costs.resident import MasterWeights, MemoryPhase, Precision, fits
 from ..hardware import Hardware
+from ..optional import included
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..views.memory import report
 from .hardware import complete_name
 from .options import (
+    CACHE_FORMATS,
+    AllowUnknown,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
+    TableOption,
     Target,
     WithMtp,
     WithTowers,
     about,
+    cache_format_option,
     load_one,
     number_format,
     show,
@@ -43,6 +49,7 @@ def command(
     target: Target,
     overrides: Overrides = None,
     head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
     phase: Annotated[MemoryPhase, typer.Option("--phase", help="Use the model, or train it.")] = "inference",
     dtype: Annotated[str | None, number_format(DTYPE_HELP)] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
@@ -54,7 +61,9 @@ def command(
             text=SEQ_HELP,
         ),
     ] = None,
-    kv_dtype: Annotated[str | None, number_format("Of the KV cache; bf16 if not given.")] = None,
+    kv_dtype: Annotated[
+        str | None, cache_format_option(f"Format of the KV cache; bf16 if not given: {CACHE_FORMATS}")
+    ] = None,
     precision: Annotated[
         Precision | None,
         typer.Option(
@@ -100,6 +109,8 @@ def command(
             show_default=False,
         ),
     ] = None,
+    notes: NotesOption = False,
+    table: TableOption = None,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -107,7 +118,7 @@ def command(
     """Bytes that are resident, and which accelerators hold them.
     Weights and KV cache, or weights, gradients and optimizer state.
     """
-    preset = load_one(target, overrides, head)
+    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     named: list[Hardware] = []
     for one in map(find_hardware, hardware or ()):
         named += [] if one in named else [one]  # by another alias, once
@@ -130,7 +141,7 @@ def command(
             with_towers=with_towers,
         )
     found = fits(use, named or map(load_hardware, COMMON_HARDWARE))
-    show(report(preset, use, found), fmt, output)
+    show(report(preset, use, found), fmt, output, notes, table)
     for fit in found if named else ():
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"

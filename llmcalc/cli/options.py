@@ -19,8 +19,9 @@ from ..run.counting import Pairs
 from ..run.given import LARGEST, whole
 from ..sources.preset import Preset
 from ..sources.target import load
+from ..studies.selection import KINDS
 from ..units import dtype as dtype_of
-from ..units import parse_length
+from ..units import parse_count, parse_length
 from ..views.document import Report, fitted_to
 from ..views.formats import WRITERS, Format
 from .output import stdout, writable, written
@@ -76,7 +77,27 @@ def number_format(text: str) -> Any:
     return typer.Option(metavar="DTYPE", callback=known_dtype, help=text)
 
 
-CacheDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
+def known_cache_format(option: typer.CallbackParam, name: str | None) -> str | None:
+    """The name, once it is known to be one of a cache format."""
+    if name is not None:
+        from ..costs.cache_formats import cache_format
+
+        try:
+            cache_format(name)
+        except InputError as error:
+            raise InputError(f"{option.opts[0]}: {error}") from None
+    return name
+
+
+def cache_format_option(text: str) -> Any:
+    """An option that takes the name of a cache format. text: its help."""
+    return typer.Option(metavar="FORMAT", callback=known_cache_format, help=text)
+
+
+CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
+
+CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of keys and values: {CACHE_FORMATS}")]
+ElementDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
 
 
 def size(name: str, short: str = "", *, text: str, least: int = 1, most: int = LARGEST) -> Any:
@@ -133,6 +154,35 @@ AllowUnknown: TypeAlias = Annotated[
 ]
 
 
+def count_option(name: str, text: str) -> Any:
+    """An option that takes a number of parameters, such as 8e9, 8B or 350M. text: its help."""
+
+    def parsed(given: str | int) -> int:
+        return given if isinstance(given, int) else parse_count(given)
+
+    return typer.Option(name, metavar="N", parser=parsed, help=text, show_default=False)
+
+
+Kind: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--kind", metavar="KIND", help=f"Only models of a kind: {', '.join(KINDS)}.", show_default=False),
+]
+AttentionKind: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--attention",
+        metavar="KIND",
+        help="Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …",
+        show_default=False,
+    ),
+]
+Experts: TypeAlias = Annotated[
+    bool | None, typer.Option("--moe/--dense", help="Only mixtures of experts, or none.", show_default=False)
+]
+LeastParams: TypeAlias = Annotated[int | None, count_option("--min-params", "Only models of at least so many.")]
+MostParams: TypeAlias = Annotated[int | None, count_option("--max-params", "Only models of at most so many, as 10B.")]
+
+
 def _offline(asked: bool) -> bool:
     """Before huggingface_hub is imported: it reads its environment then."""
     if asked:
@@ -142,6 +192,18 @@ def _offline(asked: bool) -> bool:
 
 OfflineOption: TypeAlias = Annotated[
     bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use cached files only.")
+]
+NotesOption: TypeAlias = Annotated[
+    bool, typer.Option("--notes", help="Print every note below the tables, and not the first two alone.")
+]
+TableOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--table",
+        metavar="NAME",
+        help="Of several tables, the one to print; CSV holds one, the first if not given.",
+        show_default=False,
+    ),
 ]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print the answer.")]
 
@@ -222,11 +284,16 @@ def opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     return written(output, "--output") if output is not None else stdout()
 
 
-def show(report: Report, fmt: Format, output: Path | None) -> None:
+def show(report: Report, fmt: Format, output: Path | None, notes: bool = False, table: str | None = None) -> None:
     """Writes the answer to FILE, whole or not at all, or to stdout.
-    Warnings go to stderr where the format has no room for notes.
+    Warnings go to stderr where the format has no room for notes. notes: all of them, not the first alone. table: of
+    several, the one to write.
     """
     writer = WRITERS[fmt]
+    if table is not None:
+        report = report.only(table)
+    if not notes and fmt in ("table", "markdown"):
+        report = report.brief()
     for text in report.warnings if writer.warns_apart else ():
         print(f"note: {text}", file=sys.stderr)
     with opened(output) as out:

@@ -15,9 +15,11 @@ from .options import (
     AllowUnknown,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
+    TableOption,
     Targets,
     WithMtp,
     WithTowers,
@@ -38,6 +40,8 @@ def command(
         bool,
         typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it."),
     ] = False,
+    notes: NotesOption = False,
+    table: TableOption = None,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -61,7 +65,7 @@ def command(
             preset = load_one(target, overrides, head, allow_unknown, include)
             with about(preset):
                 reports.append(report(preset, params(preset.model, include)))
-    show(joined(reports), fmt, output)
+    show(joined(reports), fmt, output, notes, table)
 
 
 def _refused(why: str) -> InputError:

@@ -18,9 +18,11 @@ from .options import (
     AllowUnknown,
     FormatOption,
     HeadOption,
+    NotesOption,
     OfflineOption,
     Output,
     Overrides,
+    TableOption,
     TargetsOrNone,
     about,
     load_one,
@@ -53,6 +55,8 @@ def command(
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
     ] = None,
+    notes: NotesOption = False,
+    table: TableOption = None,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
     output: Output = None,
@@ -79,7 +83,7 @@ def command(
     if junit_file is not None:
         with written(junit_file, "--junit") as out:
             out.write(junit(verdicts, skipped))
-    show(report(verdicts, skipped), fmt, output)
+    show(report(verdicts, skipped), fmt, output, notes, table)
     if not verdicts or not all(v.ok for v in verdicts):
         raise typer.Exit(1)
 

@@ -11,7 +11,8 @@ from ..model import ModelSpec
 from ..ops import KVCache
 from ..run.sight import Sight
 from ..run.workload import Workload
-from ..units import DTYPE_BITS, bits_to_bytes, dtype
+from ..units import bits_to_bytes
+from .cache_formats import cache_bits_in, cache_format
 from .limits import check_source, longest_sequence, usual_context
 from .what_if import What, what_ifs
 
@@ -31,9 +32,9 @@ def cache_bits(element_bits: Number) -> Cost:
     return cost
 
 
-def cache_bits_of(dtype_name: str) -> Cost:
-    """Cost: bits that are kept between tokens, keys and values in that dtype."""
-    return cache_bits(DTYPE_BITS[dtype_name])
+def cache_bits_of(format_name: str) -> Cost:
+    """Cost: bits that are kept between tokens, keys and values in that format."""
+    return cache_bits_in(cache_format(format_name))
 
 
 def _keeping(spec: ModelSpec) -> Node:
@@ -75,8 +76,8 @@ class CacheSize:
         return bits_to_bytes(self._bits(self.workload))
 
     def bytes_in(self, dtype_name: str) -> int:
-        """The same cache with keys and values in another dtype, scales not included; states keep theirs."""
-        return bits_to_bytes(self._bits(self.workload, dtype(dtype_name)))
+        """The same cache with keys and values in another format; states keep theirs."""
+        return bits_to_bytes(self._bits(self.workload, dtype_name))
 
     @property
     def elements(self) -> int:
@@ -183,11 +184,11 @@ def kv(
     (or as many).
 
     Raises `InputError` for an encoder-only model, which keeps none, for a source where there is no encoder, and for an
-    unknown dtype.
+    unknown format (`cache_format`).
     """
     if spec.kind == "encoder":
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _keeping(spec), workload, dtype(dtype_name), source)
+    return CacheSize(spec, _keeping(spec), workload, cache_format(dtype_name).name, source)

@@ -21,6 +21,7 @@ from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from .cache import cache_bits_of
+from .cache_formats import cache_format
 from .limits import longest_sequence, usual_context
 from .optimizers import OptimizerState, bytes_of, optimizer_state
 from .params import ParameterCount
@@ -274,7 +275,7 @@ def _inference(
         return MemoryUse(count, "inference", weights, Workload(), quantized=stored)
     batch = 1 if setup.batch is None else setup.batch
     seq = usual_context(spec) if setup.seq is None else setup.seq
-    cache = dtype(setup.kv_dtype or "bfloat16")
+    cache = cache_format(setup.kv_dtype or "bfloat16").name
     return MemoryUse(
         count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored
     )

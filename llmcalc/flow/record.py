@@ -347,7 +347,9 @@ class Flow:
         for value in kept[1:]:
             width = width + value.width
         seen = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in kept)
-        self.record("cache", name, kept, seen, op=ops.KVCache(width, kind, limit, kept[0].rows), limit=limit)
+        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in kept)
+        op = ops.KVCache(width, kind, limit, kept[0].rows, parts)
+        self.record("cache", name, kept, seen, op=op, limit=limit)
         return seen
 
     def state(self, name: str, *axes: Axis | Beside, kind: str = "recurrent_state", bits: Number = None) -> None:

@@ -76,6 +76,11 @@ class Preset(Record):
         return self
 
     @property
+    def target(self) -> str:
+        """What was asked for: the TARGET as the user wrote it, with what was changed."""
+        return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
+
+    @property
     def display(self) -> str:
         """What a heading calls it: its title, after the alias where it was asked for by one; and what was changed."""
         title = self.title or self.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,22 @@ def find_preset(wanted: str) -> str | None:
     for name in model_names():
         if plain(name) == key:
             return name
-    return aliases().get(key)
+    return _called(key) if key else None
+
+
+def _called(alias: str) -> str | None:
+    """The name of the preset with that alias, plain. Only files that mention it are parsed: there are hundreds."""
+    mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias)))
+    for name in model_names():
+        text = read_text(presets_dir() / "models" / f"{name}.toml")
+        if mentioned.search(text.lower()) and alias in map(plain, parse_toml(text, name).get("aliases", ())):
+            return name
+    return None
 
 
 @cache
 def aliases() -> dict[str, str]:
-    """Every alias, plain → the preset's name. Reads all presets, so it is asked only where no name fits."""
+    """Every alias, plain → the preset's name. Reads all presets, so it is asked only for suggestions."""
     found: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):

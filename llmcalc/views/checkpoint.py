@@ -68,10 +68,11 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
                 columns,
                 parts,
                 notes=notes,
+                name="tensors",
             ),
-            Table("By format", format_columns, formats),
+            Table("By format", format_columns, formats, name="formats"),
         ],
-    )
+    ).of(name)
 
 
 def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Match) -> Report:
@@ -117,7 +118,7 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
         )
     return Report(
         data, [Table(f"{where} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
-    )
+    ).of(where)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

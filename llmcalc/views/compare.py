@@ -6,7 +6,7 @@ CSV has it the other way round, a row a model, so that a column holds one unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -34,6 +34,12 @@ BAND = (
     "(GPT-3, Chinchilla, Llama): custom, no optimum"
 )
 
+WIDE = 100
+"""Columns of a terminal from which on a list has every quantity."""
+
+MOST_COLUMNS = 12
+"""Models that stand side by side; more of them are a row each."""
+
 Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """The heading of a row, and how its quantity is written."""
 
@@ -44,6 +50,9 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
     lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
     if layout == "rows":
         return Report(documents, [_flat(compared)], warnings=warnings)
+    if len(compared) > MOST_COLUMNS:
+        wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
+        return Report(documents, [_rows(compared, wide)], warnings=warnings)
     blocks = (
         [list(compared)]
         if layout == "columns"
@@ -240,8 +249,61 @@ def _data(q: Quantities) -> dict[str, Any]:
     }
 
 
+def _rows(compared: Sequence[Compared], wide: bool) -> Table:
+    """A row for each model, one unit for each column: that in which most of the values are at least 1.
+
+    wide: with key/value heads and FLOPs, for which 80 columns have no room.
+    """
+    sizes = units.count_scale(_typical(q.parameters for _, q in compared))
+    work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
+    kept = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    columns = (
+        Column("target", "model", justify="left"),
+        Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
+        Column("active", "active", sizes.write),
+        Column("num_hidden_layers", "L"),
+        Column("hidden_size", "h", units.exact),
+        Column("aspect_ratio", "h/L"),
+        Column("feed_forward_ratio", "d_ff/h"),
+        Column("kv_bytes_per_token", f"KV {kept.name}/tok", kept.write),
+        Column("num_key_value_heads", "kv heads"),
+        Column("flops_per_token", f"{work.name}/tok", work.write),
+    )
+    columns = columns if wide else columns[:-2]
+    each = _each(lambda shape: str(shape.num_hidden_layers))
+    rows = [
+        Row(
+            [
+                preset.target,
+                q.parameters,
+                None if q.active == q.parameters else q.active,
+                each(q),
+                q.shape.hidden_size,
+                f"{q.shape.aspect_ratio:.0f}",
+                _ratio(q.shape.feed_forward_ratio),
+                q.kv_bytes_per_token,
+                _kv_heads(q.shape),
+                q.forward_flops_per_token,
+            ][: len(columns)]
+        )
+        for preset, q in compared
+    ]
+    first = compared[0][1]
+    notes = [
+        f"active: parameters that one token uses, where that is not all of them; {flops_a_token(first.seq)}",
+        f"d_ff: of a mixture of experts the width that one token passes; {cache_a_token(first.dtype)}",
+    ]
+    return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
+
+
+def _typical(values: Iterable[float]) -> float:
+    """The value that three quarters of them are no smaller than."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4] if ordered else 0
+
+
 def _flat(compared: Sequence[Compared]) -> Table:
     """A row a model, raw values; nested entries left to the JSON document."""
-    rows = [{"model": preset.name, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
+    rows = [{"target": preset.target, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
     return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

@@ -33,7 +33,9 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
         "formulas with N are FLOPs a token, the others of the whole; where layers differ, L·H·Q and n_layer·d_attn "
         "are sums over layers",
     ]
-    return Table(title, columns, rows, headline, _notes(count) + notes, "rules of thumb beside the exact count")
+    return Table(
+        title, columns, rows, headline, _notes(count) + notes, "rules of thumb beside the exact count", "conventions"
+    )
 
 
 def _notes(count: FlopCount) -> list[str]:

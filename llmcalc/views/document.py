@@ -10,15 +10,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..characters import fitted
+from ..errors import InputError
 
 SCHEMA_VERSION = 2
 
 Justify = Literal["left", "right"]
 
 
+MOST_NOTES = 2
+"""Notes below a target's tables where not all were asked for; warnings are always there."""
+
+COLOURS = {"fits": "green", "equal": "green", "ok": "green", "tight": "yellow", "no": "red", "differs": "red"}
+"""First word of a verdict → its colour on a terminal, which says nothing that the word does not."""
+
+
 class Column(NamedTuple):
     """key: its name in CSV, with the unit. title: its heading in text. write: a raw value as text.
-    wrap: it may break lines.
+    wrap: it may break lines. verdict: its values are verdicts, which have a colour on a terminal.
     """
 
     key: str
@@ -26,6 +34,11 @@ class Column(NamedTuple):
     write: Callable[[Any], str] = str
     justify: Justify = "right"
     wrap: bool = False
+    verdict: bool = False
+
+    def colour(self, text: str) -> str:
+        """The colour of a cell; empty for none."""
+        return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:"), "") if self.verdict and text else ""
 
 
 class Row(NamedTuple):
@@ -38,7 +51,8 @@ class Row(NamedTuple):
 
 class Table(NamedTuple):
     """title: the subject. answer: what the command found, in a few words. aside: of what, beside or below them. notes:
-    conventions and remarks, below.
+    conventions and remarks, below. name: what `--table` calls it. target: the TARGET that it answers, as it was asked
+    for; empty where the rows name theirs in a column `target`.
     """
 
     title: str
@@ -47,6 +61,8 @@ class Table(NamedTuple):
     aside: str = ""
     notes: Sequence[str] = ()
     answer: str = ""
+    name: str = ""
+    target: str = ""
 
     @property
     def heading(self) -> str:
@@ -67,11 +83,56 @@ class Report(NamedTuple):
     text: str = ""
     warnings: Sequence[str] = ()
 
+    def of(self, target: str) -> Report:
+        """The same, every table answering that TARGET."""
+        return self._replace(tables=[table._replace(target=target) for table in self.tables])
+
+    def only(self, name: str) -> Report:
+        """The tables of that name alone.
+
+        Raises `InputError` where there is none.
+        """
+        names = list(dict.fromkeys(table.name for table in self.tables if table.name))
+        if name not in names:
+            known = f"expected one of {', '.join(names)}" if names else "the answer is one table"
+            raise InputError(f"--table: there is no table '{name}'; {known}")
+        return self._replace(tables=[table for table in self.tables if table.name == name])
+
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """What `--format json` prints: every document carries `schema_version`."""
+        """What `--format json` prints: every document carries `schema_version`, and all notes of its tables."""
+        data = self.with_notes()
+        if isinstance(data, list):
+            return [{"schema_version": SCHEMA_VERSION, **one} for one in data]
+        return {"schema_version": SCHEMA_VERSION, **data}
+
+    def with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The data, with the notes of all tables where they are one document's and it has none of its own."""
         if isinstance(self.data, list):
-            return [{"schema_version": SCHEMA_VERSION, **one} for one in self.data]
-        return {"schema_version": SCHEMA_VERSION, **self.data}
+            return self.data
+        return {"notes": said(note for table in self.tables for note in table.notes)} | self.data
+
+    def brief(self) -> Report:
+        """The same with its warnings and at most `MOST_NOTES` other notes for each target, and how many there are
+        besides.
+        """
+        tables: list[Table] = []
+        room, hidden = MOST_NOTES, 0
+        for table in [*self.tables, None]:
+            if hidden and (table is None or table.answer):
+                notes = [*tables[-1].notes, f"{hidden} more note{'s' * (hidden > 1)}: --notes"]
+                tables[-1], hidden = tables[-1]._replace(notes=notes), 0
+            if table is None:
+                break
+            room = MOST_NOTES if table.answer else room
+            kept: list[str] = []
+            for note in table.notes:
+                warning = any(one.endswith(note) for one in self.warnings)
+                if warning or room:
+                    kept.append(note)
+                    room -= not warning
+            hidden += len(table.notes) - len(kept)
+            tables.append(table._replace(notes=kept))
+        return self._replace(tables=tables)
 
 
 def fitted_to(report: Report, encoding: str) -> Report:
@@ -119,7 +180,8 @@ def joined(reports: Sequence[Report]) -> Report:
     """Several targets' answers as one:
     their documents, their tables one after the other, whatever text they have, and their warnings.
     """
-    documents = [one for r in reports for one in (r.data if isinstance(r.data, list) else [r.data])]
+    told = [r.with_notes() for r in reports]
+    documents = [one for data in told for one in (data if isinstance(data, list) else [data])]
     tables, warnings = [t for r in reports for t in r.tables], [w for r in reports for w in r.warnings]
     return Report(one_or_list(documents), tables, "".join(r.text for r in reports), warnings)
 

@@ -13,13 +13,18 @@ from ..formulas.symbolic import KEYS
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
 from .expression import LATEX, Style, write
-from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
+from .notes import MLA, MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
 from .summary import headline, model_data
 
 LINE = 80
 SHORT = 30
 LONGEST = 4
 """Lines that a whole model's formula with numbers in may take; JSON has it at any length."""
+LATENT_FORMS = (
+    f"FLOPs a token: {MLA['expanded']}, as all passes but decode run it; after C tokens in a cache, a pass over T makes "
+    f"those of C + T; FLOPs, absorbed: {MLA['absorbed']}, as decode runs it with S keys; parts that are not listed "
+    "cost the same in both forms"
+)
 RECORDS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),
@@ -51,7 +56,7 @@ def report(preset: Preset, explanation: Explanation, latex: bool = False, record
         "symbols": _symbols(explanation),
     }
     if records:
-        return Report(data, [_records(preset, explanation, rows, latex)])
+        return Report(data, [_records(preset, explanation, rows, latex)]).of(preset.target)
     if latex:
         return Report(data, text=_latex(preset, explanation))
     if explanation.node is None:
@@ -296,6 +301,8 @@ def _conventions(explanation: Explanation) -> list[str]:
     notes = []
     if "flops" in quantities:
         notes.append(f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}")
+    if "flops_absorbed" in quantities:
+        notes.append(LATENT_FORMS)
     experts = identity_experts(explanation.formulas.symbolic.numbers)
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)

@@ -7,15 +7,30 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import units
+from ..components.base import TokenMixer
 from ..costs.flops import FlopCount, scores_of, step_of
 from ..flow.tree import Node, by_kind
+from ..model import ModelSpec
+from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
 from ..studies.rules import Rule
 from . import conventions
 from .document import Column, Report, Row, Table
 from .nodes import Figures, figures_of, tree_data
-from .notes import CAUSAL_PAIRS, FULL_PAIRS, PRODUCTS, identity_experts, tokens_of, too_long, warned
+from .notes import (
+    CAUSAL_PAIRS,
+    CHOSEN_KEYS,
+    FULL_PAIRS,
+    MLA,
+    ONE_OUTPUT,
+    ONE_STEP,
+    PRODUCTS,
+    identity_experts,
+    tokens_of,
+    too_long,
+    warned,
+)
 from .summary import model_data
 
 PASSES = {"forward": "forward pass of", "train": "training step of", "prefill": "prefill of", "decode": "decoding"}
@@ -36,6 +51,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
             "by_component": count.by_component,
             "per_token": count.per_token,
             "tokens": count.tokens,
+            "mla": count.mla,
             "forward": count.forward,
             "backward": count.backward,
             "recomputation": count.recomputed,
@@ -49,7 +65,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
-    return Report(data, tables, warnings=warned(preset, warnings))
+    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -83,13 +99,14 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
             rows.append(row("recomputation", count.recomputed, 1))
     other = OTHER[count.pairs]
     rows.append(row(f"total, {other} pairs", count.full if other == "full" else count.causal, strong=True))
-    return Table(preset.display, columns, rows, headline(count), notes, units.flops(total))
+    return Table(preset.display, columns, rows, headline(count), notes, units.flops(total), name="components")
 
 
 def headline(count: FlopCount) -> str:
-    """`forward pass of 2,048 tokens, full pairs`."""
+    """`forward pass of 2,048 tokens, full pairs`, `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
     w = count.workload
-    return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {count.pairs} pairs"
+    form = "" if count.mla is None else f", MLA {count.mla}"
+    return f"{PASSES[w.phase]} {tokens_of(count.spec, w)}, {count.pairs} pairs{form}"
 
 
 def _notes(count: FlopCount) -> list[str]:
@@ -101,6 +118,7 @@ def _notes(count: FlopCount) -> list[str]:
             f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where "
             "that alone is given)"
         )
+        notes += _decoding_notes(count)
     elif w.phase == "prefill":
         before = f"{w.context:,} tokens of each sequence are in the cache already; " if w.context else ""
         notes.append(f"prefill: {before}logits at the last position only")
@@ -108,16 +126,51 @@ def _notes(count: FlopCount) -> list[str]:
         notes.append("logits at every position")
     if w.phase == "train":
         notes += _training_notes(count)
+    notes += _latent_notes(count)
     if count.spec.kind == "encoder-decoder":
         notes.append("a token: all FLOPs, the encoder's too, over the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} counts them in")
+    uncounted = _uncounted(count.spec)
+    if uncounted:
+        notes.append(f"not counted: {'; '.join(uncounted)} (element by element, no matrix product)")
     if count.spec.towers:
         notes.append(
             f"not counted: {', '.join(count.spec.towers)}; of towers, parameters alone are counted (llmcalc params "
             f"{TOWERS.option})"
         )
     return notes
+
+
+def _latent_notes(count: FlopCount) -> list[str]:
+    """The form in which latent attention runs, what that means for tokens in the cache, and which option changes it."""
+    if count.mla is None:
+        return []
+    past = count.workload.context if count.mla == "expanded" else 0
+    again = f", and of the {past:,} tokens in the cache once more, since only latents are kept" if past else ""
+    other = "absorbed" if count.mla == "expanded" else "expanded"
+    return [f"{MLA[count.mla]}{again} (--mla {other}: the other form)"]
+
+
+def _decoding_notes(count: FlopCount) -> list[str]:
+    """Where decoding runs something else than a pass over all tokens does for each of them."""
+    ops = [place.node.op for place in count.tree.walk()]
+    states = {op.kind for op in ops if isinstance(op, State)}
+    chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
+    return [
+        *([ONE_OUTPUT] if "conv_state" in states else []),
+        *([ONE_STEP] if "recurrent_state" in states else []),
+        *([CHOSEN_KEYS] if chooses else []),
+    ]
+
+
+def _uncounted(spec: ModelSpec) -> list[str]:
+    """What the recurrences of a model compute that is no matrix product."""
+    layers = [
+        (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
+    ]
+    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    return list(dict.fromkeys(m.uncounted for m in mixers if isinstance(m, TokenMixer) and m.uncounted))
 
 
 def _training_notes(count: FlopCount) -> list[str]:

@@ -23,7 +23,7 @@ def _ratio(value: float) -> str:
 TERA, GIGA = units.decimal_scale(10**12, "FLOP/s"), units.decimal_scale(10**9, "B/s")
 
 LIST_COLUMNS = (
-    Column("name", "name", justify="left"),
+    Column("target", "name", justify="left"),
     Column("memory_bytes", units.GIB.name, units.GIB.write),
     Column("memory_bandwidth_bytes_per_s", f"memory {GIGA.name}", GIGA.write),
     Column("bfloat16_flops_per_s", f"bf16 {TERA.name}", TERA.write),
@@ -81,7 +81,7 @@ def _detailed(one: Hardware) -> Table:
         notes.insert(0, "peaks are dense")
     announced = f"announced {one.released}" if one.released else ""
     aside = ", ".join(text for text in (one.vendor, announced) if text)
-    return Table(one.title, DETAIL_COLUMNS, _detail_rows(one), aside, said(notes))
+    return Table(one.title, DETAIL_COLUMNS, _detail_rows(one), aside, said(notes), target=one.name)
 
 
 def _detail_rows(one: Hardware) -> list[Row]:

@@ -55,7 +55,7 @@ def report(preset: Preset, cache: CacheSize) -> Report:
         data,
         [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)],
         warnings=warned(preset, warnings),
-    )
+    ).of(preset.target)
 
 
 def _dtypes(cache: CacheSize) -> list[str]:
@@ -76,7 +76,7 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         for held in cache.held
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
-    return Table(preset.display, columns, rows, headline(cache), notes, units.memory(cache.bytes))
+    return Table(preset.display, columns, rows, headline(cache), notes, units.memory(cache.bytes), name="layers")
 
 
 def headline(cache: CacheSize) -> str:
@@ -106,7 +106,7 @@ def _what_ifs(cache: CacheSize, scale: units.Scale) -> Table:
         Row([title, ratio, *(one.bytes_in(name) for name in dtypes)], strong=not i)
         for i, (title, ratio, one) in enumerate(rows)
     ]
-    return Table("", columns, filled)
+    return Table("", columns, filled, name="what-if")
 
 
 def _growth(cache: CacheSize, scale: units.Scale) -> Table:
@@ -122,7 +122,7 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
         Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
         for tokens, size in sizes.items()
     ]
-    return Table("", columns, rows)
+    return Table("", columns, rows, name="growth")
 
 
 def _notes(cache: CacheSize) -> list[str]:

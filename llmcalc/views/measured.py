@@ -32,7 +32,9 @@ def report(name: str, cls: str, tree: Measured) -> Report:
         f"measured on {cls} of the installed transformers, on meta: no closed form, and nothing else is known of "
         "this architecture"
     ]
-    return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)])
+    return Report(data, [Table(f"{name}: {units.count(total)} parameters, measured", COLUMNS, rows, notes=notes)]).of(
+        name
+    )
 
 
 def _short(name: str) -> str:

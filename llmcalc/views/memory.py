@@ -38,15 +38,15 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
     notes = said([*warnings, *_notes(preset, use)])
     aside = f"in {use.phase}{_setting(use)}, {units.count(use.count.total)} parameters"
-    parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer)
+    parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer, name="parts")
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
     note = (
         f"tight: more than {TIGHT:.0%} of it; left: for all that is not counted, or less than nothing by what is "
         "missing; nominal: how much of its memory is usable is not known"
     )
     unnamed = [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
-    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note, *unnamed])
-    return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings))
+    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note, *unnamed], name="fits")
+    return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings)).of(preset.target)
 
 
 def verdict_of(fit: Fit) -> str:

@@ -22,6 +22,15 @@ FULL_PAIRS = "full pairs: every query by every key in memory"
 CAUSAL_PAIRS = "causal pairs: those that the mask lets through, windows and chunks included"
 PAIRS = {"full": FULL_PAIRS, "causal": CAUSAL_PAIRS}
 
+MLA = {
+    "expanded": "MLA expanded: kv_b_proj makes keys and values of each head from the latents",
+    "absorbed": "MLA absorbed: kv_b_proj is applied to queries and to outputs, and each head attends to the latents",
+}
+"""The two forms of latent attention, and what each of them runs (DeepSeek-V2, arXiv:2405.04434, §2.1.2)."""
+ONE_OUTPUT = "decode: a convolution computes the new token's output alone, from the inputs that its state keeps"
+ONE_STEP = "decode: a recurrence takes one step from the state that it keeps"
+CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over several tokens computes all scores and masks"
+
 _BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 

@@ -49,9 +49,8 @@ def report(preset: Preset, count: ParameterCount) -> Report:
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     if count.active != total:
         rows.append(Row(["active a token", None, None, count.active, count.active / total], strong=True))
-    return Report(
-        data, [Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))]
-    )
+    table = Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))
+    return Report(data, [table]).of(preset.target)
 
 
 def answer(count: ParameterCount) -> str:

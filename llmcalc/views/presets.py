@@ -21,7 +21,7 @@ Counted = tuple[Preset, ParameterCount]
 BILLION = units.count_scale(10**9)
 
 LIST_COLUMNS = (
-    Column("name", "name", justify="left"),
+    Column("target", "name", justify="left"),
     Column("kind", "kind", justify="left"),
     Column("released", "released", justify="left"),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:,.3f}"),
@@ -94,7 +94,8 @@ def _detailed(preset: Preset, count: ParameterCount) -> Table:
     ]
     origin = ", ".join(text for text in (preset.developer, preset.released) if text)
     aside = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
-    return Table(f"{preset.display} [{preset.name}]", DETAIL_COLUMNS, rows, aside, said(notes))
+    title = f"{preset.display} [{preset.name}]"
+    return Table(title, DETAIL_COLUMNS, rows, aside, said(notes), target=preset.name)
 
 
 def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:

@@ -22,7 +22,7 @@ SIZE_COLUMNS = (
     Column("aspect_ratio", "h / L"),
 )
 FULL_COLUMNS = tuple(
-    Column(key, key)
+    Column("is_target" if key == "target" else key, key)
     for key in (
         "target",
         "num_hidden_layers",
@@ -39,6 +39,10 @@ FULL_COLUMNS = tuple(
         "past_tay",
         "critical_depth",
         "past_critical",
+        "feed_forward_width",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
     )
 )
 LITERATURE_COLUMNS = (
@@ -50,10 +54,18 @@ LITERATURE_COLUMNS = (
 )
 
 
-def report(study: Study, preset: Preset | None, flat: bool = False) -> Report:
-    """The answer as data and as tables: costs, then the literature; one table of raw values where `flat` (CSV)."""
+def report(
+    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, flat: bool = False
+) -> Report:
+    """The answer as data and as tables.
+
+    preset: the model whose ratios the shapes have.
+    is_target: whether that model was asked about; otherwise its ratios stand in for those of no model.
+    literature: whether a second table says what published studies find. The data always say so.
+    flat: one table of raw values, for CSV.
+    """
     shapes = [_data(shape) for shape in study.shapes]
-    data: dict[str, Any] = {} if preset is None else {"model": model_data(preset)}
+    data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     data |= {
         "budget": _budget(study),
         "proportions": _proportions(study),
@@ -62,20 +74,23 @@ def report(study: Study, preset: Preset | None, flat: bool = False) -> Report:
     }
     if flat:
         raw = [{**one, **one["literature"], "head_sizes": " ".join(map(str, one["head_sizes"]))} for one in shapes]
-        return Report(data, [Table("", FULL_COLUMNS, [Row([one[c.key] for c in FULL_COLUMNS]) for one in raw])])
+        return Report(data, [Table("", FULL_COLUMNS, [Row([one[c.title] for c in FULL_COLUMNS]) for one in raw])]).of(
+            preset.target if is_target else ""
+        )
     value = study.budget.value
     title = (
         f"{units.count(value)} parameters"
         if study.budget.kind == "parameters"
         else f"{value:.3g} FLOPs of training".replace("e+", "e")
     )
-    subject = "standard proportions" if preset is None else f"proportions of {preset.display}"
     costs = Table(
-        f"{title}, {subject}",
+        f"{title}, same ratios as {preset.display}",
         _cost_columns(study),
         [_cost_row(shape) for shape in study.shapes],
-        notes=_notes(study, preset),
+        notes=_notes(study, preset, is_target, literature),
     )
+    if not literature:
+        return Report(data, [costs])
     says = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
@@ -86,16 +101,16 @@ def report(study: Study, preset: Preset | None, flat: bool = False) -> Report:
 
 
 def _cost_columns(study: Study) -> Sequence[Column]:
-    """One unit a column: that in which its smallest value is at least 1."""
+    """One unit per column: that in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
     work = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
-    kept = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
+    cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", work.name, work.write),
-        Column("kv_bytes_per_token", f"KV {kept.name}", kept.write),
+        Column("kv_bytes_per_token", f"KV {cached.name}", cached.write),
         Column("head_sizes", "head sizes"),
     )
 
@@ -189,15 +204,53 @@ def _literature(study: Study) -> list[dict[str, Any]]:
     return found
 
 
-def _notes(study: Study, preset: Preset | None) -> list[str]:
-    budget, family, first = study.budget, study.family, study.shapes[0].stack
-    notes = ["L layers, h hidden size; FLOPs and KV cache are those of a token"]
-    notes.append(f"shapes within {100 * study.tolerance:g} % of the budget, the nearest depth at each h")
-    notes.append(
-        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes counted, h/L "
-        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}"
-    )
-    tied = "tied" if family.spec.tie_word_embeddings else "untied"
+def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
+    family, first = study.family, study.shapes[0].stack
+    notes = [
+        "L: number of layers, h: hidden size; FLOPs and KV cache are per token",
+        f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
+        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
+        _held_fixed(study),
+    ]
+    if family.head_divisor > 1:
+        own = (first.head_dim or 0) * family.head_divisor
+        notes.append(
+            f"head_dim is {first.head_dim} instead of {own}, since h would have few steps at this budget; "
+            f"--head-dim {own} holds it fixed"
+        )
+    if not is_target:
+        notes.append(
+            f"no TARGET was given: ratios, vocabulary and tying are those of {preset.display} unless an option changes "
+            f"them: {headline(preset.model)}"
+        )
+    shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(shares) > 0.5:
+        notes.append(
+            f"embedding and language-model head are {units.percent(min(shares), 0)} to {units.percent(max(shares), 0)} "
+            "of the parameters; a smaller --vocab leaves more to the layers"
+        )
+    if first.mixture_of_experts:
+        notes.append(
+            "mixture of experts: the number of experts, and of those that each token uses, is held fixed; the width "
+            "of each expert grows with h"
+        )
+    if any(shape.target for shape in study.shapes):
+        notes.append(f"{OWN} the model's own h and L")
+    elif is_target:
+        notes.append(f"the h and L of {preset.display} itself do not meet this budget, so they are not listed")
+    if any(shape.in_dense_band for shape in study.shapes):
+        notes.append(BAND)
+    if study.budget.kind == "train_flops":
+        notes.append(_training_budget(study))
+    notes += [flops_a_token(study.seq), cache_a_token(study.dtype)]
+    return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
+
+
+def _held_fixed(study: Study) -> str:
+    """What every shape has in common, as the first of them has it."""
+    spec, first = study.family.spec, study.shapes[0].stack
+    tied = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
         ""
         if first.num_key_value_heads is None
@@ -205,45 +258,35 @@ def _notes(study: Study, preset: Preset | None) -> list[str]:
         f"{first.hidden_size:,}"
     )
     width = "active d_ff" if first.mixture_of_experts else "d_ff"
-    notes.append(
-        f"kept: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary "
-        f"{family.spec.vocab_size:,} {tied}; "
-        f"h a multiple of {family.step}, so that heads stay whole"
+    return (
+        f"held fixed: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary "
+        f"{spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay integers"
     )
-    if preset is None:
-        notes.append(f"standard proportions are Llama 3 8B's: {headline(family.spec)}; only the ratios count here")
-    if first.mixture_of_experts:
-        notes.append(
-            "mixture of experts: their number and how many a token uses are kept, each one's width grows with h; "
-            "the studies are of dense models"
-        )
-    if any(shape.target for shape in study.shapes):
-        notes.append(f"{OWN} the model's own h and L")
-    elif preset is not None:
-        notes.append(f"{preset.display}'s own h and L do not cost this budget, so they are not listed")
-    if any(shape.in_dense_band for shape in study.shapes):
-        notes.append(BAND)
-    if budget.kind == "train_flops":
-        tokens = (
-            f"{TOKENS_PER_PARAMETER} tokens for each active parameter (Hoffmann 2022)"
-            if budget.tokens is None
-            else f"{units.count(budget.tokens)} tokens"
-        )
-        notes.append(
-            f"training FLOPs: {tokens} × exact FLOPs of a token forward and backward, {MULTIPLY_ADD}, full pairs, "
-            f"sequences of {budget.seq:,}"
-        )
-    return [*notes, flops_a_token(study.seq), cache_a_token(study.dtype)]
 
 
-def _sources(study: Study, preset: Preset | None) -> Sequence[str]:
+def _training_budget(study: Study) -> str:
+    budget = study.budget
+    tokens = (
+        f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
+        if budget.tokens is None
+        else f"{units.count(budget.tokens)} tokens"
+    )
+    return (
+        f"training FLOPs: {tokens} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
+        f"sequences of {budget.seq:,}"
+    )
+
+
+def _sources(study: Study, preset: Preset) -> Sequence[str]:
     notes = [f"{f.source} (arXiv:{f.arxiv}): {f.says}. Limits: {f.limits}" for f in FINDINGS]
+    if study.shapes[0].stack.mixture_of_experts:
+        notes.append("the studies are of dense models, and this one is a mixture of experts")
     if study.budget.kind == "parameters":
         notes.append(
-            f"{TOKENS_PER_PARAMETER} tokens a parameter are "
+            f"{TOKENS_PER_PARAMETER} tokens per parameter are "
             f"{units.count(TOKENS_PER_PARAMETER * study.shapes[0].active)} tokens here"
         )
-    if study.scaled is not None and preset is not None:
+    if study.scaled is not None:
         h, layers, ratio = study.scaled
         notes.append(
             f"from {preset.display} at {ratio:.3g} times its compute, C^0.34 and C^0.12 give h = {h:,.0f}, L = "

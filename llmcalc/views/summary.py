@@ -85,7 +85,7 @@ def model_data(preset: Preset) -> dict[str, Any]:
     """The `model` entry of every document."""
     return {
         "name": preset.name,
-        "target": preset.asked or preset.name,
+        "target": preset.target,
         "title": preset.display,
         "kind": preset.model.kind,
         "changes": list(preset.changes),

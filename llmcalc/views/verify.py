@@ -42,11 +42,11 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
     seen = [q for q in QUANTITIES if q != "buffers" and any(c.quantity == q for v in verdicts for c in v.checks)]
-    columns = [Column("model", "model", justify="left"), *(Column(q, SHORT[q]) for q in seen)]
+    columns = [Column("target", "model", justify="left"), *(Column(q, SHORT[q]) for q in seen)]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     rows = [Row([v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)]) for v in verdicts]
     rows += [Row([name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None]) for name in skipped]
-    return Table("", columns, rows, notes=_notes(verdicts, skipped))
+    return Table("", columns, rows, notes=_notes(verdicts, skipped), name="checks")
 
 
 def _speed(measured: dict[str, Any]) -> str:
@@ -159,6 +159,8 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
                 verdict.target,
                 columns,
                 rows,
+                name=quantity,
+                target=verdict.target,
                 notes=notes,
                 answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}",
             )

@@ -60,6 +60,8 @@ def _lines(table: Table, width: int) -> Iterator[str]:
             yield from indented(aside, width)
     if table.rows:
         yield from _grid(table)
+        if table.notes:
+            yield ""
     for note in table.notes:
         yield from indented(note, width, hang=INDENT)
 

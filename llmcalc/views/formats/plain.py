@@ -7,6 +7,9 @@ from typing import IO, Any
 
 from ..document import Report, Table, cell_text
 
+TARGET = "target"
+"""The first column of every CSV: what was asked for."""
+
 WITHIN = " / "
 """Between the name of a part and those of the parts in it: in CSV no indentation tells what a row is a part of."""
 
@@ -20,26 +23,32 @@ def json(report: Report, out: IO[str]) -> None:
 
 
 def csv(report: Report, out: IO[str]) -> None:
-    """Raw values, one heading line a table; the first column says whose row it is where there are several tables."""
+    """Raw values of one kind of table, that of the first, for every target: one heading line, `target` first."""
     import csv as library
 
     writer = library.writer(out, lineterminator="\n")
-    shared = [t for t in report.tables if [c.key for c in t.columns] == [c.key for c in report.tables[0].columns]]
-    several = len(shared) > 1
-    for i, table in enumerate(shared):
-        if i == 0:
-            writer.writerow((["target"] if several else []) + [c.key for c in table.columns])
-        for cells in _cells(table):
-            writer.writerow(([table.title] if several else []) + cells)
+    keys = [column.key for column in report.tables[0].columns]
+    named = keys[0] == TARGET
+    writer.writerow(keys if named else [TARGET, *keys])
+    for table in report.tables:
+        if table.name == report.tables[0].name and [column.key for column in table.columns] == keys:
+            writer.writerows(cells if named else [table.target, *cells] for cells in _cells(table))
 
 
 def _cells(table: Table) -> Iterator[list[Any]]:
     """The rows, the first cell of each after those that it stands below: `layers / mlp`."""
     above: list[str] = []
     for row in table.rows:
-        first, *rest = ("" if value is None else value for value in row.cells)
+        first, *rest = (_raw(value) for value in row.cells)
         above[row.depth :] = [str(first)]
         yield [WITHIN.join(above) if row.depth else first, *rest]
+
+
+def _raw(value: Any) -> Any:
+    """A value as CSV has it: nothing for none, and a whole number without a decimal point."""
+    if value is None:
+        return ""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def markdown(report: Report, out: IO[str]) -> None:

@@ -27,6 +27,8 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
         _heading(console, table)
         if table.rows:
             _rows(console, table)
+        if table.notes and table.rows:
+            console.print()
         for note in table.notes:
             _indented(console, note, hang=pipe.INDENT)
 
@@ -88,5 +90,6 @@ def _grid(table: Table) -> RichTable:
             overflow="fold",
         )
     for row, cells in zip(table.rows, texts, strict=True):
-        grid.add_row(*(Text(cell) for cell in cells), style="bold" if row.strong else None)
+        coloured = [Text(cell, style=column.colour(cell)) for column, cell in zip(table.columns, cells, strict=True)]
+        grid.add_row(*coloured, style="bold" if row.strong else None)
     return grid

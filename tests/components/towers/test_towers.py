@@ -372,7 +372,7 @@ def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
 
 def test_a_field_of_a_tower_that_nobody_knows_is_named() -> None:
     _, notes = read_config(wrapped("gemma3", {"vision_config": {**SIGLIP, "num_experts": 4}, "mm_tokens_per_image": 9}))
-    assert notes == ["not understood, and taken to change no count: vision_config.num_experts"]
+    assert notes == ["unrecognised, ignored: vision_config.num_experts"]
 
 
 def test_towers_are_not_converted(run: Any) -> None:

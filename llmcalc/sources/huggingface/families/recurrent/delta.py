@@ -120,15 +120,21 @@ def _qwen3_5_moe(c: Config) -> Table:
     return _qwen(c, [True] * c.size("num_hidden_layers"))
 
 
+OUTSIDE = {
+    "num_heads": "linear_num_heads",
+    "head_dim": "linear_head_dim",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+"""Fields of Kimi Linear's table `linear_attn_config` → their names outside it, which hold where it has none."""
+
+
 def _kimi_linear(c: Config) -> Table:
     c.must("moe_layer_freq", 1)
+    given = c.table("linear_attn_config") if c.has("linear_attn_config") else {}
+    c.asked.update(OUTSIDE.values())
     own = Config(
-        c.table("linear_attn_config") if c.has("linear_attn_config") else {},
-        {
-            "num_heads": c.get("linear_num_heads"),
-            "head_dim": c.get("linear_head_dim"),
-            "short_conv_kernel_size": c.get("linear_conv_kernel_dim"),
-        },
+        given,
+        {name: c.size(outside) for name, outside in OUTSIDE.items() if name not in given},
         c.model_type,
         where=f"{c.where}linear_attn_config.",
     )

@@ -1,0 +1,20 @@
+"""ggml's block formats (ggml-common.h): how many elements share a block, and what its bytes are of."""
+
+from __future__ import annotations
+
+BLOCKS: dict[str, tuple[int, int, int, int]] = {
+    "Q4_0": (32, 16, 2, 0),
+    "Q4_1": (32, 16, 2, 2),
+    "Q5_0": (32, 20, 2, 0),
+    "Q5_1": (32, 20, 2, 2),
+    "Q8_0": (32, 32, 2, 0),
+    "Q2_K": (256, 64, 10, 10),
+    "Q3_K": (256, 96, 14, 0),
+    "Q4_K": (256, 128, 8, 8),
+    "Q5_K": (256, 160, 8, 8),
+    "Q6_K": (256, 192, 18, 0),
+    "IQ4_NL": (32, 16, 2, 0),
+    "IQ4_XS": (256, 128, 8, 0),
+    "MXFP4": (32, 16, 1, 0),
+}
+"""Type → elements a block, and of its bytes those of codes, of scales and of minima."""

@@ -1,0 +1,108 @@
+"""Which of many models are meant: by kind, attention, experts and size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..components.base import Network, TokenMixer
+from ..components.stack import Stack
+from ..errors import InputError, suggest
+from ..model import ModelSpec
+
+KINDS = ("decoder", "encoder", "encoder-decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a model has to be; a field that is None asks for nothing.
+
+    kind: of `KINDS`. attention: of `attention_kinds`. moe: whether it is a mixture of experts. least, most: total
+    parameters.
+    """
+
+    kind: str | None = None
+    attention: str | None = None
+    moe: bool | None = None
+    least: int | None = None
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for an unknown kind, and for limits that no number is within."""
+        if self.kind is not None and self.kind not in KINDS:
+            raise InputError(
+                f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
+                f"{suggest(self.kind, list(KINDS))}"
+            )
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
+
+    @property
+    def any(self) -> bool:
+        """Whether it asks for anything."""
+        return self != Selection()
+
+    def takes(self, spec: ModelSpec, parameters: int) -> bool:
+        """Whether a model of so many parameters is meant."""
+        return (
+            self.kind in (None, spec.kind)
+            and (self.attention is None or self.attention in attention_kinds(spec))
+            and self.moe in (None, has_experts(spec))
+            and (self.least is None or parameters >= self.least)
+            and (self.most is None or parameters <= self.most)
+        )
+
+
+def require_attention(wanted: str | None, specs: Sequence[ModelSpec]) -> str | None:
+    """The kind of attention as the models have it, whatever its case.
+
+    Raises `InputError` with those that there are for one that none has.
+    """
+    if wanted is None:
+        return None
+    known = sorted(set().union(*map(attention_kinds, specs)))
+    if wanted.lower() not in known:
+        raise InputError(
+            f"--attention: no model has '{wanted}'; expected one of {', '.join(known)}.{suggest(wanted, known)}"
+        )
+    return wanted.lower()
+
+
+def attention_kinds(spec: ModelSpec) -> frozenset[str]:
+    """What its layers mix tokens with: `mha`, `gqa` or `mqa` by the heads, `sliding` beside them where a layer has a
+    window, and the names of other mixers (`mla`, `mamba2`, `gated_delta_net`, …).
+    """
+    found: set[str] = set()
+    for layer_mixer in _mixers(spec):
+        sizes = layer_mixer.heads(spec.hidden_size)
+        kind = layer_mixer.type
+        if kind == "attention" and sizes is not None and sizes.kv_heads is not None:
+            kind = "mha" if sizes.kv_heads == sizes.heads else "mqa" if sizes.kv_heads == 1 else "gqa"
+        found.add(kind)
+        if getattr(layer_mixer, "sliding_window", None) is not None:
+            found.add("sliding")
+    return frozenset(found)
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether any layer has a mixture of experts."""
+    return any(
+        isinstance(block.feed_forward, Network) and block.feed_forward.mixture
+        for stack in _stacks(spec)
+        for _, block, count, _ in stack.groups()
+        if count
+    )
+
+
+def _stacks(spec: ModelSpec) -> list[Stack]:
+    return [stack for _, stack in spec.stacks()]
+
+
+def _mixers(spec: ModelSpec) -> list[Any]:
+    return [
+        block.attention
+        for stack in _stacks(spec)
+        for _, block, count, _ in stack.groups()
+        if count and isinstance(block.attention, TokenMixer)
+    ]
