@@ -53,7 +53,8 @@ FINDINGS = (
         "chinchilla",
         "Hoffmann et al. 2022, §3, Table 4",
         "2203.15556",
-        "compute-optimal training takes about 20 tokens a parameter; Chinchilla itself has L = 80, h = 8192, h/L = 102",
+        "compute-optimal training takes about 20 tokens per parameter; Chinchilla itself has L = 80, h = 8192, "
+        "h/L = 102",
         "depth against width was not fitted: the shape is what was used, not what was found best",
     ),
     Finding(

@@ -1,20 +1,23 @@
 """Depth against width: shapes of one family of models that cost the same.
 
-A family keeps a model's proportions (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary,
-tying, norms) and varies hidden size and depth alone. The family is a spec whose sizes are functions of (h, L); the
-closed forms of `params` and `flops` are evaluated on it with NumPy arrays for the whole grid, and with ints for the
-shapes that are shown.
+A family has a model's ratios (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
+norms) and varies hidden size and depth alone. The family is a spec whose sizes are functions of (h, L); the closed
+forms of `params` and `flops` are evaluated on it with Python integers. Cost grows with h and with L, so the hidden
+sizes that a budget allows, and the depth nearest to the budget at each of them, are found by bisection.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, exact_div, floor_div
 from ..components.base import HeadSizes, Network, TokenMixer, Unscalable
+from ..components.head import LMHead
 from ..components.layers.block import Layer
 from ..costs.cache import kv
 from ..costs.flops import flops
@@ -22,80 +25,108 @@ from ..costs.params import params
 from ..errors import InputError
 from ..model import ModelSpec
 from ..run.workload import Workload
+from ..sources.files import validated
+from ..units import count
 from .compare import StackShape, in_dense_band, stack_shape
 from .literature import TOKENS_PER_PARAMETER, Verdicts, scaled_optimum, verdicts
 
 HEAD_SIZES = (64, 96, 128, 256)
 LEAST_ASPECT, MOST_ASPECT = 8, 1024
-"""h/L of the deepest and the shallowest shape that is looked at."""
-MOST_WIDTHS = 256
-LEAST_STEP = 64
+"""h/L of the deepest and the shallowest shape of a study."""
+LEAST_WIDTHS, MOST_WIDTHS = 48, 256
+"""Hidden sizes that a study counts at least, where the budget allows as many, and at most."""
+FEWEST_WIDTHS = 6
+"""Where a budget allows fewer hidden sizes than these, their step is halved."""
+UNIT, LEAST_UNIT = 64, 16
+"""What hidden sizes and widths of feed-forward networks are multiples of: usually, and where a budget is small."""
+LEAST_HEAD_DIM = 16
+"""The smallest head size that a study makes by halving a model's head size."""
 LARGEST_WIDTH, LARGEST_DEPTH = 2**21, 2**16
 
 BudgetKind: TypeAlias = Literal["parameters", "train_flops"]
 
-STANDARD: dict[str, Any] = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "tie_word_embeddings": False,
-    "decoder": {
-        "num_hidden_layers": 32,
-        "final_norm": {"type": "rmsnorm"},
-        "block": {
-            "norm": {"type": "rmsnorm"},
-            "norm_placement": "pre",
-            "attention": {
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "position": {"type": "rope"},
-            },
-            "feed_forward": {"intermediate_size": 14336, "hidden_act": "silu", "gated": True},
-        },
-    },
-}
-"""Proportions where no model gives them: those of Llama 3 8B (Grattafiori 2024, arXiv:2407.21783, Table 3)."""
+STANDARD, SMALL_STANDARD = "llama3-8b", "smollm2-135m"
+"""The presets whose ratios a budget without a model has: of all sizes, and of small ones."""
+SMALL = 500_000_000
+"""Parameters below which a budget has the ratios of the small standard. SmolLM2's models of 135 M and 360 M parameters
+have the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
+"""
+
+
+def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
+    """The name of the preset whose ratios a budget without a model has.
+
+    Training FLOPs stand for C/6D parameters, or for sqrt(C/120) at 20 tokens per parameter (Hoffmann 2022, C = 6ND).
+    """
+    if parameters is None and train_flops is not None:
+        divisor = 6 * TOKENS_PER_PARAMETER if tokens is None else 6 * tokens
+        parameters = math.isqrt(train_flops // divisor) if tokens is None else train_flops // divisor
+    return SMALL_STANDARD if parameters is not None and parameters < SMALL else STANDARD
 
 
 @dataclass(frozen=True)
 class Family:
     """Models that differ in hidden size and depth alone.
 
-    spec: the model whose proportions they have. head_dim, kv_ratio, ffn_ratio: in place of the model's, where given.
+    spec: the model whose ratios they have.
+    head_dim, kv_ratio, ffn_ratio: in place of the model's, where given.
+    head_divisor: every head size is the model's divided by this number.
+    unit: what hidden sizes and widths of feed-forward networks are multiples of.
     """
 
     spec: ModelSpec
     head_dim: int | None = None
     kv_ratio: Fraction | None = None
     ffn_ratio: Fraction | None = None
+    head_divisor: int = 1
+    unit: int = UNIT
 
     def _blocks(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
 
+    def _own_heads(self) -> list[HeadSizes]:
+        mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
+        return [one for mixer in mixers if (one := mixer.heads(self.spec.hidden_size)) is not None]
+
     @property
     def least_depth(self) -> int:
-        """One of each layer that a pattern names."""
+        """The smallest depth: one of each layer that a pattern names."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """Hidden sizes are multiples of it: heads and key/value heads come out whole, and it is 64 or more."""
-        mixers = [block.attention for block in self._blocks() if isinstance(block.attention, TokenMixer)]
-        sizes = [one for mixer in mixers if (one := mixer.heads(self.spec.hidden_size)) is not None]
-        shares = [share for one in sizes for share in self._shares(one)[:2] if share is not None]
+        """Hidden sizes are multiples of this number, so that head counts stay integers. It is at least `unit`."""
+        shares = [share for one in self._own_heads() for share in self._shares(one)[:2] if share is not None]
         least = math.lcm(*(share.denominator for share in shares))
-        while least < LEAST_STEP:
+        while least < self.unit:
             least *= 2
         return least
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """(heads over h, key/value heads over h or None where there is one for all, head size)."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
-        size = self.head_dim or d
+        size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
         if self.kv_ratio is not None:
             return heads, heads * self.kv_ratio, size
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
+
+    def finer(self, keep_heads: bool) -> Family | None:
+        """The same family with hidden sizes at smaller steps; None where there is none.
+
+        keep_heads: whether head sizes must stay as they are. Otherwise they are halved, if all of them can be.
+        """
+        dims = [(self.head_dim or one.head_dim) // self.head_divisor for one in self._own_heads()]
+        even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
+        for divisor in (1,) if keep_heads or not even else (2, 1):
+            half = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
+            try:
+                half.at(half.step, half.least_depth)
+            except Unscalable:  # rotary dimensions, for one, may need heads of the model's own size
+                continue
+            if half.step < self.step:
+                return half
+        return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """The member of that size: ints, or arrays of ints that are multiples of `step`."""
@@ -116,10 +147,12 @@ class Family:
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._widened(width, h))
 
     def _widened(self, width: int, h: Number) -> Number:
-        """A width in proportion, to the nearest multiple of 64 (of a smaller power of two, where its own is one)."""
-        ratio, unit = self.ffn_ratio, LEAST_STEP
+        """A width in proportion, to the nearest multiple of `unit` (or of a smaller power of two, where its own is
+        one).
+        """
+        ratio, unit = self.ffn_ratio, self.unit
         if ratio is None:
-            ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, LEAST_STEP)
+            ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
         whole = 2 * ratio.denominator * unit
         return floor_div(2 * ratio.numerator * h + ratio.denominator * unit, whole) * unit
 
@@ -129,20 +162,22 @@ def _share(h: Number, share: Fraction) -> Number:
 
 
 def family(
-    spec: ModelSpec | None,
+    spec: ModelSpec,
     head_dim: int | None = None,
     kv_ratio: Fraction | None = None,
     ffn_ratio: Fraction | None = None,
     vocab_size: int | None = None,
+    tie: bool | None = None,
 ) -> Family:
-    """The family of a model, or of the standard proportions, with some of them replaced.
+    """The family of a model, with some of its ratios and sizes replaced.
 
-    kv_ratio: key/value heads over heads, one over a whole number. Raises `InputError` for models whose shape is more
-    than hidden size and depth, and for a proportion that the model cannot have.
+    kv_ratio: key/value heads over heads, one over a whole number.
+    tie: whether the language-model head has the embedding's weight.
+    Raises `InputError` for models whose shape is more than hidden size and depth, and for a ratio or size that the
+    model cannot have.
     """
-    spec = ModelSpec.model_validate(STANDARD) if spec is None else spec
     if spec.kind != "decoder":
-        raise InputError(f"shape: an {spec.kind} has other sizes than depth and width to trade; expected a decoder")
+        raise InputError(f"shape: only decoders are supported, and this model is an {spec.kind}; expected a decoder")
     stack = spec.main
     networks = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
     if ffn_ratio is not None and any(isinstance(network, Network) and network.mixture for network in networks):
@@ -158,23 +193,38 @@ def family(
             f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as "
             "1, 1/4 or 0.125"
         )
-    changes: dict[str, Any] = {"mtp": None} if vocab_size is None else {"mtp": None, "vocab_size": vocab_size}
-    spec = spec.model_copy(update=changes)
+    spec = _changed(spec.model_copy(update={"mtp": None}), vocab_size, tie)
     members = Family(spec, None, kv_ratio, ffn_ratio)
     for what, one in (("shape", members), ("--head-dim", replace(members, head_dim=head_dim))):
         try:
-            one.at(spec.hidden_size, stack.num_hidden_layers)
+            member = one.at(one.step, one.least_depth)
         except Unscalable as error:
             raise InputError(f"{what}: {error}") from None
+        validated(ModelSpec, member.model_dump(), what)
     return replace(members, head_dim=head_dim)
+
+
+def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
+    """The model with another vocabulary size, or with its head tied to the embedding or not, checked again."""
+    if tie is not None and not isinstance(spec.head, LMHead):
+        option = "--tie" if tie else "--no-tie"
+        raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
+    changes: dict[str, Any] = {}
+    if vocab_size is not None:
+        changes["vocab_size"] = vocab_size
+    if tie is not None:
+        changes["tie_word_embeddings"] = tie
+    return validated(ModelSpec, spec.model_dump() | changes, "shape") if changes else spec
 
 
 @dataclass(frozen=True)
 class Budget:
     """What every shape is to cost: parameters, or FLOPs of training.
 
-    tokens: trained on; where None, 20 for each parameter that a token passes through (Hoffmann 2022). seq: of a
-    training sequence.
+    kind: which of the two.
+    value: how many of them.
+    tokens: the number of training tokens; where None, 20 per active parameter (Hoffmann 2022).
+    seq: tokens of a training sequence.
     """
 
     kind: BudgetKind
@@ -212,7 +262,7 @@ def budget_for(
     if train_flops is not None:
         return Budget("train_flops", train_flops, tokens, seq)
     if parameters is None and own is None:
-        raise InputError("shape: nothing to hold fixed; expected a TARGET, --params N or --flops C")
+        raise InputError("shape: no budget given; expected a TARGET, --params N or --flops C")
     return Budget(
         "parameters", params(own).total if parameters is None and own is not None else parameters or 0, None, seq
     )
@@ -236,13 +286,20 @@ def proportion(text: str | None, what: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """One member of the family. difference: its cost over the budget, less 1. head_sizes: common ones that divide h."""
+    """One member of the family.
+
+    target: whether it has the hidden size and the depth of the model that the family is of.
+    embedding_and_head: the parameters of the embedding and of an untied language-model head.
+    difference: its cost over the budget, minus 1.
+    head_sizes: the common head sizes that divide h.
+    """
 
     spec: ModelSpec
     stack: StackShape
     target: bool
     parameters: int
     active: int
+    embedding_and_head: int
     difference: float
     tokens: int | None
     train_flops: int | None
@@ -259,6 +316,9 @@ class Shape:
 @dataclass(frozen=True)
 class Study:
     """Shapes of one budget, deepest first.
+
+    family: what they are members of, with the steps and head sizes that were chosen for the budget.
+    searched: how many shapes were counted to find them.
     scaled: (h, L, compute over the model's) by published exponents from the model.
     """
 
@@ -287,16 +347,14 @@ def study(
     where no shape does.
     """
     tolerance = percent / 100
-    found, searched = search(members, budget, tolerance)
     own_size = None if own is None else (own.hidden_size, own.main.num_hidden_layers)
-    if own_size is not None and abs(budget.spent(members.at(*own_size)) / budget.value - 1) <= tolerance:
+    own_fits = own_size is not None and _costs(members, own_size, budget, tolerance)
+    members = refined(members, budget, tolerance, keep_heads=own_fits or members.head_dim is not None)
+    found, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    if own_size is not None and own_fits:
         found = [size for size in found if size[0] != own_size[0]] + [own_size]
     if not found:
-        raise InputError(
-            f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT} and h a multiple of {members.step} "
-            f"costs {budget.value:.3g} {budget.kind} "
-            f"to within {percent:g} %; expected a wider --tolerance, another budget or a smaller --vocab"
-        )
+        raise InputError(_nothing_found(members, budget, percent))
     chosen = spread(found, rows, own_size)
     shapes = tuple(
         _shape(members, size, budget, size == own_size, seq, dtype)
@@ -305,44 +363,136 @@ def study(
     return Study(members, budget, tolerance, seq, dtype, shapes, searched, _scaled_from(own, budget))
 
 
-def search(members: Family, budget: Budget, tolerance: float) -> tuple[list[tuple[int, int]], int]:
-    """For each hidden size the depth that costs nearest the budget, if within `tolerance`;
+def _costs(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+    """Whether a shape costs the budget to within `tolerance`; false where its head counts are no integers."""
+    try:
+        spent = budget.spent(members.at(*size))
+    except ArithmeticError:
+        return False
+    return bool(abs(spent - budget.value) <= Fraction(tolerance) * budget.value)
+
+
+def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
+    cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
+    tie = "" if members.spec.tie_word_embeddings or not isinstance(members.spec.head, LMHead) else "--tie, "
+    head = "" if members.head_dim is None else "a smaller --head-dim, "
+    return (
+        f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {members.step} costs "
+        f"{cost} to within {percent:g} %, at a vocabulary of {members.spec.vocab_size:,}; expected "
+        f"another budget, {tie}{head}a smaller --vocab or a wider --tolerance"
+    )
+
+
+def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+    """The family with steps of hidden size so small that the budget allows `FEWEST_WIDTHS` of them, where it can be.
+
+    keep_heads: whether head sizes must stay as they are.
+    """
+    while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
+        finer = members.finer(keep_heads)
+        if finer is None:
+            break
+        members = finer
+    return members
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number from `low` on for which a condition holds, by bisection; `high` where none below it does.
+
+    The condition holds for every number above one for which it holds.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _depths(members: Family, h: int) -> tuple[int, int]:
+    """(smallest, largest) depth with an h/L in range; the first is above the second where there is none."""
+    return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
+
+
+def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
+    """Every hidden size at which some h/L in range costs the budget: the deepest shape of each costs at least as much,
+    the shallowest at most as much.
+    """
+    step = members.step
+    exact = Fraction(tolerance)
+    least, most = budget.value * (1 - exact), budget.value * (1 + exact)
+
+    def spent(i: int, depth: int) -> Number:
+        return budget.spent(members.at(i * step, depth))
+
+    def deep_enough(i: int) -> bool:
+        shallowest, deepest = _depths(members, i * step)
+        return shallowest <= deepest and spent(i, deepest) >= least
+
+    def too_wide(i: int) -> bool:
+        return bool(spent(i, _depths(members, i * step)[0]) > most)
+
+    end = LARGEST_WIDTH // step + 1
+    narrowest = _first(deep_enough, 1, end)
+    return range(narrowest * step, _first(too_wide, narrowest, end) * step, step)
+
+
+def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
+    """The depth from `low` to `high` that costs nearest to a value; of two equally near ones the smaller.
+
+    cost: an exact count that grows with depth. A line through the ends of the bracket says where to look, since most
+    costs are linear in depth; where it does not halve the bracket, the middle does.
+    """
+    below, above = cost(low), cost(high)
+    if below >= value:
+        return low
+    if above <= value:
+        return high
+    line = True
+    while high - low > 1:
+        guess = low + (value - below) * (high - low) // (above - below) if line else (low + high) // 2
+        guess, before = min(max(guess, low + 1), high - 1), high - low
+        count = cost(guess)
+        if count <= value:
+            low, below = guess, count
+        else:
+            high, above = guess, count
+        line = not line or 2 * (high - low) <= before
+    return low if value - below <= above - value else high
+
+
+def search(
+    members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
+) -> tuple[list[tuple[int, int]], int]:
+    """For each hidden size the depth that costs nearest to the budget, if within `tolerance`;
     and how many shapes were counted.
+
+    most_widths: of more hidden sizes than these, as many are taken, evenly spaced in log h.
     """
-    import numpy as np
+    counted: dict[tuple[int, int], int] = {}
 
-    widths, depths = _grid(members, budget)
-    h, layers = (
-        widths[:, None].astype(np.float64),
-        depths[None, :].astype(np.float64),
-    )  # costs may be past 2^63: floats choose, ints count
-    off = np.abs(budget.spent(members.at(h, layers)) / float(budget.value) - 1)
-    aspect = widths[:, None] / depths[None, :]
-    off = np.where((aspect >= LEAST_ASPECT) & (aspect <= MOST_ASPECT), off, np.inf)
-    best = off.argmin(axis=1)
-    return [(int(widths[i]), int(depths[j])) for i, j in enumerate(best) if off[i, j] <= tolerance], off.size
+    def cost(h: int, depth: int) -> int:
+        if (h, depth) not in counted:
+            counted[h, depth] = budget.spent(members.at(h, depth))
+        return counted[h, depth]
+
+    found, exact = [], Fraction(tolerance)
+    for h in _thinned(allowed_widths(members, budget, tolerance), most_widths):
+        depth = nearest_depth(partial(cost, h), budget.value, *_depths(members, h))
+        if abs(cost(h, depth) - budget.value) <= exact * budget.value:
+            found.append((h, depth))
+    return found, len(counted)
 
 
-def _grid(members: Family, budget: Budget) -> tuple[Any, Any]:
-    """Hidden sizes and depths that hold every shape of the budget with an h/L in range;
-    at most `MOST_WIDTHS` hidden sizes.
-    """
-    import numpy as np
-
-    step, least = members.step, members.least_depth
-    widest, deepest = step, least
-
-    def costs(h: int, layers: int) -> Number:
-        return budget.spent(members.at(h, max(layers, least)))
-
-    while widest < LARGEST_WIDTH and costs(widest, widest // MOST_ASPECT) < budget.value:
-        widest *= 2
-    while deepest < LARGEST_DEPTH and costs(-(-LEAST_ASPECT * deepest // step) * step, deepest) < budget.value:
-        deepest *= 2
-    steps = np.arange(1, widest // step + 1)
-    if len(steps) > MOST_WIDTHS:
-        steps = np.unique(np.geomspace(1, len(steps), MOST_WIDTHS).round().astype(np.int64))
-    return steps.astype(np.int64) * step, np.arange(least, deepest + 1, dtype=np.int64)
+def _thinned(widths: range, most: int) -> list[int]:
+    """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
+    if len(widths) <= most:
+        return list(widths)
+    first, step = widths[0], widths.step
+    growth = math.log(widths[-1] / first) / (most - 1)
+    nearest = (round(first * (math.exp(growth * i) - 1) / step) for i in range(most))
+    return [widths[i] for i in dict.fromkeys(nearest)]
 
 
 def spread(found: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
@@ -373,6 +523,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
         target=target,
         parameters=count.total,
         active=count.active,
+        embedding_and_head=count.total - count.non_embedding,
         difference=spent / budget.value - 1,
         tokens=budget.tokens_for(count.active) if trains else None,
         train_flops=spent if trains else None,

@@ -7,6 +7,7 @@ from typing import Any
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.studies.shape import family
+from llmcalc.studies.sweep import sweep
 
 from .timing import calls, line
 
@@ -34,11 +35,11 @@ def main() -> None:
     of = family(llmcalc.load(TARGET).model)
     h = of.step * generator.integers(1, 40, SHAPES)
     layers = generator.integers(1, 200, SHAPES)
-    if not np.array_equal(params(of.at(h, layers)).total, by_hand(h, layers)):
+    if not np.array_equal(sweep(of, h, layers), by_hand(h, layers)):
         raise RuntimeError("the closed form and the expression by hand differ")
     sized = of.at(h, layers)
     whole, counted, hand = calls(
-        [lambda: params(of.at(h, layers)).total, lambda: params(sized).total, lambda: by_hand(h, layers)], RUNS
+        [lambda: sweep(of, h, layers), lambda: params(sized).total, lambda: by_hand(h, layers)], RUNS
     )
     print(f"sweep: {SHAPES:,} shapes of {TARGET}'s family (median of {RUNS})")
     line("closed form of the spec, sizes included", f"{1000 * whole:.0f} ms")

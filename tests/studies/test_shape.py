@@ -1,4 +1,4 @@
-"""`llmcalc shape`: one family, three evaluations alike; budgets kept; proportions kept; every option acts."""
+"""`llmcalc shape`: one family, three evaluations alike; budgets and ratios kept; every option acts; no NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from fractions import Fraction
+from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,33 @@ from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
-from llmcalc.errors import InputError
+from llmcalc.errors import InputError, MissingExtra
 from llmcalc.model import ModelSpec
 from llmcalc.studies.literature import critical_depth, kaplan_range, scaled_optimum, verdicts
-from llmcalc.studies.shape import HEAD_SIZES, Budget, Family, budget_for, family, proportion, search, spread, study
+from llmcalc.studies.shape import (
+    FEWEST_WIDTHS,
+    HEAD_SIZES,
+    LEAST_ASPECT,
+    MOST_ASPECT,
+    SMALL,
+    Budget,
+    Family,
+    allowed_widths,
+    budget_for,
+    family,
+    nearest_depth,
+    proportion,
+    refined,
+    search,
+    spread,
+    standard,
+    study,
+)
+from llmcalc.studies.sweep import sweep
 from tests.builders import sight
 from tests.contracts.test_parts import decoder
 
+STANDARD = llmcalc.load("llama3-8b").model
 DECODERS = ["llama3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "gpt-oss-20b", "falcon-7b", "qwen2.5-72b"]
 
 
@@ -133,10 +154,10 @@ def test_each_override_acts() -> None:
     assert (shape.head_dim, shape.head_ratio, shape.kv_ratio) == (64, 1.0, 0.25)
     assert study(members("llama3-8b", kv_ratio=Fraction(1, 8)), budget).shapes[0].stack.kv_ratio == 0.125
     assert study(members("llama3-8b", ffn_ratio=Fraction(4)), budget).shapes[0].stack.feed_forward_ratio == 4
-    third = study(members("llama3-8b", ffn_ratio=Fraction(8, 3)), budget).shapes[0].stack
-    assert third.feed_forward_width is not None
-    assert third.feed_forward_width % 64 == 0
-    assert abs(third.feed_forward_width - third.hidden_size * 8 / 3) <= 32  # the nearest multiple of 64
+    for third in (shape.stack for shape in study(members("llama3-8b", ffn_ratio=Fraction(8, 3)), budget).shapes):
+        assert third.feed_forward_width is not None
+        assert third.feed_forward_width % 64 == 0
+        assert abs(third.feed_forward_width - third.hidden_size * 8 / 3) <= 32  # the nearest multiple of 64
     small = study(members("llama3-8b", vocab_size=32000), budget).shapes[0]
     assert small.spec.vocab_size == 32000
     assert small.parameters == params(small.spec).total
@@ -178,29 +199,192 @@ def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
 def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs of a token. Without: 20 for each parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
-    for shape in study(family(None, vocab_size=32000), budget).shapes:
+    for shape in study(family(STANDARD, vocab_size=32000), budget).shapes:
         exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="train")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
-    optimal = study(family(None, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
+    optimal = study(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
     assert all(s.tokens == 20 * s.parameters for s in optimal)
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    found = study(family(None), Budget("train_flops", 10**26), rows=3)
+    found = study(family(STANDARD), Budget("train_flops", 10**26), rows=3)
     assert found.shapes
     assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in found.shapes)
-    huge = study(family(None), Budget("parameters", 10**16), rows=3)
+    huge = study(family(STANDARD), Budget("parameters", 10**16), rows=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
 
-def test_search_takes_the_nearest_depth() -> None:
-    of, budget = members("gpt2"), Budget("parameters", 300_000_000)
-    found, counted = search(of, budget, 0.05)
-    assert counted > 1000
-    for h, layers in found[:5]:
-        off = [abs(params(of.at(h, n)).total - budget.value) for n in (layers - 1, layers, layers + 1)]
-        assert off[1] == min(off)
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        ("gpt2", Budget("parameters", 300_000_000)),
+        ("gemma2-9b", Budget("parameters", 2_000_000_000)),
+        ("gpt2", Budget("train_flops", 10**18)),
+        ("gpt2", Budget("train_flops", 10**18, tokens=10**9)),
+    ],
+)
+def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:
+    """Of every hidden size up to beyond the widest, and every depth with an h/L in range, by counting all of them."""
+    of = members(name)
+    found, counted = search(of, budget, 0.02)
+    every, widest = {}, found[-1][0] + 3 * of.step
+    for h in range(of.step, widest + 1, of.step):
+        depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
+        off = {n: abs(budget.spent(of.at(h, n)) - budget.value) for n in depths}
+        if off and min(off.values()) <= 0.02 * budget.value:
+            every[h] = min(off, key=lambda n, off=off: (off[n], n))  # type: ignore[misc]
+    assert dict(found) == every
+    assert counted < 8 * len(allowed_widths(of, budget, 0.02)) + 40
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.4])
+def test_the_allowed_widths_are_those_between_the_deepest_and_the_shallowest(tolerance: float) -> None:
+    of, value = members("gpt2"), 100_000_000
+    counts = {h: [params(of.at(h, n)).total for n in (h // 8, -(-h // 1024))] for h in range(64, 4096, 64)}
+    least, most = value * (1 - tolerance), value * (1 + tolerance)
+    expected = [h for h, (deepest, shallowest) in counts.items() if deepest >= least and shallowest <= most]
+    assert list(allowed_widths(of, Budget("parameters", value), tolerance)) == expected
+
+
+@pytest.mark.parametrize("unit", [1, 10**30])
+def test_the_nearest_depth_of_any_growing_cost(unit: int) -> None:
+    """Every cost that grows by 0, 1 or 3 at each of six depths, every value; exactly, past 2^63 too."""
+    for steps in product((0, 1, 3), repeat=6):
+        costs = {5 + i: 1 + unit * cost for i, cost in enumerate(accumulate(steps))}
+        for value in (1 + unit * half // 2 for half in range(2 * sum(steps) + 3)):
+            found = nearest_depth(costs.__getitem__, value, 5, 10)
+            assert abs(costs[found] - value) == min(abs(cost - value) for cost in costs.values())
+
+
+def test_a_nearest_depth_takes_few_counts() -> None:
+    """A line needs both ends, one guess, and its neighbour; the steepest of curves no more than two bisections."""
+    for cost, most in ((lambda n: 7 + 3 * n, 5), (lambda n: n**8, 40)):
+        asked: list[int] = []
+
+        def count(n: int, cost: Any = cost, asked: list[int] = asked) -> int:
+            asked.append(n)
+            return int(cost(n))
+
+        assert nearest_depth(count, cost(777), 1, 65536) == 777
+        assert len(asked) <= most
+
+
+@pytest.mark.parametrize("budget", ["10M", "30M", "100M", "350M", "1B", "3B", "8B", "70B", "1T"])
+def test_a_budget_alone_gives_shapes_whose_count_is_exact(budget: str) -> None:
+    """Each row built again from its printed sizes alone, and counted by hand: heads of d, k of them for keys and
+    values, three maps of a gated network, two norms in a layer and one above; an untied head.
+    """
+    found = document("--params", budget)
+    value, v = found["budget"]["value"], found["proportions"]["vocab_size"]
+    tied = found["proportions"]["tie_word_embeddings"]
+    assert len(found["shapes"]) >= 2
+    for row in found["shapes"]:
+        h, layers, width = row["hidden_size"], row["num_hidden_layers"], row["feed_forward_width"]
+        a, k, d = row["num_attention_heads"], row["num_key_value_heads"], row["head_dim"]
+        assert all(isinstance(n, int) for n in (h, layers, width, a, k, d))
+        assert (a * d, a % k) == (h, 0)
+        by_hand = layers * (2 * h * a * d + 2 * h * k * d + 3 * h * width + 2 * h) + h + v * h * (1 if tied else 2)
+        assert row["parameters"] == by_hand
+        block = STANDARD.main.block.model_dump()
+        block["attention"] |= {"num_attention_heads": a, "num_key_value_heads": k, "head_dim": d}
+        block["feed_forward"]["intermediate_size"] = width
+        decoder = {"num_hidden_layers": layers, "block": block, "final_norm": {"type": "rmsnorm"}}
+        again = {"vocab_size": v, "hidden_size": h, "tie_word_embeddings": tied, "decoder": decoder}
+        assert params(ModelSpec.model_validate(again)).total == by_hand
+        assert row["budget_difference"] == by_hand / value - 1
+        assert abs(by_hand - value) <= 0.02 * value
+
+
+def test_the_standard_depends_on_the_size_of_the_budget() -> None:
+    assert [standard(n) for n in (10**7, SMALL - 1, SMALL, 10**12)] == ["smollm2-135m"] * 2 + ["llama3-8b"] * 2
+    assert standard() == "llama3-8b"
+    # C = 6ND: 500 M parameters on 20 tokens per parameter are 120 × (5·10^8)² = 3·10^19 FLOPs
+    assert [standard(None, c) for c in (3 * 10**19 - 10**12, 3 * 10**19)] == ["smollm2-135m", "llama3-8b"]
+    assert [standard(None, c, 10**9) for c in (6 * SMALL * 10**9 - 6 * 10**9, 6 * SMALL * 10**9)] == [
+        "smollm2-135m",
+        "llama3-8b",
+    ]
+    small = document("--params", "135M")
+    assert (small["proportions"]["vocab_size"], small["proportions"]["kv_ratio"]) == (49152, 1 / 3)
+    own = llmcalc.load("smollm2-135m").model
+    assert params(family(own).at(576, 30)).total == 134_515_008  # as published
+
+
+def test_a_small_budget_has_finer_steps() -> None:
+    """Head sizes are halved until the budget allows six hidden sizes, or to 16; an option holds them fixed."""
+    of, wide, small = members("llama3-8b"), Budget("parameters", 8 * 10**9), Budget("parameters", 10**9)
+    assert refined(of, wide, 0.02, keep_heads=False) == of
+    finer = refined(of, small, 0.02, keep_heads=False)
+    assert (of.step, finer.step, finer.head_divisor) == (512, 256, 2)
+    assert len(allowed_widths(of, small, 0.02)) < FEWEST_WIDTHS <= len(allowed_widths(finer, small, 0.02))
+    assert refined(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
+    fixed = document("--params", "1B", "--head-dim", "128")
+    assert {s["head_dim"] for s in fixed["shapes"]} == {128}
+    assert fixed["proportions"]["hidden_size_step"] == 512
+    assert len(fixed["shapes"]) < len(document("--params", "1B")["shapes"])
+    assert "head_dim is 64 instead of 128" in run("--params", "1B")
+    assert "instead of" not in run("--params", "8B")
+    assert members("gpt-j-6b").finer(keep_heads=True) is None
+    rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE turns 64 of 256 dimensions: two halvings
+    assert rotary is not None
+    second = rotary.finer(keep_heads=False)
+    assert second is not None
+    assert (rotary.step, second.step, second.finer(keep_heads=False)) == (128, 64, None)
+
+
+def test_a_models_own_budget_keeps_its_heads() -> None:
+    found = document("llama3.2-1b")
+    assert found["proportions"]["head_dim"] == 64
+    assert sum(s["target"] for s in found["shapes"]) == 1
+
+
+def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
+    for target in ([], ["llama3-8b"]):
+        plain = document(*target, "--params", "1B")
+        tied = document(*target, "--params", "1B", "--tie")
+        small = document(*target, "--params", "1B", "--vocab", "32000")
+        changed = document(*target, "--params", "1B", "--set", "tie_word_embeddings=true", "--set", "vocab_size=32000")
+        assert [one["proportions"]["tie_word_embeddings"] for one in (plain, tied, small, changed)] == [
+            False,
+            True,
+            False,
+            True,
+        ]
+        assert [one["proportions"]["vocab_size"] for one in (plain, tied, small, changed)] == [128256] * 2 + [32000] * 2
+        both = document(*target, "--params", "1B", "--vocab", "32000", "--tie")
+        assert both["shapes"] == changed["shapes"]
+        assert tied["shapes"] != plain["shapes"] != small["shapes"]
+    untied = document("--params", "100M", "--no-tie", "--tolerance", "5")
+    assert untied["proportions"]["tie_word_embeddings"] is False
+    biased = document("--params", "1B", "--set", "q_bias=true", "--rows", "3")["shapes"][0]
+    h, layers = biased["hidden_size"], biased["num_hidden_layers"]
+    plain_spec = refined(family(STANDARD), Budget("parameters", 10**9), 0.02, False).at(h, layers)
+    assert biased["parameters"] == params(plain_spec).total + layers * h  # one bias for each of a·d = h outputs
+
+
+def test_another_vocabulary_keeps_the_models_own_budget() -> None:
+    """--vocab and --tie change the shapes, --set the model itself."""
+    own = params(llmcalc.load("gpt2").model).total
+    assert document("gpt2", "--vocab", "20000")["budget"]["value"] == own
+    assert document("gpt2", "--no-tie")["budget"]["value"] == own
+    assert document("gpt2", "--set", "vocab_size=20000")["budget"]["value"] == own - (50257 - 20000) * 768
+
+
+def test_literature_is_printed_where_it_is_asked_for() -> None:
+    plain, with_studies = run("--params", "8B"), run("--params", "8B", "--literature")
+    assert "Kaplan" not in plain
+    assert "--literature adds" in plain
+    assert "--literature adds" not in with_studies
+    assert with_studies.startswith(plain.partition("  --literature")[0])
+    assert document("--params", "8B") == document("--params", "8B", "--literature")
+
+
+def test_words() -> None:
+    text = " ".join(run("--params", "1B").split())
+    assert "same ratios as Llama 3 8B" in text
+    assert "held fixed: d_ff = 3.50 h" in text
+    assert "so that head counts stay integers" in text
 
 
 def test_spread_keeps_ends_and_the_model() -> None:
@@ -252,7 +436,7 @@ def test_the_command_line_acts() -> None:
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
     one = study(
-        family(None, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
+        family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
         first["flops_per_token"] == one.forward_flops_per_token == flops(one.spec, sight(batch=1, seq=100)).total / 100
@@ -265,7 +449,7 @@ def test_the_command_line_acts() -> None:
 
 def test_the_table_fits_80_columns_and_names_its_sources() -> None:
     for args in (["llama3-8b"], ["llama3.1-405b"], ["--flops", "1e24"], ["gpt2", "--rows", "30"]):
-        text = run(*args)
+        text = run(*args, "--literature")
         assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
         for number in ("2001.08361", "2203.15556", "2109.10686", "2601.20994"):
             assert number in text.replace("\n  ", "")
@@ -309,11 +493,24 @@ def test_published_exponents_start_at_the_model() -> None:
         (["--params", "8e9", "--flops", "1e24"], "one budget, not both"),
         (["--params", "8e9", "--tokens", "1e12"], "--tokens: only a budget of training FLOPs"),
         (["--params", "many"], "--params: 'many'"),
-        (["--params", "1000"], "expected a wider --tolerance"),
-        (["--params", "8e9", "--set", "vocab_size=9"], "--set: there is no model"),
+        (["--params", "1000"], "expected another budget, a smaller --vocab or a wider --tolerance"),
+        (["--params", "4M", "--no-tie"], "expected another budget, --tie, a smaller --vocab"),
+        (["--params", "8e9", "--head-dim", "4096"], "a smaller --head-dim"),
+        (["--params", "8e9", "--set", "nothing=9"], "the model has no field 'nothing'"),
+        (["--params", "8e9", "--set", "hidden_size=512"], "shape chooses hidden_size and num_hidden_layers"),
+        (["--params", "8e9", "--set", "decoder.num_hidden_layers=5"], "shape chooses hidden_size"),
+        (["--params", "8e9", "--vocab", "5", "--set", "vocab_size=9"], "--vocab and --set vocab_size=9: both set"),
+        (["gpt2", "--tie", "--set", "tie_word_embeddings=false"], "--tie and --set tie_word_embeddings=false"),
+        (["gpt2", "--no-tie", "--set", "tie_word_embeddings=true"], "--no-tie and --set"),
+        (["gpt2", "--head-dim", "32", "--set", "head_dim=64"], "--head-dim and --set head_dim=64"),
+        (["--params", "8e9", "--kv-ratio", "1", "--set", "num_key_value_heads=4"], "--kv-ratio and --set"),
+        (["--params", "8e9", "--ffn-ratio", "4", "--set", "intermediate_size=4"], "--ffn-ratio and --set"),
+        (["--params", "8e9", "--vocab", "1e18"], "vocab_size: 1000000000000000000 is too large"),
+        (["llama3-8b", "--head-dim", "7"], "RoPE would turn 7"),
+        (["gpt2", "--tie", "--set", "head.type=none"], "--tie: this model has no language-model head"),
         (["deepseek-v3"], "'mla' does not scale"),
-        (["bert-base"], "an encoder has"),
-        (["bart-large"], "an encoder-decoder has"),
+        (["bert-base"], "only decoders are supported, and this model is an encoder;"),
+        (["bart-large"], "only decoders are supported, and this model is an encoder-decoder;"),
         (["gpt-j-6b", "--head-dim", "32"], "--head-dim: 32 is less than the 64"),
         (["mixtral-8x7b", "--ffn-ratio", "4"], "--ffn-ratio: a mixture of experts"),
         (["llama3-8b", "--kv-ratio", "2/3"], "--kv-ratio: 2/3 is not one over"),
@@ -333,6 +530,56 @@ def test_a_proportion_is_positive(text: str) -> None:
         proportion(text, "--kv-ratio")
     assert proportion("0.125", "") == Fraction(1, 8)
     assert proportion(None, "") is None
+
+
+def test_a_head_size_that_does_not_divide_the_models_width() -> None:
+    """A case that raised ArithmeticError: 48 does not divide 1,024 of GPT-2 medium, so its own shape is no member."""
+    found = study(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
+    assert {s.stack.head_dim for s in found.shapes} == {48}
+    assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48")
+
+
+def test_a_sweep_counts_what_ints_count() -> None:
+    of = members("gemma2-9b")
+    h, layers = grid(of)
+    totals = sweep(of, h, layers)
+    assert totals.dtype == np.int64
+    for i, j in np.ndindex(h.shape):
+        assert totals[i, j] == params(of.at(int(h[i, j]), int(layers[i, j]))).total
+    assert sweep(of, [of.step], [of.least_depth]).tolist() == [params(of.at(of.step, of.least_depth)).total]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "depths", "message"),
+    [
+        ([512, 700], [4, 4], "expected multiples of 512"),
+        ([0], [4], "hidden_sizes: expected whole numbers of at least 512"),
+        ([512.0], [4], "hidden_sizes: expected whole numbers"),
+        ([512], [0], "depths: expected whole numbers of at least 1"),
+        ([], [], "hidden_sizes: expected whole numbers"),
+        ([2**30], [2**20], "more than 2\\^63 parameters"),
+    ],
+)
+def test_a_sweep_refuses_what_it_cannot_count(sizes: list[Any], depths: list[int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sweep(members("llama3-8b"), sizes, depths)
+
+
+def test_a_sweep_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(MissingExtra, match=r"^a sweep needs numpy: pip install 'llmcalc-arch\[sweep\]'$"):
+        sweep(members("gpt2"), [64], [1])
+
+
+@pytest.mark.parametrize("args", [["--params", "1B"], ["gpt2"], ["--flops", "1e24", "--literature"]])
+def test_it_runs_where_numpy_is_not_installed(args: list[str]) -> None:
+    code = (
+        f"import sys\nsys.modules['numpy'] = None\nsys.argv = ['llmcalc', 'shape', *{args!r}]\n"
+        "from llmcalc.cli.main import main\nmain()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "same ratios as" in result.stdout
 
 
 def test_importing_it_imports_no_numpy() -> None:

@@ -1,0 +1,42 @@
+"""The parameters of a million shapes at once: a family's closed form, evaluated on NumPy arrays.
+
+This is the only part of llmcalc that needs NumPy (the extra `sweep`). Totals are exact 64-bit integers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..costs.params import params
+from ..errors import InputError, MissingExtra
+from .shape import Family
+
+if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import NDArray
+
+LARGEST_TOTAL = 2**63 - 1
+
+
+def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
+    """The parameters of every shape: the total at each (hidden size, depth), element by element.
+
+    hidden_sizes: whole numbers, multiples of the family's step; anything that NumPy makes an array of.
+    depths: whole numbers of layers, of the same length or of one that NumPy broadcasts to it.
+    Raises `InputError` for other numbers, and for totals past 64 bits; `MissingExtra` without NumPy.
+    """
+    try:
+        import numpy as np
+    except ImportError:
+        raise MissingExtra("a sweep", "numpy", "sweep") from None
+
+    h, layers = np.asarray(hidden_sizes), np.asarray(depths)
+    for name, array, least in (("hidden_sizes", h, members.step), ("depths", layers, members.least_depth)):
+        if array.dtype.kind not in "iu" or not array.size or array.min() < least:
+            raise InputError(f"sweep: {name}: expected whole numbers of at least {least}")
+    if (h % members.step).any():
+        raise InputError(f"sweep: hidden_sizes: expected multiples of {members.step}, so that head counts are integers")
+    if params(members.at(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
+        raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
+    totals = params(members.at(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
+    return np.asarray(totals, dtype=np.int64)
