@@ -92,7 +92,7 @@ def command(
         )
         budget = budget_for(own, *allowed, length)
         found = study(members, budget, own, rows, tolerance, length, dtype)
-    show(report(found, preset, own is not None, literature, flat=fmt == "csv"), fmt, output, notes)
+    show(report(found, preset, own is not None, literature, flat=fmt == "csv"), fmt, output, notes or literature)
 
 
 def _count(text: str | None, what: str) -> int | None:

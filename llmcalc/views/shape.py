@@ -68,6 +68,7 @@ def report(
     data: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     data |= {
         "budget": _budget(study),
+        "ratios_of": preset.name,
         "proportions": _proportions(study),
         "shapes": shapes,
         "literature": _literature(study),
@@ -206,13 +207,7 @@ def _literature(study: Study) -> list[dict[str, Any]]:
 
 def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first = study.family, study.shapes[0].stack
-    notes = [
-        "L: number of layers, h: hidden size; FLOPs and KV cache are per token",
-        f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
-        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
-        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
-        _held_fixed(study),
-    ]
+    notes = [_held_fixed(study)]
     if family.head_divisor > 1:
         own = (first.head_dim or 0) * family.head_divisor
         notes.append(
@@ -224,6 +219,12 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
             f"no TARGET was given: ratios, vocabulary and tying are those of {preset.display} unless an option changes "
             f"them: {headline(preset.model)}"
         )
+    notes += [
+        "L: number of layers, h: hidden size; FLOPs and KV cache are per token",
+        f"shapes within {100 * study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
+        f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
+    ]
     shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
     if max(shares) > 0.5:
         notes.append(

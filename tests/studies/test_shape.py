@@ -305,6 +305,7 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
         "smollm2-135m",
         "llama3-8b",
     ]
+    assert [document("--params", n)["ratios_of"] for n in ("499M", "500M")] == ["smollm2-135m", "llama3-8b"]
     small = document("--params", "135M")
     assert (small["proportions"]["vocab_size"], small["proportions"]["kv_ratio"]) == (49152, 1 / 3)
     own = llmcalc.load("smollm2-135m").model
@@ -324,7 +325,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert fixed["proportions"]["hidden_size_step"] == 512
     assert len(fixed["shapes"]) < len(document("--params", "1B")["shapes"])
     assert "head_dim is 64 instead of 128" in run("--params", "1B")
-    assert "instead of" not in run("--params", "8B")
+    assert "instead of" not in run("--params", "8B", "--notes")
     assert members("gpt-j-6b").finer(keep_heads=True) is None
     rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE turns 64 of 256 dimensions: two halvings
     assert rotary is not None
@@ -372,16 +373,19 @@ def test_another_vocabulary_keeps_the_models_own_budget() -> None:
 
 
 def test_literature_is_printed_where_it_is_asked_for() -> None:
-    plain, with_studies = run("--params", "8B"), run("--params", "8B", "--literature")
+    plain, with_studies = run("--params", "8B", "--notes"), run("--params", "8B", "--literature")
     assert "Kaplan" not in plain
     assert "--literature adds" in plain
     assert "--literature adds" not in with_studies
     assert with_studies.startswith(plain.partition("  --literature")[0])
-    assert document("--params", "8B") == document("--params", "8B", "--literature")
+    data, with_citations = document("--params", "8B"), document("--params", "8B", "--literature")
+    assert len(with_citations.pop("notes")) > len(data.pop("notes"))
+    assert data == with_citations
+    assert len(data["literature"]) == 4
 
 
 def test_words() -> None:
-    text = " ".join(run("--params", "1B").split())
+    text = " ".join(run("--params", "1B", "--notes").split())
     assert "same ratios as Llama 3 8B" in text
     assert "held fixed: d_ff = 3.50 h" in text
     assert "so that head counts stay integers" in text
@@ -456,8 +460,8 @@ def test_the_table_fits_80_columns_and_names_its_sources() -> None:
         assert "Limits:" in text
     assert "→" in run("llama3-8b")
     heading, *rows = run("gpt2", "--format", "csv").splitlines()
-    assert heading.startswith("target,num_hidden_layers,hidden_size,")
-    assert sum(r.startswith("True,") for r in rows) == 1
+    assert heading.startswith("target,is_target,num_hidden_layers,hidden_size,")
+    assert sum(r.startswith("gpt2,True,") for r in rows) == 1
 
 
 def test_what_the_literature_says() -> None:
@@ -536,7 +540,7 @@ def test_a_head_size_that_does_not_divide_the_models_width() -> None:
     """A case that raised ArithmeticError: 48 does not divide 1,024 of GPT-2 medium, so its own shape is no member."""
     found = study(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
     assert {s.stack.head_dim for s in found.shapes} == {48}
-    assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48")
+    assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48", "--notes")
 
 
 def test_a_sweep_counts_what_ints_count() -> None:
