@@ -1,7 +1,7 @@
-"""What `import llmcalc` offers: the same answers as the command line, as numbers, with its checks and its messages.
+"""The Python API: the numbers that the command line prints, with the same checks and error messages.
 
-Every function takes a model as a preset's name or a path, as a parsed `config.json`, as a configuration of
-`transformers`, as what `load` gives back, or as a `ModelSpec` of one's own.
+Every function takes a model in one of five forms: a preset's name or a path, a parsed `config.json`, a configuration
+object of `transformers`, the `Preset` that `load` returns, or a `ModelSpec`.
 """
 
 from __future__ import annotations
@@ -22,55 +22,57 @@ from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included
 from .run.counting import Pairs
-from .run.execution import AttentionBackward, Recompute
+from .run.execution import AttentionBackward, LatentForm, Recompute
 from .run.given import maybe_whole, one_of, whole
 from .run.workload import Phase
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
 
+Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
+"""The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
 
-def load(target: str, **overrides: object) -> Preset:
-    """The model that a preset's name, an alias or a path to a `.toml` names, with fields overridden.
 
-    `load("llama3-8b", num_hidden_layers=2)`. Raises `InputError`, whose message names the field and the fix.
+def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = False, **overrides: object) -> Preset:
+    """Loads a model and overrides some of its fields, as in `load("llama3-8b", num_hidden_layers=2)`.
+
+    target: a preset's name, a path, a hub id, a parsed `config.json` or a configuration object of `transformers`.
+    allow_unknown: whether to ignore misspelt fields and size fields that the config's model type does not have.
+    Raises `InputError`; its message names the field and the fix.
     """
     import json
 
-    return load_target(target, tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items()))
-
-
-Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
-"""What a function takes for a model; `Any` is a configuration of `transformers`."""
+    changes = tuple(f"{path}={json.dumps(value)}" for path, value in overrides.items())
+    if isinstance(target, str | Path):
+        return load_target(str(target), changes, allow_unknown=allow_unknown)
+    config = target.to_dict() if hasattr(target, "to_dict") else target
+    if not isinstance(config, Mapping):
+        raise InputError(
+            f"model: {shown(target)}; expected a preset's name, a path, a parsed config.json, a configuration of "
+            "transformers, a Preset or a ModelSpec"
+        )
+    return load_config(config, changes, allow_unknown=allow_unknown)
 
 
 def preset_of(model: Model) -> Preset:
-    """The model, whatever form it is given in.
+    """Returns the preset of a model given in any form.
 
-    Raises `InputError` for a name, a file or a config that is not understood.
+    Raises `InputError` for an unknown name, and for a file or a config that is not supported.
     """
     if isinstance(model, Preset):
         return model
     if isinstance(model, ModelSpec):
         return Preset.model_construct(name="model", model=model)
-    if isinstance(model, str | Path):
-        return load_target(str(model))
-    config = model.to_dict() if hasattr(model, "to_dict") else model
-    if not isinstance(config, Mapping):
-        raise InputError(
-            f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
-            "transformers, a Preset or a ModelSpec"
-        )
-    return load_config(config)
+    return load(model)
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """The architecture of a model in any form."""
+    """Returns the `ModelSpec` of a model given in any form."""
     return preset_of(model).model
 
 
 def params(model: Model, with_mtp: bool = False, with_towers: bool = False) -> ParameterCount:
-    """Parameters: `.total`, `.active`, `.embedding`, `.by_component`. Exact integers."""
+    """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`."""
     return param_costs.params(spec_of(model), included(with_mtp, with_towers))
 
 
@@ -86,14 +88,18 @@ def flops(
     source: int | None = None,
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
+    mla: LatentForm = "auto",
 ) -> FlopCount:
-    """FLOPs of one pass: `.total` (under `pairs`), `.full`, `.causal`, `.by_component`, `.per_token`, `.forward`,
-    `.backward`.
+    """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
+    `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs).
 
-    batch sequences of seq new tokens each (2,048, or all learned positions where they are fewer), context tokens before
-    them in a cache; decoding adds one token, and takes seq as the context where that alone is given. source: tokens of
-    an encoder-decoder's encoder, by default as many as its decoder's. Raises `InputError` for a phase that the model
-    does not have and for settings that contradict it.
+    batch: number of sequences.
+    seq: new tokens per sequence; default 2,048, or the number of learned positions where that is smaller. Decoding adds
+        one token per sequence; there seq is the context if context is not given.
+    context: tokens per sequence that are already in the cache.
+    source: tokens that the encoder of an encoder-decoder reads; default as many as the decoder's.
+    mla: form of latent attention; default absorbed in decode and expanded in the other phases.
+    Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
     spec = spec_of(model)
     whole("--batch", batch)
@@ -104,19 +110,20 @@ def flops(
     one_of("--pairs", pairs, Pairs)
     one_of("--attention-backward", attention_backward, AttentionBackward)
     one_of("--recompute", recompute, Recompute)
-    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute)
+    one_of("--mla", mla, LatentForm)
+    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute, mla)
     return flop_costs.flops(spec, sight, included(with_mtp))
 
 
 def kv(
     model: Model, batch: int = 1, seq: int | None = None, dtype: str = "bfloat16", source: int | None = None
 ) -> CacheSize:
-    """Bytes of cache after seq tokens of batch sequences: `.bytes`, `.bytes_per_token`, `.by_layer_kind`, `.what_if`,
-    `.growth`.
+    """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
+    `.what_if`, `.growth`.
 
-    seq: by default the context that the model was made for, at most 32,768, and 2,048 where it states none. source:
-    tokens that an encoder-decoder's encoder has read, by default as many. Raises `InputError` for an encoder-only model
-    and for an unknown dtype.
+    seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
+    source: tokens that the encoder of an encoder-decoder has read; default seq.
+    Raises `InputError` for an encoder-only model and for an unknown dtype.
     """
     whole("--batch", batch)
     maybe_whole("--seq", seq)
@@ -142,11 +149,11 @@ def memory(
     with_mtp: bool = False,
     with_towers: bool = False,
 ) -> MemoryUse:
-    """Bytes that are resident: `.total_bytes`, `.parts` by what for, `.optimizer`, and `.not_counted`, what is in none
-    of them.
+    """Computes the memory required, in bytes: `.total_bytes`, `.parts`, `.optimizer`, and `.not_counted` (kinds of
+    memory that no part includes).
 
-    `.quantized` where weights are stored under a scheme (quantize, or the config's). The defaults are those of
-    `costs.resident.Setup`. Raises `InputError` for a setting that the phase has no use for.
+    `.quantized` is set if the weights are quantized, by the argument quantize or by the config. `costs.resident.Setup`
+    states the defaults. Raises `InputError` for a setting that does not apply to the phase.
     """
     maybe_whole("--batch", batch)
     maybe_whole("--seq", seq)

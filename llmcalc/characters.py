@@ -1,4 +1,4 @@
-"""What stands in for a character that a stream's encoding lacks: ASCII, so that every answer comes out whole."""
+"""ASCII replacements for characters that a stream's encoding cannot represent, so that output is never cut short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ HANDLER = "llmcalc-stand-ins"
 
 
 def stand_in(character: str) -> str:
-    """ASCII for one character: ours by the table, a Greek letter by its name, another without its marks, else `?`."""
+    """Returns the ASCII replacement of one character.
+
+    It is the entry of `STAND_INS`, the name of a Greek letter, the letter without its accents, or else `?`.
+    """
     if character in STAND_INS:
         return STAND_INS[character]
     import unicodedata
@@ -30,7 +33,7 @@ def stand_in(character: str) -> str:
 
 
 def fitted(text: str, encoding: str) -> str:
-    """The text with stand-ins for what the encoding does not have."""
+    """Returns the text with replacements for all characters that the encoding does not have."""
     try:
         return text.encode(encoding, HANDLER).decode(encoding)
     except LookupError:  # an encoding that this Python does not know
@@ -47,7 +50,7 @@ codecs.register_error(HANDLER, _handle)
 
 
 def make_streams_whole() -> None:
-    """Lets stdout and stderr write a stand-in where they would fail, whatever their encoding is."""
+    """Makes stdout and stderr replace characters that their encoding lacks, where they would raise an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None and not (stream.encoding or "").lower().startswith("utf"):

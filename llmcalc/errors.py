@@ -1,4 +1,4 @@
-"""The one exception a user sees: what was wrong, in which field, and what would have been right."""
+"""The exception for errors of the user: its message names the field, the value given and the value expected."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST_MESSAGE = 1000
-"""Characters. What is longer holds a whole file where a name was meant; its middle says nothing."""
+"""Maximum length of a message in characters. A longer one holds a whole file in place of a name and is cut."""
 
 
 def one_line(text: str) -> str:
-    """`text` on one line that is safe to print:
-    what is not printable escaped, and what is endless cut in its middle.
+    """Returns the text as one line that is safe to print.
+
+    Characters that are not printable are escaped. A text longer than `LONGEST_MESSAGE` is cut in its middle.
     """
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     half = LONGEST_MESSAGE // 2
@@ -19,7 +20,7 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Bad input or bad usage. The message stands alone on one line; the command line prints it and exits with 2."""
+    """Bad input or bad usage. The message is one line; the command line prints it and exits with status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -33,11 +34,11 @@ class MissingExtra(InputError):
 
 
 def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> str:
-    """` Did you mean a, b?` for the nearest known names, or an empty string where nothing is near.
+    """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
 
-    Names that begin with what was given come first, then those that contain it, then those with the fewest differences:
-    `t5` is t5-base, `layers` is num_hidden_layers. known: may be other spellings, each with the name that is said for
-    it.
+    Names that begin with the given text come first, then names that contain it, then names with the fewest differing
+    letters: `t5` finds t5-base, `layers` finds num_hidden_layers.
+    known: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
 
@@ -52,14 +53,14 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
 
 
 def _letters(name: str) -> str:
-    """A name without case and punctuation."""
+    """The letters and digits of a name, in lower case."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def near_to(name: str, known: Iterable[str]) -> str:
-    """The known name that one typing error or two make of `name`; empty where there is none.
+    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
 
-    A short name has to be nearer: one error in at least three letters.
+    A short name may have fewer errors: at most one for every three letters.
     """
     most = min(2, len(name) // 3)
     found = min(
@@ -69,7 +70,7 @@ def near_to(name: str, known: Iterable[str]) -> str:
 
 
 def edits(one: str, other: str) -> int:
-    """Letters added, dropped or replaced to make one name of the other (Levenshtein 1966)."""
+    """The edit distance of two names: letters added, dropped or replaced (Levenshtein 1966)."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
         before, row[0] = row[0], i
@@ -79,17 +80,17 @@ def edits(one: str, other: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """A wrong value as a message prints it, cut where it is long."""
+    """Formats a wrong value for an error message, cut to 60 characters."""
     try:
         text = (
             repr(value)
             if isinstance(value, str | int | float | bool)
             else _TOML_NAMES.get(type(value), f"a {type(value).__name__}")
         )
-    except ValueError:  # an int of more digits than Python prints
+    except ValueError:  # Python refuses to print an int with so many digits
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 _TOML_NAMES: dict[type, str] = {type(None): "none", dict: "a table", list: "a list", tuple: "a list"}
-"""What TOML calls values that are not printed."""
+"""Type → its name in TOML, for values that a message describes without printing them."""

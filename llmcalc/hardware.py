@@ -1,7 +1,7 @@
-"""What is known of an accelerator: memory, bandwidths, dense peak rates, links and power.
+"""The specification of an accelerator: memory, bandwidths, dense peak rates, links and power.
 
-Vendors print peaks with 2:4 sparsity, which a dense matrix product does not reach: the peaks here are dense. A figure
-that is not known is absent, never guessed.
+All peaks are dense. Vendors also print peaks with 2:4 sparsity, which dense matrix products do not reach. An unknown
+figure is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .record import Record, Source
 from .units import DTYPE_NAMES
 
 PEAK_DTYPES = ("float64", "float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4")
-"""Number formats that a peak may be given for, widest first."""
+"""Number formats that `peak_flops` may list, widest first."""
 
 Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 
@@ -23,11 +23,11 @@ Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 class Interconnect(Record):
     """The link to other accelerators of its kind.
 
-    name: `NVLink 4`, `PCIe 5.0 x16`.
+    name: name of the link, such as `NVLink 4` or `PCIe 5.0 x16`.
     bandwidth: bytes/s of all links of one accelerator together.
-    direction: `bidirectional`, where the bandwidth adds up both directions (NVIDIA's and Google's figures), or
-        `per_direction`, where it is that of one of them.
-    domain_size: the scale-up domain: how many accelerators one fabric of this link joins. Absent where none is known.
+    direction: `bidirectional` if the bandwidth is the sum of both directions (NVIDIA's and Google's figures),
+        `per_direction` if it is the bandwidth of one direction.
+    domain_size: number of accelerators in one scale-up domain, joined by this link. None if not known.
     """
 
     name: str = Field(min_length=1)
@@ -37,15 +37,15 @@ class Interconnect(Record):
 
     @property
     def bandwidth_per_direction(self) -> int:
-        """bytes/s that one accelerator can send."""
+        """Bytes/s that one accelerator can send."""
         return self.bandwidth // 2 if self.direction == "bidirectional" else self.bandwidth
 
 
 class Nic(Record):
-    """The network beyond the scale-up domain, as one system has it: the same accelerator is sold in several.
+    """The network beyond the scale-up domain, in one particular system; other systems have other network cards.
 
-    name: the network card and the system, `ConnectX-7, 400 Gbit/s (DGX H100)`.
-    bandwidth_per_direction: bytes/s of one accelerator's share of the system's network cards.
+    name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
+    bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
     """
 
     name: str = Field(min_length=1)
@@ -53,10 +53,10 @@ class Nic(Record):
 
 
 class ComputeUnits(Record):
-    """The units that a kernel's blocks of work are spread over.
+    """The compute units that run the thread blocks of a kernel.
 
-    name: what the vendor calls one: `SM`, `CU`, `TensorCore`, `NeuronCore`, `MME`, `GPU core`.
-    count: how many of them the accelerator has.
+    name: the vendor's name of one unit: `SM`, `CU`, `TensorCore`, `NeuronCore`, `MME`, `GPU core`.
+    count: number of units of the accelerator.
     """
 
     name: str = Field(min_length=1)
@@ -64,9 +64,9 @@ class ComputeUnits(Record):
 
 
 class Configuration(Record):
-    """A memory size that an accelerator is sold with, and the figures that can differ with it, as in `Hardware`.
+    """One memory size that an accelerator is sold with, and the figures that can differ with it, as in `Hardware`.
 
-    Nothing is taken over from the accelerator itself: a figure that is absent here is not known for this size.
+    No figure is inherited from the accelerator: a figure that is absent here is not known for this size.
     """
 
     memory_bytes: Amount
@@ -78,19 +78,21 @@ class Configuration(Record):
 class Hardware(Record):
     """One accelerator.
 
-    title: its name as its vendor writes it.
-    vendor: empty for an accelerator of one's own that has none.
-    released: the day its vendor announced it.
-    memory_bytes: its memory, before driver and error correction take their share.
-    usable_memory_bytes: the memory that they leave to a program, where that is published or measured.
+    name: name of the preset, empty for an accelerator read from a user's file.
+    title: the vendor's full name of the accelerator.
+    vendor: the manufacturer; may be empty in a user's file.
+    released: the date of the vendor's announcement, as YYYY, YYYY-MM or YYYY-MM-DD.
+    aliases: other names that `--hardware` accepts.
+    memory_bytes: nominal memory, including the share of the driver and of error correction.
+    usable_memory_bytes: memory that a program can allocate, if it is published or measured.
     memory_bandwidth: bytes/s.
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
     compute_units: SMs, CUs or cores.
-    boost_clock_hz: the clock that the vendor's peaks are stated at.
-    peak_flops: dense peak FLOP/s of matrix products by number format (operations/s for int8).
-    tdp_watts: TDP, the board's where the vendor states one.
-    configurations: the memory sizes that it is sold with, smallest first. The figures above are those of the largest.
+    boost_clock_hz: the clock at which the vendor states the peaks.
+    peak_flops: number format → dense peak FLOP/s of matrix products (operations/s for int8).
+    tdp_watts: TDP, of the whole board if the vendor states it.
+    configurations: the memory sizes that it is sold with, smallest first. The figures above describe the largest.
     """
 
     name: str = ""
@@ -128,9 +130,9 @@ class Hardware(Record):
         return self
 
     def peak(self, dtype: str) -> int:
-        """Dense peak FLOP/s in a number format, under its full name.
+        """Returns the dense peak FLOP/s in a number format, given by its full name.
 
-        Raises `InputError` where none is known.
+        Raises `InputError` if no peak is known for it.
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
@@ -141,7 +143,10 @@ class Hardware(Record):
         raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
 
     def bandwidth(self) -> int:
-        """bytes/s of its memory. Raises `InputError` where they are not known: a memory size has none."""
+        """Returns the memory bandwidth in bytes/s.
+
+        Raises `InputError` if it is not known, as for a bare memory size given to `--hardware`.
+        """
         if self.memory_bandwidth is None:
             raise InputError(
                 f"{self.title}: no memory bandwidth is known; {self._how_to_give('memory_bandwidth (bytes/s)')}"
@@ -149,8 +154,9 @@ class Hardware(Record):
         return self.memory_bandwidth
 
     def ridge(self, dtype: str) -> float:
-        """FLOPs per byte of memory traffic above which the peak, not the memory bandwidth, is the limit
-        (Williams 2009).
+        """The ridge point of the roofline (Williams 2009), in FLOPs per byte of memory traffic.
+
+        Above it the peak FLOP/s is the limit, below it the memory bandwidth.
         """
         return self.peak(dtype) / self.bandwidth()
 
@@ -161,7 +167,7 @@ class Hardware(Record):
 
 
 class ListedHardware(Hardware):
-    """An accelerator that comes with llmcalc: it says who makes it and where its figures are from."""
+    """An accelerator in llmcalc's own presets, which must name a vendor and its sources."""
 
     vendor: str = Field(min_length=1)
     sources: tuple[Source, ...] = Field(min_length=1)

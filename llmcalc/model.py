@@ -355,8 +355,9 @@ def _reference() -> type[nn.Module]:
             past: int = 0,
             last_only: bool = False,
             with_mtp: bool = False,
+            mla: str = "auto",
         ) -> Any:
-            run = Run(past=past, store=store, ids=ids)
+            run = Run(past=past, store=store, ids=ids, mla=mla)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled, self.pooled = self.get_submodule("pooler")(x)
@@ -368,6 +369,6 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "classifier"):
                 return self.classifier(top)
             logits = self.lm_head(top) if hasattr(self, "lm_head") else top
-            return (logits, self.mtp(x, self.embed(ids))) if with_mtp else logits
+            return (logits, self.mtp(x, self.embed(ids), mla)) if with_mtp else logits
 
     return ModelReference

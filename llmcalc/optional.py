@@ -25,7 +25,7 @@ class OptionalPart(NamedTuple):
 
 
 MTP = OptionalPart("mtp", "multi-token-prediction modules")
-TOWERS = OptionalPart("towers", "towers of other modalities and their projectors", has_flops=False)
+TOWERS = OptionalPart("towers", "vision and audio encoders with their projectors", has_flops=False)
 
 OPTIONAL_PARTS = {part.name: part for part in (MTP, TOWERS)}
 """Every optional part by its name."""

@@ -49,11 +49,13 @@ class Record(BaseModel):
 class Source(Record):
     """Where facts are from.
 
-    gives: which facts these are (`config`, `paper`, `weights`). checked: the day on which they were read there.
+    gives: which facts these are (`config`, `paper`, `weights`).
+    url: the page or the file.
+    checked: the day on which it was read; none where only a copy of it was.
     revision: a commit, where there is one.
     """
 
     url: str = Field(pattern=r"^https?://\S+$")
     gives: str
-    checked: date
+    checked: date | None = None
     revision: str | None = None

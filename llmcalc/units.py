@@ -1,4 +1,4 @@
-"""Number formats and how numbers are written. The only file that knows 1000 and 1024.
+"""Number formats, and the functions that print and parse numbers. Only this file uses the factors 1000 and 1024.
 
 Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory is binary (15.0 GiB).
 """
@@ -21,7 +21,7 @@ DTYPE_BITS: dict[str, int] = {
     "float4": 4,
     "int4": 4,
 }
-"""Bits an element, scales and zero points not included."""
+"""Bits per element, without scales and zero points."""
 
 _DTYPE_ALIASES = {
     "fp64": "float64", "fp32": "float32", "float": "float32", "tf32": "tfloat32", "fp16": "float16", "half": "float16",
@@ -37,7 +37,7 @@ DTYPE_NAMES = {
     "float8": "fp8",
     "float4": "fp4",
 }
-"""The short name a table prints."""
+"""Full name of a number format → the short name that tables print."""
 
 COUNT_SUFFIXES = ("", "K", "M", "B", "T", "Q")
 SI_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
@@ -45,9 +45,9 @@ BINARY_PREFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
 def dtype(name: str) -> str:
-    """The full name of a number format: `bf16` → `bfloat16`.
+    """Returns the full name of a number format: `bf16` → `bfloat16`.
 
-    Raises `InputError` for one that is not known.
+    Raises `InputError` for an unknown name.
     """
     plain = name.strip().lower().removeprefix("torch.")
     full = _DTYPE_ALIASES.get(plain, plain)
@@ -58,17 +58,17 @@ def dtype(name: str) -> str:
 
 
 def short_dtype(name: str) -> str:
-    """`bfloat16` → `bf16`."""
+    """Returns the short name of a number format: `bfloat16` → `bf16`."""
     return DTYPE_NAMES.get(name, name)
 
 
 def bits_to_bytes(bits: int) -> int:
-    """Whole bytes that hold so many bits."""
+    """The number of whole bytes that a number of bits needs."""
     return -(-bits // 8)
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
-    """The value in the largest unit that leaves at least 1 of it."""
+    """The value and its unit: the largest unit in which the value is at least 1."""
     scaled, step = float(value), 0
     while abs(scaled) >= base and step < len(names) - 1:
         scaled, step = scaled / base, step + 1
@@ -78,7 +78,7 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str
 
 
 def count(value: int) -> str:
-    """A number of things: `8.03 B`, `218.11 M`, `512`."""
+    """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
     if abs(value) < 1000:
         return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
     scaled, name = _scaled(value, 1000, COUNT_SUFFIXES)
@@ -86,12 +86,12 @@ def count(value: int) -> str:
 
 
 def exact(value: int) -> str:
-    """All the digits: `8,030,261,248`."""
+    """Prints a count with all its digits: `8,030,261,248`."""
     return f"{value:,}"
 
 
 def memory(value: int) -> str:
-    """Bytes in binary units: `14.96 GiB`."""
+    """Prints bytes in a binary unit: `14.96 GiB`."""
     if abs(value) < 1024:
         return f"{value} B"
     scaled, name = _scaled(value, 1024, BINARY_PREFIXES)
@@ -99,44 +99,43 @@ def memory(value: int) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """An amount or rate in decimal units: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
+    """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
     scaled, name = _scaled(value, 1000, SI_PREFIXES)
     digits = f"{scaled:.0f}" if not name and float(value).is_integer() else f"{scaled:.2f}"
     return f"{digits} {name}{unit}"
 
 
 class Scale(NamedTuple):
-    """One unit for a whole column: `name` for its heading, `write` for its cells."""
+    """The unit of a table column: `name` is for its heading, `write` prints its cells."""
 
     factor: int
     name: str
 
     def write(self, value: float) -> str:
-        """The value in this unit, two decimals; `<0.01` where there is something and it rounds to nothing."""
+        """Prints the value in this unit with two decimals; a positive value below 0.005 is `<0.01`."""
         scaled = value / self.factor
         return "<0.01" if 0 < scaled < 0.005 else f"{scaled:,.2f}".replace("-", "−")
 
 
 GIB = Scale(1024**3, "GiB")
-"""The unit that accelerators' memory is sold in;
-tables that are read beside it keep to it, whatever their largest value.
-"""
+"""The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
 
 
 def decimal_scale(value: float, unit: str) -> Scale:
-    """The decimal unit that leaves at least 1 of this value: `TFLOPs`.
-    For a column, that of its total or of its smallest value.
+    """The largest decimal unit in which the value is at least 1: `TFLOPs`.
+
+    For a column, pass its total or its smallest value.
     """
     return _scale(value, 1000, SI_PREFIXES, unit)
 
 
 def memory_scale(value: float) -> Scale:
-    """The binary unit that leaves at least 1 of this value: `GiB`."""
+    """The largest binary unit in which the value is at least 1: `GiB`."""
     return _scale(value, 1024, BINARY_PREFIXES, "B")
 
 
 def count_scale(value: float) -> Scale:
-    """The unit of counts that leaves at least 1 of this value: `B`."""
+    """The largest unit of counts in which the value is at least 1: `B`."""
     return _scale(value, 1000, COUNT_SUFFIXES, "")
 
 
@@ -146,19 +145,17 @@ def _scale(value: float, base: int, prefixes: tuple[str, ...], unit: str) -> Sca
 
 
 def flops(value: float) -> str:
-    """An amount of floating-point operations: `1.93 TFLOPs`."""
+    """Prints a number of floating-point operations: `1.93 TFLOPs`."""
     return amount(value, "FLOPs")
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """A share: `86.9 %`."""
+    """Prints a share in percent: `86.9 %`."""
     return f"{100 * value:.{digits}f} %"
 
 
 def signed_percent(value: float, digits: int = 1) -> str:
-    """A difference: `−6.7 %`, `+0.3 %`;
-    `equal` where it is exactly nothing, without a sign where it rounds to nothing.
-    """
+    """Prints a relative difference: `−6.7 %`, `+0.3 %`; `equal` if it is exactly 0, no sign if it rounds to 0."""
     if value == 0:
         return "equal"
     text = f"{abs(100 * value):.{digits}f}"
@@ -167,12 +164,12 @@ def signed_percent(value: float, digits: int = 1) -> str:
 
 
 def difference(value: int) -> str:
-    """An exact difference: `+256`, `−14,848`, `equal`."""
+    """Prints an exact difference: `+256`, `−14,848`, `equal`."""
     return "equal" if value == 0 else f"{'+' if value > 0 else '−'}{abs(value):,}"
 
 
 def seconds(value: float) -> str:
-    """A duration, as wide as any below 1,000 s, so that a table's width says nothing of it: `   0.9 s`."""
+    """Prints a duration, padded to a fixed width for values below 1,000 s so that tables align: `   0.9 s`."""
     return f"{value:.1f} s".rjust(7)
 
 
@@ -196,9 +193,9 @@ _LENGTH_FACTORS = {"": 1, "k": 1024, "ki": 1024, "m": 1024**2, "mi": 1024**2}
 
 
 def parse_length(text: str) -> int:
-    """`32k`, `1M`, `8_192` → 32768, 1048576, 8192: numbers of tokens and of sequences, whose k is 1,024.
+    """Parses a number of tokens or of sequences, where k is 1,024: `32k`, `1M`, `8_192` → 32768, 1048576, 8192.
 
-    Raises `InputError` for anything else.
+    Raises `InputError` for any other text.
     """
     match = re.match(_SIGNED, text)
     factor = _LENGTH_FACTORS.get(match.group(2).lower()) if match else None
@@ -217,9 +214,10 @@ def _whole(digits: str, factor: int, shown: str) -> int:
 
 
 def parse_count(text: str, what: str = "") -> int:
-    """`8e9`, `8B`, `8_000_000_000` → 8000000000.
+    """Parses a positive count, where k is 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
 
-    Raises `InputError` for anything else, zero and negatives included. what: the option it is for, for the message.
+    what: name of the option, for the error message.
+    Raises `InputError` for any other text, zero and negative numbers included.
     """
     named = f"{what}: '{text}'" if what else f"'{text}'"
     match = re.match(_NUMBER, text)

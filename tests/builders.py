@@ -15,7 +15,7 @@ from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.run.counting import Counting, Pairs
-from llmcalc.run.execution import AttentionBackward, Execution, Recompute
+from llmcalc.run.execution import AttentionBackward, Execution, LatentForm, Recompute
 from llmcalc.run.rows import TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
@@ -36,10 +36,11 @@ def sight(
     pairs: Pairs = "full",
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
+    mla: LatentForm = "auto",
     **workload: Any,
 ) -> Sight:
     """A run of a workload with these fields, counted and executed as said."""
-    return Sight(Workload(**workload), Counting(pairs), Execution(attention_backward, recompute))
+    return Sight(Workload(**workload), Counting(pairs), Execution(attention_backward, recompute, mla))
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -43,8 +43,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Whether the tensors of a checkpoint are those of a model. Its header alone is read.
-    Exit code 1 where they differ.
+    """Compare the tensors of a checkpoint with a model. Only the header is read.
+    Exit code 1 if they differ.
     """
     preset = load_one(target, overrides, head, allow_unknown)
     stored = (

@@ -27,7 +27,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """A model as a native description, or as a Hugging Face config.
+    """Convert a model to a native description or a Hugging Face config.
     Both give the same counts when they are read back.
     """
     preset = load_one(target, overrides, head, allow_unknown)

@@ -41,11 +41,11 @@ NodeArgument: TypeAlias = Annotated[
 def command(
     target: Target,
     node: NodeArgument = None,
-    quantity: Annotated[Asked, typer.Option("--quantity", "-q", help="Whose formulas.")] = "all",
+    quantity: Annotated[Asked, typer.Option("--quantity", "-q", help="Quantity to explain.")] = "all",
     seq: Seq = None,
     pairs: PairsOption = "full",
     dtype: ElementDtype = "bf16",
-    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX, an align* environment a node.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -55,7 +55,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Formulas in symbols, with numbers in, with their sources. Of the whole model, or of a part of it."""
+    """Formulas in symbols and with values substituted, each with its source, for the whole model or a part of it."""
     include = included(with_mtp)
     preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)

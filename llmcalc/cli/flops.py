@@ -43,10 +43,7 @@ MLA_HELP = (
     "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
     "query and output. auto: absorbed in decode, expanded elsewhere."
 )
-RULES_HELP = (
-    "Put the rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron) beside the exact count. In CSV: "
-    "instead of the components."
-)
+RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron)."
 
 
 def command(
@@ -55,14 +52,18 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
-    phase: Annotated[Phase, typer.Option("--phase", help="Which pass.")] = "forward",
+    phase: Annotated[Phase, typer.Option("--phase", help="Pass to count.")] = "forward",
     pairs: PairsOption = "full",
     attention_backward: Annotated[
         AttentionBackward,
-        typer.Option("--attention-backward", help="In train: 2 × (eager) or 2.5 × (flash) the forward's scores."),
+        typer.Option(
+            "--attention-backward",
+            help="In training, the FLOPs of attention scores: 2 × (eager) or 2.5 × (flash) the forward pass.",
+        ),
     ] = "eager",
     recompute: Annotated[
-        Recompute, typer.Option("--recompute", help="In train: whether every layer's forward runs once more.")
+        Recompute,
+        typer.Option("--recompute", help="In training, whether the forward pass of every layer runs a second time."),
     ] = "none",
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
@@ -76,8 +77,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """FLOPs of one pass by component, in all and a token.
-    Matrix products alone; the total under full and under causal pairs.
+    """FLOPs of one pass by component, in total and per token.
+    Matrix multiplications only; the total under full and under causal pairs.
     """
     reports, include = [], included(with_mtp)
     for preset in load_all(targets, overrides, head, allow_unknown, include):

@@ -46,8 +46,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """KV cache and recurrent state by kind of layer.
-    Then what it would be with other attention, and as it grows; CSV has the first table alone.
+    """KV cache and recurrent state by layer type.
+    Then with other kinds of attention, and as the context grows.
     """
     reports = []
     for preset in load_all(targets, overrides, head, allow_unknown):

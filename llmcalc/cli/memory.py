@@ -50,7 +50,7 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
-    phase: Annotated[MemoryPhase, typer.Option("--phase", help="Use the model, or train it.")] = "inference",
+    phase: Annotated[MemoryPhase, typer.Option("--phase", help="Inference or training.")] = "inference",
     dtype: Annotated[str | None, number_format(DTYPE_HELP)] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[
@@ -67,25 +67,27 @@ def command(
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Of training: bf16-master (bf16 weights and gradients, fp32 master weights and states) if not given; "
-            "autocast keeps weights in fp32. --dtype, --grad-dtype and --master-weights refine it.",
+            help="Training precision: bf16-master (bf16 weights and gradients, fp32 master weights and states) if not "
+            "given; autocast keeps weights in fp32. --dtype, --grad-dtype and --master-weights refine it.",
             show_default=False,
         ),
     ] = None,
     optimizer: Annotated[
-        Optimizer | None, typer.Option(help="Whose states are kept; adamw if not given.", show_default=False)
+        Optimizer | None, typer.Option(help="Optimizer; adamw if not given.", show_default=False)
     ] = None,
     optimizer_dtype: Annotated[
-        str | None, number_format("Of its states; that of the weights it steps on if not given.")
+        str | None, number_format("Optimizer states; the dtype of the weights being updated if not given.")
     ] = None,
     momentum: Annotated[
         bool | None,
-        typer.Option("--momentum", help="Momentum of sgd, which keeps no state without.", show_default=False),
+        typer.Option("--momentum", help="Keep the momentum buffer of SGD.", show_default=False),
     ] = None,
-    grad_dtype: Annotated[str | None, number_format("Of the gradients; that of the weights if not given.")] = None,
+    grad_dtype: Annotated[str | None, number_format("Gradients; the dtype of the weights if not given.")] = None,
     master_weights: Annotated[
         MasterWeights | None,
-        typer.Option(help="A second copy of the weights to step on.", show_default=False),
+        typer.Option(
+            help="Precision of a second copy of the weights, which the optimizer updates.", show_default=False
+        ),
     ] = None,
     quantize: Annotated[
         str | None,
@@ -115,7 +117,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Bytes that are resident, and which accelerators hold them.
+    """Memory required, and which accelerators it fits on.
     Weights and KV cache, or weights, gradients and optimizer state.
     """
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))

@@ -125,15 +125,15 @@ Seq: TypeAlias = Annotated[
 ]
 Source: TypeAlias = Annotated[
     int | None,
-    size(
-        "--source", text="Tokens that the encoder of an encoder-decoder reads; as many as its decoder where not given."
-    ),
+    size("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
 ]
 
 
 PairsOption: TypeAlias = Annotated[
     Pairs,
-    typer.Option("--pairs", help="Pairs of a query and a key that count: all, or those that the mask lets through."),
+    typer.Option(
+        "--pairs", help="Query-key pairs to count: all (full), or those that the attention mask allows (causal)."
+    ),
 ]
 
 
@@ -231,7 +231,7 @@ Output: TypeAlias = Annotated[
 
 
 def _counting_in(part: OptionalPart) -> Any:
-    return typer.Option(part.option, help=f"Count {part.title} into the totals.")
+    return typer.Option(part.option, help=f"Include {part.title} in the totals.")
 
 
 WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]

@@ -46,7 +46,7 @@ def writable(path: Path, option: str) -> None:
         if not folder.is_dir():
             raise InputError(f"{option}: {path}: there is no folder {folder}; expected one that exists")
         if not os.access(path if special(path) else folder, os.W_OK):
-            raise InputError(f"{option}: {path}: may not be written; expected a file that may")
+            raise InputError(f"{option}: {path}: is not writable")
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise InputError(
             f"{option}: {path}: {getattr(error, 'strerror', None) or error}; expected a file that can be written"

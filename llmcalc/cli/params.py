@@ -38,7 +38,10 @@ def command(
     with_towers: WithTowers = False,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Count the config's transformers class on meta, where no adapter reads it."),
+        typer.Option(
+            "--measure",
+            help="Count by instantiating its transformers class on the meta device (unsupported model types).",
+        ),
     ] = False,
     notes: NotesOption = False,
     table: TableOption = None,
@@ -47,7 +50,7 @@ def command(
     output: Output = None,
 ) -> None:
     """Parameters by component: total, active, embedding.
-    Of a checkpoint (.safetensors, .gguf): what its header holds.
+    For a checkpoint (.safetensors, .gguf): the tensors in its header.
     """
     include = included(with_mtp, with_towers)
     changed = bool(overrides or head or include)

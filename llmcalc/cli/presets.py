@@ -28,8 +28,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="NAME",
-        help="A model's name or alias to show it in full, or a part of one to list those that have it; all are "
-        "listed without any.",
+        help="A model's name or alias to show it in full, or a part of a name to list matching models; default: all.",
         autocompletion=complete_target,
         show_default=False,
     ),
@@ -63,7 +62,7 @@ def command(
     fmt: FormatOption = "table",
     output: Output = None,
 ) -> None:
-    """Models that come with llmcalc, beside their published figures.
+    """Models that come with llmcalc, compared with their published figures.
     With names: aliases, sources, settings, assumptions.
     """
     found, exact = search_presets(names or [])

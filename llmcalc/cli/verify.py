@@ -38,18 +38,18 @@ def command(
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every preset. Those the witness cannot serve are listed as skipped.")
+        bool, typer.Option("--all", help="Verify every preset. Those that cannot be compared are listed as skipped.")
     ] = False,
     device: Annotated[
-        Device, typer.Option(help="Where the reference runs: shapes alone (meta), or real tensors.")
+        Device, typer.Option(help="Device of the reference: meta (shapes only), or real tensors.")
     ] = "meta",
-    against: Annotated[Witness, typer.Option(help="What the closed forms are compared with.")] = "reference",
+    against: Annotated[Witness, typer.Option(help="What to compare the closed forms with.")] = "reference",
     batch: Annotated[int, size("--batch", "-b", text="Sequences of the pass that is run.", most=1024)] = 1,
     seq: Annotated[
         int | None, size("--seq", "-s", text="Tokens of each; by default enough to fill every window.", most=2**20)
     ] = None,
     every_layer: Annotated[
-        bool, typer.Option("--every-layer", help="On meta, run each layer, also those built alike.")
+        bool, typer.Option("--every-layer", help="On meta, run every layer, also identical ones.")
     ] = False,
     junit_file: Annotated[
         Path | None,

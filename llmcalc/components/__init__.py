@@ -1,1 +1,1 @@
-"""The parts of an architecture, one file each; `choices` lists them. A new part is its file and its line there."""
+"""The parts of an architecture, one file each. `choices` lists them: a new part is a new file and a line there."""

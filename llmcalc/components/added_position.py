@@ -1,4 +1,4 @@
-"""Positions that are added to the embeddings: learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5)."""
+"""Positions added to the embeddings: learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class Learned(Component):
-    """A table of positions. offset: rows before position 0 (OPT and BART have 2)."""
+    """A learned position embedding.
+
+    max_position_embeddings: the number of positions.
+    offset: the number of rows before position 0, 0 by default (2 in OPT and BART).
+    """
 
     kind: ClassVar[str] = "embedding"
 
@@ -42,7 +46,7 @@ class Learned(Component):
 
 
 class Sinusoidal(Component):
-    """Sines and cosines of geometrically spaced frequencies: computed, not learned."""
+    """Sinusoidal positions: sines and cosines of geometrically spaced frequencies, without parameters."""
 
     kind: ClassVar[str] = "embedding"
 

@@ -1,8 +1,8 @@
-"""What every part of an architecture has: a checked spec, a flow of verbs, a PyTorch reference, tiny examples.
+"""The base classes of all parts: a part has a checked spec, a flow, a PyTorch reference and tiny examples.
 
-A part is one file in this package. Its spec holds Hugging Face's field names and nothing that is not needed to count or
-run it. `flow` (arithmetic, no torch) and `reference` (torch, no arithmetic on counts) are written separately from
-the same fields and share nothing else, so that comparing them proves something; a test holds them to that.
+A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
+it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
+and share nothing else, so a comparison of the two proves something; a test checks that they stay separate.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from .position import AttentionPosition
 
 LARGEST = 2**40
-"""Of any size."""
+"""The largest value any size field may have."""
 
 MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
-"""What stands in a list somewhere: each layer, each expert that a layer names."""
+"""Upper bounds on the layers and the experts of a model: readers build a list with one entry for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """The letter that papers write for a field; `llmcalc explain` prints it."""
+    """The letter that papers use for a field; `llmcalc explain` prints it."""
 
     letter: str
 
@@ -107,16 +107,18 @@ Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class Part(Record):
-    """A piece of a spec."""
+    """The base class of every spec inside a model's spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a part needs to know of the model it stands in.
+    """What a part needs to know about the model around it.
 
-    hidden_size: width of the residual stream. causal: a token sees only those before it. cross: keys and values come
-    from the encoder's output. output_size: width of what attention gives back, where it is not what it reads.
-    source_size: width of the encoder's output, where it is not the decoder's.
+    hidden_size: the width of the residual stream.
+    causal: whether attention is causal, true by default.
+    cross: whether keys and values come from the encoder's output, false by default.
+    output_size: the width of attention's output; None where it equals the input's.
+    source_size: the width of the encoder's output; None where it equals the decoder's.
     """
 
     hidden_size: Any
@@ -127,7 +129,7 @@ class Around:
 
 
 def check_groups(heads: int, kv_heads: int) -> None:
-    """Raises `ValueError` where queries cannot be grouped by as many keys and values."""
+    """Raises `ValueError` unless the number of query heads is a multiple of `kv_heads`."""
     if heads % kv_heads:
         raise ValueError(
             f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; expected a divisor of "
@@ -138,8 +140,9 @@ def check_groups(heads: int, kv_heads: int) -> None:
 class Component(Part):
     """A part with costs. Subclasses define its flow, its reference and its examples.
 
-    node_name: the name under which a layer holds it. kind: the component that it counts under.
-    sides: which stacks it may mix the tokens of.
+    node_name: the name of its module in a layer.
+    kind: the kind of component that its costs are counted under.
+    sides: the stacks that it may be used in, `encoder` or `decoder`.
     """
 
     node_name: ClassVar[str] = ""
@@ -147,7 +150,7 @@ class Component(Part):
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def source(self) -> str:
-        """Where its formula is from: paper and section."""
+        """The paper and section that its formula comes from."""
         return ""
 
     if TYPE_CHECKING:
@@ -156,34 +159,39 @@ class Component(Part):
     else:
 
         def flow(self, f: Flow, x: Value) -> Value:
-            """What it computes of x, verb by verb, under the names that the reference's submodules have."""
+            """Records the operations that compute its output from x, under the names of the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
         def reference(self, around: Around) -> nn.Module:
-            """A runnable PyTorch module built from the fields alone. Imports torch."""
+            """A runnable PyTorch module, built from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The parts of the stack that it cannot run without: the stack's field → what that part must say."""
+        """The parts of the stack that it needs: field of the stack → required values of that part's fields."""
         return {}
 
     def borrows(self) -> str:
-        """The field by which it needs what another layer or the model around its layer makes; empty where none."""
+        """The field that makes it depend on another layer or on the model around its layer; empty where none does."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
-        """What a heading calls it: `GQA 32/8 × 128`, `SwiGLU 14336`."""
+        """Its short name in a heading: `GQA 32/8 × 128`, `SwiGLU 14336`."""
         return str(getattr(self, "type", ""))
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny specs that between them switch on everything the part can do; contract tests run on each."""
+        """Tiny specs that together use every option of the part; contract tests run on each of them."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """heads: of the query. kv_heads: of key and value; None where they share a latent. head_dim: of query and key."""
+    """The heads of an attention layer.
+
+    heads: the number of query heads.
+    kv_heads: the number of key and value heads; None where all heads share a latent vector.
+    head_dim: the size of a query or key head.
+    """
 
     heads: Any
     kv_heads: Any
@@ -192,10 +200,10 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True)
 class ScoreBias:
-    """What can be added to the scores of attention.
+    """A bias that can be added to the attention scores.
 
-    heads: the number of heads that have a bias each.
-    of_blocks: whether there is a second bias, on the scores of sums of blocks.
+    heads: the number of heads; each has its own bias.
+    of_blocks: whether there is a second bias, on the scores against block sums; false by default.
     """
 
     heads: Any
@@ -204,14 +212,14 @@ class ScoreBias:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a part of a stack stands, for the checks that only its place decides.
+    """The place of a part in a stack, for checks that depend on the place.
 
-    where: what an error calls it.
-    width: the width of what it reads.
-    side: which stack it is in, `encoder` or `decoder`.
-    grid: whether tokens stand in a grid, as the patches of an image do.
-    before_grid: whether a token that is no patch stands before them.
-    source_width: the width of the output of the encoder beside the decoder; None where there is none to attend to.
+    where: the part's path in error messages.
+    width: the width of its input.
+    side: the stack it is in, `encoder` or `decoder`.
+    grid: whether tokens form a grid, as the patches of an image do; false by default.
+    before_grid: whether a token that is not a patch comes before the grid; false by default.
+    source_width: the width of the encoder's output; None where there is no encoder to attend to.
     """
 
     where: str
@@ -223,110 +231,113 @@ class Standing:
 
 
 class Unscalable(ValueError):
-    """Why a part has no member of another width in a study of shapes."""
+    """Raised where a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
 class TokenMixer(Component):
-    """A part that moves information between tokens, with what other code may ask of any of them.
+    """A part that mixes information between tokens, with the questions that other code may ask of every such part.
 
-    reads_encoder: of the class: it attends to the encoder's output beside its own tokens.
+    reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
+    uncounted: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty where it has
+        no recurrence (class attribute).
     """
 
     reads_encoder: ClassVar[bool] = False
+    uncounted: ClassVar[str] = ""
 
     def heads(self, width: Any) -> HeadSizes | None:
-        """Its heads in a layer of that width; None where it has none."""
+        """Its heads in a layer of that width; None where it has no heads."""
         return None
 
     def trait(self) -> str:
-        """What sets it apart from the mixers of other layers, in one word: `sliding`, `full`, `mamba2`."""
+        """One word that distinguishes it from the mixers of other layers: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def reach(self) -> tuple[int, ...]:
-        """The numbers of tokens after which nothing about it changes: windows, chunks, selections."""
+        """The sequence lengths beyond which its cost formula changes: windows, chunks, selections."""
         return ()
 
     def window(self) -> int | None:
-        """How many tokens a token sees at most, itself included; None where all of them, or where it has no window."""
+        """The largest number of tokens that one token attends to, itself included; None without a window."""
         return None
 
     def score_position(self) -> AttentionPosition | None:
-        """How its scores know the order of tokens; None where they do not."""
+        """The position encoding in its scores; None where it has none."""
         return None
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """The same part with so many heads of keys and values, all of which are cached; itself where it has none."""
+        """The same part with `number` key and value heads, all of them cached; unchanged where it has no such heads."""
         return self
 
     def without_window(self) -> Self:
-        """The same part over all earlier tokens."""
+        """The same part without a sliding window or chunks: every token attends to all earlier tokens."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         """The same part with other heads.
 
-        Raises `Unscalable`, which says why, where its width is not that of its heads alone.
+        Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
         kind = type(self).model_fields["type"].default
         scales = "multi-head or grouped-query attention"
         raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
     def takes_bias(self) -> ScoreBias | None:
-        """What a stack's relative_bias can add to its scores; None where it can add nothing."""
+        """The bias that a stack's relative_bias can add to its scores; None where it accepts none."""
         return None
 
     def attends_like(self) -> tuple[Any, ...] | None:
-        """What mixers must have in common for one to use what another makes (`borrows`); None where they cannot."""
+        """A key: mixers with equal keys can share results (`borrows`); None where the mixer cannot share."""
         return None
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot stand there."""
+        """Raises `ValueError` where it cannot be used in that place."""
         if place.side not in self.sides:
             kind = type(self).model_fields["type"].default
             raise ValueError(f"{place.where}.type: '{kind}' is for {self.sides[0]}s; expected 'attention'")
 
 
 class StackPart(Component):
-    """A part that stands once in a stack: below its layers, above them, or beside them."""
+    """A part that a stack has once: below its layers, above them or beside them."""
 
     def check_layers(self, layers: Mapping[str, Layer]) -> None:
-        """Raises `ValueError` where it cannot stand beside these layers. layers: by the names that a pattern has."""
+        """Raises `ValueError` where it does not fit these layers. layers: kind of layer, as in `pattern` → layer."""
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot stand in a stack of that width, in an encoder or a decoder."""
+        """Raises `ValueError` where it cannot be used in a stack of that width and side."""
 
 
 class Network(Component):
-    """A part that works on each token by itself, with what other code may ask of any of them.
+    """A part that works on each token separately, with the questions that other code may ask of every such part.
 
-    mixture: of the class: it is a mixture of experts, of which each token passes some.
+    mixture: whether it is a mixture of experts, where each token is routed to some of them (class attribute).
     """
 
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
-        """Units of the feed-forward networks that one token passes through."""
+        """The number of hidden units (d_ff) that one token passes through."""
         return None
 
     def activation(self) -> str:
-        """What papers call its activation: `SwiGLU`, `GELU`; empty where it has none of these."""
+        """The name papers use for its activation: `SwiGLU`, `GELU`; empty where it has none."""
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The same part with every width of its feed-forward networks changed.
+        """The same part with `change` applied to every width of its feed-forward networks.
 
-        Raises `Unscalable`, which says why, where its width is more than that.
+        Raises `Unscalable`, with the reason, where it has other widths as well.
         """
         kind = type(self).model_fields["type"].default
         raise Unscalable(f"feed_forward.type '{kind}' does not scale with hidden_size alone")
 
 
 class Nothing(Part):
-    """`{ type = "none" }`: said where a layer has no such part, so that a part is never forgotten silently."""
+    """`{ type = "none" }`, for a layer without this part: it must be written out, so that no part is forgotten."""
 
     type: Literal["none"] = "none"
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where a layer there needs a part that mixes tokens."""
+        """Raises `ValueError` outside a decoder, where a layer must have a token mixer."""
         if place.side != "decoder":
             raise ValueError(f"{place.where}.type: 'none' is for decoders; expected 'attention'")

@@ -1,6 +1,6 @@
-"""A field that holds one of several parts, told apart by `type`; the file of a part is imported when one is first met.
+"""A field that accepts one of several parts, told apart by `type`. The file of a part is imported on first use.
 
-Counting a Llama imports no state-space model: a description pays for the parts that it has.
+So counting a Llama imports no state-space model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from .base import Part
 
 
 class PartError(ValueError):
-    """What is wrong inside a part. cls: the part's. error: pydantic's findings, located from the part on."""
+    """A validation error inside a part.
+
+    cls: the class of the part.
+    error: pydantic's error, with locations relative to the part.
+    """
 
     def __init__(self, cls: type[BaseModel], error: ValidationError) -> None:
         super().__init__(str(error))
@@ -24,25 +28,29 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """homes: `type` → where its part is, `file:Class` in this package. default: the type of a table that names none."""
+    """The parts that a field accepts.
+
+    homes: `type` → location of the class, `file:Class` in this package.
+    default: the type of a table without `type`.
+    """
 
     def __init__(self, default: str, homes: Mapping[str, str]) -> None:
         self.default, self.homes = default, dict(homes)
 
     def load(self, kind: str) -> type[Part]:
-        """The part of that type."""
+        """The class of the part with that type."""
         module, _, name = self.homes[kind].partition(":")
         cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
         return cls
 
     def classes(self) -> list[type[Part]]:
-        """Every part, imported."""
+        """The classes of all parts, imported."""
         return [self.load(kind) for kind in self.homes]
 
     def validate(self, value: Any) -> Part:
-        """A part as it is, or a table as the part that its `type` names.
+        """Returns a part unchanged, and builds one from a table according to its `type`.
 
-        Raises `PartError` for what is wrong inside it, and pydantic's own errors for what is no part of these.
+        Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
         if isinstance(value, Part):
             kind = self._kind_of(value)
@@ -78,5 +86,5 @@ class PartChoice:
 
 
 def only(home: str) -> Any:
-    """A field that holds one kind of part, `file:Class`, whose file is imported when a description has it."""
+    """A field that accepts one kind of part, `file:Class`. The file is imported when a spec first has the part."""
     return Annotated[Part, PartChoice("only", {"only": home})]

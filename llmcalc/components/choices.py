@@ -1,6 +1,6 @@
-"""Every part that a field can hold one of, told apart by `type`. A new part is its file and its line here.
+"""The parts that each field accepts, told apart by `type`. A new part is a new file and a line here.
 
-`type` → where the part is, `file:Class` in this package. A file is imported when a description first has its part.
+Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIXERS = PartChoice(
         "none": "base:Nothing",
     },
 )
-"""What moves information between tokens."""
+"""Token mixers: attention, state-space models, linear attention."""
 
 CHANNEL_MIXERS = PartChoice(
     "mlp",
@@ -47,7 +47,7 @@ CHANNEL_MIXERS = PartChoice(
         "none": "base:Nothing",
     },
 )
-"""What works on each token by itself."""
+"""Parts that work on each token separately: feed-forward networks, mixtures of experts."""
 
 HEADS = PartChoice(
     "lm",
@@ -57,7 +57,7 @@ HEADS = PartChoice(
         "none": "head:NoHead",
     },
 )
-"""What stands on top of the last layer."""
+"""The model's head, on top of the last layer."""
 
 LAYERS = PartChoice(
     "block",
@@ -72,10 +72,10 @@ LAYERS = PartChoice(
         "gated_norm": "layers.gated_norm:GatedNormLayer",
     },
 )
-"""Every kind of layer that a stack can be made of."""
+"""Every kind of layer in a stack."""
 
 STREAMS = PartChoice("altup", {"altup": "layers.altup:AltUp", "hyper": "layers.hyper:HyperStreams"})
-"""What makes several residual streams of one below the layers of a stack, and one of them above."""
+"""Parts that split the residual stream into several before the first layer, and merge them after the last."""
 
 OTHERS = PartChoice(
     "norm",
@@ -95,7 +95,7 @@ OTHERS = PartChoice(
         "second_stream": "idle:SecondStream",
     },
 )
-"""Parts that stand in a place of their own, with examples of their own."""
+"""Parts with a field of their own in a spec, and with examples of their own."""
 
 if TYPE_CHECKING:
     Mixer: TypeAlias = Any
@@ -112,6 +112,6 @@ else:
 
 
 def parts() -> tuple[type[Component], ...]:
-    """Every part with a flow, a reference and examples, layers excepted: what the contract tests run over."""
+    """Every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
     found = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in found if issubclass(cls, Component)))

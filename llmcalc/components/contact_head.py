@@ -1,7 +1,7 @@
-"""ESM's contact head: a logistic regression that reads every layer's attention maps and says which residues touch.
+"""ESM's contact head: a logistic regression on every layer's attention maps that predicts which residues touch.
 
 Rao 2020 (Transformer protein language models are unsupervised structure learners). transformers: models/esm
-(`EsmContactPredictionHead`), which holds it and runs it only where somebody asks for contacts.
+(`EsmContactPredictionHead`). It is part of every checkpoint, and runs only when contacts are requested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear map with a bias from all attention maps of a pair of tokens to one score; held, and never run."""
+    """A linear layer with a bias from all attention maps of a token pair to one score; never run in the forward pass."""
 
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
@@ -40,13 +40,13 @@ class ContactHead(OutputPart):
         return "Rao et al. 2020"
 
     def flow(self, f: Flow, x: Value, stack: Stack) -> Value:
-        """stack: the encoder, whose attention maps are read."""
+        """stack: the encoder that the attention maps come from."""
         heads: Number = stack.block.attention.heads(x.width).heads
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return f.linear("", maps, Axis("one", 1), bias=True)
 
     def reference(self, around: Around, stack: Stack) -> nn.Module:
-        """A map that no forward pass calls."""
+        """A linear layer that no forward pass calls."""
         from torch import nn
 
         return nn.Linear(stack.num_hidden_layers * stack.block.attention.num_attention_heads, 1)

@@ -1,8 +1,8 @@
-"""Disentangled attention: a query also meets the position of each key, and a key that of each query.
+"""Disentangled attention: queries also meet the positions of keys, and keys the positions of queries.
 
-DeBERTa (He 2020, arXiv:2006.03654, §3.1); in its version 2 and 3 distances are binned and the content's own maps also
-map positions (He 2021, arXiv:2111.09543). One table of relative positions stands beside the layers; its rows are mapped
-in every layer.
+DeBERTa (He 2020, arXiv:2006.03654, §3.1). Versions 2 and 3 bin the distances and project positions with the query and
+key projections of the content (He 2021, arXiv:2111.09543). All layers share one table of relative positions; each layer
+projects its rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 
 
 class Disentangled(AttentionPosition):
-    """Scores are (q·k + q·p + k·r) / √(3d) with p and r maps of the row for the distance between query and key.
+    """Scores are (q·k + q·p + k·r) / √(3d), where p and r are projections of the table row for the distance.
 
-    c2p, p2c: whether there is q·p, and k·r. max_relative_positions: the longest distance told apart. position_buckets:
-    how many bins for it, each way; none where every distance has a row. share_att_key: p and r are made by the maps
-    that make k and q.
-    key_bias: of the map that makes p. within_sequence: only distances that occur in the sequence are mapped (version
-    1).
+    max_relative_positions: the largest distance that has a row of its own.
+    position_buckets: the number of distance bins in each direction; by default None, one row for each distance.
+    c2p: whether scores include q·p, true by default.
+    p2c: whether scores include k·r, true by default.
+    share_att_key: whether the query and key projections also make r and p, false by default.
+    key_bias: whether the projection that makes p has a bias, true by default.
+    within_sequence: whether only distances that occur in the sequence are projected (version 1), false by default.
     """
 
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -68,7 +70,7 @@ class Disentangled(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """Rows of the table each way."""
+        """The number of rows of the table in each direction."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
@@ -79,7 +81,7 @@ class Disentangled(AttentionPosition):
             return q, self._added(f, x, q, keys, biases)
 
     def _added(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
-        """The scores of the positions."""
+        """The scores that positions add."""
         added: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
@@ -102,10 +104,10 @@ class Disentangled(AttentionPosition):
 
 
 class RelativeEmbedding(StackPart):
-    """A table with a row for each relative position, which all layers map.
+    """An embedding table with a row for each relative position, shared by all layers.
 
-    span: the number of rows each way.
-    norm: on the rows, before any map; none by default.
+    span: the number of rows in each direction.
+    norm: the norm on the rows, before any projection; none by default.
     """
 
     kind: ClassVar[str] = "attention"
@@ -122,7 +124,7 @@ class RelativeEmbedding(StackPart):
         return "He et al. 2020, §3.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """All rows of the table; x says how wide they are."""
+        """All rows of the table; x gives their width."""
         length = 2 * self.span
         rows, _ = f.table("table", Axis("distances", length), *x.axes, of=Table(length=length, of=x.rows))
         return rows if self.norm is None else f.part("norm", self.norm, rows)
@@ -136,12 +138,14 @@ class RelativeEmbedding(StackPart):
 
 
 class SideConvolution(StackPart):
-    """y = norm(first layer's output + act(convolution of that layer's input)), in place of that output (DeBERTa 2).
+    """A convolution beside the first layer (DeBERTa 2): y = norm(layer output + act(convolution of the layer's input)).
 
-    conv_kernel_size: the number of tokens that one output sees; odd, so that as many tokens come out as go in.
-    conv_groups: the groups of channels that are convolved separately, 1 by default.
-    conv_act: the activation on the convolution's output.
-    norm: on the sum.
+    y replaces the layer's output.
+
+    conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
+    conv_groups: the number of channel groups, 1 by default.
+    conv_act: the activation on the convolution's output, tanh by default.
+    norm: the norm on the sum, a LayerNorm by default.
     """
 
     kind: ClassVar[str] = "convolution"
@@ -167,7 +171,7 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
-        """x: the layer's input. after: its output, x by default."""
+        """x: the layer's input. after: the layer's output, x by default."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         beside = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
         return f.part("norm", self.norm, f.add(x if after is None else after, beside))
@@ -186,7 +190,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """→ the rows that layers map, [2·span, hidden]."""
+        """Returns the table's rows, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, around: Around) -> None:
             super().__init__()
@@ -199,7 +203,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return self.norm(rows) if hasattr(self, "norm") else rows
 
     class ConvolutionReference(nn.Module):
-        """A layer's input and output [batch, tokens, hidden] → its output, changed."""
+        """A layer's input and output [batch, tokens, hidden] → the new output."""
 
         def __init__(self, spec: SideConvolution, around: Around) -> None:
             super().__init__()
@@ -215,7 +219,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return changed
 
     class Lent(nn.Module):
-        """A map with the weights of another."""
+        """A linear layer that is called with another module's weights."""
 
         def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return nn.functional.linear(x, weight, bias)
@@ -228,9 +232,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return scores
 
     class DisentangledReference(nn.Module):
-        """Queries and keys [batch, heads, tokens, d] → (queries scaled for one share of the scores,
-        what is added to them).
-        """
+        """Queries and keys [batch, heads, tokens, d] → (scaled queries, the scores that positions add)."""
 
         def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
             super().__init__()
@@ -244,7 +246,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 self.p2c = Scores()
 
         def _distances(self, run: Run, tokens: int, device: Any) -> Tensor:
-            """Query position − key position, binned where there are bins."""
+            """Query position − key position, binned if the spec has bins."""
             positions = run.span(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:

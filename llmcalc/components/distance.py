@@ -1,8 +1,8 @@
-"""What attention adds to its scores for the distance between a query and a key.
+"""Relative positions in attention: terms added to the scores, by the distance between query and key.
 
-ALiBi (Press 2021, arXiv:2108.12409) adds a penalty, T5 (Raffel 2020, §2.1) a learned bias; Transformer-XL (Dai 2019,
-arXiv:1901.02860, §3.3) scores queries against mapped encodings of the distance. T5's bias has a table; only
-Transformer-XL's have products.
+ALiBi (Press 2021, arXiv:2108.12409) adds a penalty, T5 (Raffel 2020, §2.1) a learned bias. Transformer-XL (Dai 2019,
+arXiv:1901.02860, §3.3) scores queries against projected encodings of the distance. T5's bias has a table; only
+Transformer-XL's term has matrix multiplications.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Alibi(AttentionPosition):
 
 
 class TransformerXL(AttentionPosition):
-    """Relative positions by content: scores are (q + u)·k + (q + v)·r, r a learned map of the distance's sinusoid.
+    """Transformer-XL's relative positions: scores are (q + u)·k + (q + v)·r.
 
-    u and v are vectors of a head each. Gopher and Chinchilla have it.
+    r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
     """
 
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -63,7 +63,7 @@ class TransformerXL(AttentionPosition):
             )
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        """What is added are the scores of the queries against every distance."""
+        """Adds the scores of the queries against every distance."""
         from ..run.derived import Distances
 
         heads, dim = q.axes
@@ -82,8 +82,12 @@ class TransformerXL(AttentionPosition):
 
 
 class Buckets(Part):
-    """How T5 bins distances: near ones have a bucket each, those up to relative_attention_max_distance share the rest;
-    half of all for each direction.
+    """T5's bins for distances.
+
+    Half of the buckets are for each direction. Small distances have a bucket each; larger ones share the rest.
+
+    relative_attention_num_buckets: the number of buckets, 32 by default.
+    relative_attention_max_distance: the distance from which all share the last bucket, 128 by default.
     """
 
     relative_attention_num_buckets: Positions = 32
@@ -104,7 +108,7 @@ class Buckets(Part):
 
 
 class LayerBias(Buckets, AttentionPosition):
-    """T5's bias with a table of the layer's own (UMT5)."""
+    """T5's relative bias with a separate table in each layer (UMT5)."""
 
     label: ClassVar[str] = "relative bias"
 
@@ -121,9 +125,10 @@ class LayerBias(Buckets, AttentionPosition):
 
 
 class RelativeBias(Buckets, StackPart):
-    """T5's bias: one learned scalar for each bucket of distances and each head, shared by all layers of a stack.
+    """T5's relative bias: one learned scalar per bucket and head, shared by all layers of a stack.
 
-    of_blocks: a second table, for the distance in blocks to sums of blocks (LongT5).
+    num_attention_heads: the number of heads.
+    of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
     """
 
     kind: ClassVar[str] = "attention"
@@ -178,7 +183,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class RelativeReference(nn.Module):
-        """query and key positions → a bias on the scores, [heads, queries, keys]."""
+        """Query and key positions → the bias on the scores, [heads, queries, keys]."""
 
         def __init__(self, buckets: int, furthest: int, heads: int, causal: bool) -> None:
             super().__init__()
@@ -207,7 +212,9 @@ def _references() -> dict[str, type[nn.Module]]:
             return scores
 
     class TransformerXLReference(nn.Module):
-        """Queries → (queries that meet the keys, what is added to the scaled scores [batch, heads, queries, keys])."""
+        """Queries → (queries for the product with the keys, the term added to the scaled scores [batch, heads, queries,
+        keys]).
+        """
 
         def __init__(self, hidden_size: int, heads: int, head_dim: int) -> None:
             super().__init__()

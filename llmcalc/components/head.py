@@ -1,7 +1,8 @@
 """Output heads: hidden states → logits over the vocabulary, tied to the input embedding or not, or over a few labels.
 
-Tying: Press & Wolf 2017 (arXiv:1608.05859). BERT's head transforms first (Devlin 2019, `BertLMPredictionHead`); its
-classifier stands on one vector a sequence (Devlin 2019, §4.1), that of a decoder in `transformers` on every token.
+Tying: Press & Wolf 2017 (arXiv:1608.05859). BERT's head first transforms the hidden states (Devlin 2019,
+`BertLMPredictionHead`). BERT's classifier reads one vector per sequence (Devlin 2019, §4.1); a decoder's classifier in
+`transformers` reads every token.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ if TYPE_CHECKING:
 
 
 ONE = Axis("vocab", 1)
-"""The vocabulary of a head that is recorded by itself."""
+"""The vocabulary axis of a head that is recorded alone."""
 
 
 HeadKind: TypeAlias = Literal["lm", "none", "classification"]
-"""The `type` of each head below."""
+"""The `type` of each head in this file."""
 
 
 class Transform(Part):
-    """BERT's masked-language-model head, before the vocabulary: a dense map, an activation, a norm.
+    """BERT's masked-language-model transform before the vocabulary: a linear layer, an activation, a norm.
 
-    size: what it maps to; the width of the embedding, if not given. Only an untied head has another (RemBERT).
+    hidden_act: the activation, gelu by default.
+    bias: whether the linear layer has a bias, true by default.
+    size: the output width; by default the width of the embedding. Only an untied head can differ (RemBERT).
+    norm: the norm, a LayerNorm by default.
     """
 
     hidden_act: Activation = "gelu"
@@ -45,7 +49,11 @@ class Transform(Part):
 
 
 class LMHead(Component):
-    """logits = x·Wᵀ (+ b), over every position that is asked for. bias: GPT-J and BERT have one, tied or not."""
+    """A language-model head: logits = x·Wᵀ (+ b) at every requested position.
+
+    bias: whether it has a bias, tied or not (GPT-J, BERT); false by default.
+    transform: the layers before the vocabulary (BERT); none by default.
+    """
 
     kind: ClassVar[str] = "lm_head"
 
@@ -59,7 +67,7 @@ class LMHead(Component):
     def flow(
         self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, table: Weight | None = None
     ) -> Value:
-        """width: of the embedding where it is not that of x. table: the embedding's weight, where it is tied."""
+        """width: the embedding's width where it differs from x's. table: the embedding's weight if the head is tied."""
         if self.transform is None:
             if table is not None:
                 f.here.about["source"] = "Press & Wolf 2017"
@@ -72,7 +80,7 @@ class LMHead(Component):
         return f.linear("decoder", y, vocab, bias=self.bias, weight=table, rows=LOGITS)
 
     def reference(self, around: Around, vocab_size: int = 1, width: int | None = None) -> nn.Module:
-        """A head of its own weights; a model that ties them replaces `output.weight`."""
+        """A head with its own weights; a model that ties them replaces `output.weight`."""
         return _reference()(self, around, vocab_size, width or around.hidden_size)
 
     @classmethod
@@ -87,11 +95,13 @@ class LMHead(Component):
 
 
 class Classifier(Component):
-    """A score for each of `num_labels` labels.
+    """A classifier: one score for each of `num_labels` labels.
 
-    over: `sequence`, one vector a sequence (the pooler's where the model has one, else the first token's); `token`,
-    every token (a decoder's score, of which the last is used; ELECTRA's discriminator). transform: a map and an
-    activation before.
+    num_labels: the number of labels.
+    bias: whether the output layer has a bias, true by default.
+    over: `sequence` (default) reads one vector per sequence, the pooler's output or else the first token. `token`
+        reads every token (a decoder's score, of which the last is used; ELECTRA's discriminator).
+    transform: a linear layer, an activation and perhaps a norm before it; none by default.
     """
 
     kind: ClassVar[str] = "classifier"
@@ -136,7 +146,7 @@ class Classifier(Component):
 
 
 class NoHead(Part):
-    """A bare model: its output is the hidden states."""
+    """No head: the model's output is its hidden states."""
 
     type: Literal["none"] = "none"
 
@@ -177,8 +187,8 @@ def _classifier() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):
-        """x: [batch, positions, hidden] → [batch, positions, num_labels];
-        of the first position alone where `over` is `sequence`.
+        """x: [batch, positions, hidden] → [batch, positions, num_labels]; only the first position if `over` is
+        `sequence`.
         """
 
         def __init__(self, spec: Classifier, around: Around) -> None:

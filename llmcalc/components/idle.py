@@ -1,6 +1,6 @@
-"""Tables and vectors that a checkpoint holds and no forward pass reads.
+"""Embedding tables and vectors that are stored in a checkpoint and never used in a forward pass.
 
-Each is a slot of a model or of a stack: an empty table, `{}`, says that it is there.
+Each is a field of a model or of a stack; an empty table, `{}`, adds it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 ONE = Axis("vocab", 1)
-"""The vocabulary of a table that is recorded by itself."""
+"""The vocabulary axis of a table that is recorded alone."""
 
 
 class UnusedEmbedding(Component):
-    """A second embedding of the model's vocabulary that no stack reads.
+    """A second token embedding that no stack uses.
 
-    The classes of BART keep it where encoder and decoder have embeddings of their own.
+    BART's classes have it where encoder and decoder have separate embeddings.
     """
 
     kind: ClassVar[str] = "embedding"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE) -> Value:
-        """x: the embedded tokens, which are as wide as a row of the table. vocab: the rows."""
+        """x: the token embeddings, as wide as a row of the table. vocab: the axis of its rows."""
         return f.table("", vocab, *x.axes)[0]
 
     def reference(self, around: Around, vocab_size: int = 1) -> nn.Module:
@@ -43,7 +43,7 @@ class UnusedEmbedding(Component):
 
 
 class SecondStream(StackPart):
-    """The vector that XLNet's second stream of predictions starts from, which pretraining alone reads."""
+    """XLNet's initial query-stream vector (mask_emb), used only in pretraining."""
 
     kind: ClassVar[str] = "embedding"
 
@@ -51,7 +51,7 @@ class SecondStream(StackPart):
         return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: the embedded tokens, which are as wide as the vector."""
+        """x: the token embeddings, as wide as the vector."""
         return f.vector("", *x.axes)
 
     def reference(self, around: Around) -> nn.Module:

@@ -129,16 +129,16 @@ def _reference() -> Callable[..., nn.Module]:
             self.block, self.norm = block.reference(around), spec.norm.reference(around)
             self.lm_head = Tied(output)
 
-        def forward(self, hidden: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, hidden: Tensor, embedded: Tensor, mla: str) -> tuple[Tensor, Tensor]:
             joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, Run())
+            out: Tensor = self.block(joined, Run(mla=mla))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
-        def forward(self, hidden: Tensor, embedded: Tensor) -> list[Tensor]:
+        def forward(self, hidden: Tensor, embedded: Tensor, mla: str = "auto") -> list[Tensor]:
             ahead = []
             for module in self:
-                hidden, logits = module(hidden, embedded)
+                hidden, logits = module(hidden, embedded, mla)
                 ahead.append(logits)
             return ahead
 

@@ -1,5 +1,5 @@
-"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467),
-and their weights alone.
+"""LayerNorm (Ba et al. 2016, arXiv:1607.06450), RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467), and a scale and
+shift without normalization.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class Norm(Component):
-    """x ↦ weight · (x − mean)/std + bias (LayerNorm), or weight · x/rms (RMSNorm), over the last axis.
+    """A norm over the last axis: weight · (x − mean)/std + bias (LayerNorm), or weight · x/rms (RMSNorm).
 
-    weight, bias: which of the two it has; by default both for LayerNorm, the weight alone for RMSNorm.
-    OLMo's LayerNorm has neither. `affine` is weight · x + bias, and no norm (ZAYA's residual scaling).
+    type: `layernorm`, `rmsnorm`, or `affine`: weight · x + bias without normalization (ZAYA's residual scaling).
+    weight: whether it has a weight, true by default. OLMo's LayerNorm has neither weight nor bias.
+    bias: whether it has a bias; by default only where it has a weight and is not an RMSNorm.
+    eps: added to the variance or the mean square, 1e-5 by default.
     """
 
     kind: ClassVar[str] = "norm"
@@ -38,7 +40,7 @@ class Norm(Component):
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
     def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Over `width` elements. heads: where each head has weights of its own."""
+        """The operation on `width` elements. heads: the number of heads where each has its own weights."""
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
     def source(self) -> str:
@@ -69,8 +71,10 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class NormReference(nn.Module):
-        """x: [..., width] → the same. `shape` may have leading axes (one set of weights a head).
-        groups: parts of x normed each by itself.
+        """x: [..., width] → same shape.
+
+        shape: the shape of the weights, with leading axes where each head has its own.
+        groups: the number of equal parts of x that are normalized separately.
         """
 
         def __init__(self, spec: Norm, *shape: int, groups: int = 1) -> None:
@@ -98,5 +102,5 @@ def _reference() -> type[nn.Module]:
 
 
 def norm_reference(spec: Norm, *shape: int, groups: int = 1) -> nn.Module:
-    """A norm whose weights have the given shape, of each of `groups` equal parts of the last axis by itself."""
+    """A norm with weights of the given shape. groups: equal parts of the last axis that are normalized separately."""
     return _reference()(spec, *shape, groups=groups)

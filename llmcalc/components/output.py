@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """The output of a model, for the checks that only a part's place decides.
+    """A model's output, for checks that depend on the model around a part.
 
-    kind: which stacks the model has, `decoder`, `encoder` or `encoder-decoder`.
-    stack: the stack that makes the output.
+    kind: the model's stacks, `decoder`, `encoder` or `encoder-decoder`.
+    stack: the stack that computes the output.
     hidden_size: the width of the output.
-    head: the head of the model.
-    embedding_size: the width of the embedding, where it is not hidden_size.
+    head: the model's head.
+    embedding_size: the width of the embedding; None where it equals hidden_size.
     """
 
     kind: str
@@ -31,12 +31,12 @@ class ModelOutput:
 
 
 class OutputPart(Component):
-    """A part that stands on the model's output, beside its head.
+    """A part that reads the model's output, beside its head.
 
-    role: of the class: how its weights stand in the model.
+    role: the role of its nodes in the model's tree (class attribute).
     """
 
     role: ClassVar[Role] = "own"
 
     def check_output(self, output: ModelOutput) -> None:
-        """Raises `ValueError` where the part cannot stand on that output."""
+        """Raises `ValueError` where the part cannot be used on that output."""

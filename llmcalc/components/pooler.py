@@ -1,7 +1,7 @@
-"""The pooler: one vector for each sequence, and perhaps scores made of it, beside the model's head.
+"""The pooler: one vector per sequence and optional scores of it, beside the model's head.
 
-BERT maps the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`) and scores it while it is
-pretrained (`BertPreTrainingHeads`). GPT's classes with two heads score the last token's hidden state as it is.
+BERT projects the first token's hidden state (Devlin 2019, arXiv:1810.04805, `BertPooler`); in pretraining it also
+scores the result (`BertPreTrainingHeads`). GPT's double-head classes score the last token's hidden state directly.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Pooler(OutputPart):
-    """One vector for each sequence, and perhaps scores made of it.
+    """One vector per sequence, with optional scores of it.
 
-    dense: whether a dense map and a tanh make the vector of the first token's hidden state (BERT), true by default;
-        else the vector is the last token's hidden state (GPT's choice between continuations).
-    num_labels: how many scores a linear map makes of the vector (next sentence); none by default.
+    dense: true (default) computes the vector from the first token's hidden state by a linear layer and tanh (BERT);
+        false takes the last token's hidden state (GPT's multiple-choice head).
+    num_labels: the number of scores that a linear layer computes from the vector (next sentence); none by default.
     """
 
     kind: ClassVar[str] = "pooler"
@@ -47,7 +47,7 @@ class Pooler(OutputPart):
         return "Devlin et al. 2019"
 
     def flow(self, f: Flow, x: Value, stack: Stack | None = None) -> Value:
-        """x: the hidden states, of which the vector is given back."""
+        """x: the hidden states. Returns the vector of each sequence."""
         pooled = x.seen(*x.axes, rows=SEQUENCES)
         if self.dense:
             pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
@@ -56,7 +56,7 @@ class Pooler(OutputPart):
         return pooled
 
     def reference(self, around: Around, stack: Stack | None = None) -> nn.Module:
-        """forward(hidden states [batch, tokens, hidden]) → (the vector [batch, 1, hidden], its scores or itself)."""
+        """forward(hidden states [batch, tokens, hidden]) → (vector [batch, 1, hidden], its scores if any, else itself)."""
         return _reference()(self, around.hidden_size)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""How attention knows the order of its tokens, and RoPE (Su 2021, arXiv:2104.09864), which turns queries and keys.
+"""Positions inside attention, and RoPE (Su 2021, arXiv:2104.09864), which rotates queries and keys.
 
-What is added to the scores is in `distance`, what is added to the embeddings in `added_position`.
+Terms added to the scores are in `distance`, positions added to the embeddings in `added_position`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class AttentionPosition(Part):
-    """A position that stands in attention: on its queries and keys, or on its scores.
+    """A position encoding inside attention, on queries and keys or on scores.
 
-    sides: class attribute: the stacks whose attention may have it.
-    by_distance: class attribute: it needs queries and keys of one sequence.
-    label: class attribute: what a heading calls it.
+    sides: the stacks whose attention may use it (class attribute).
+    by_distance: whether queries and keys must be of one sequence (class attribute).
+    label: its name in a heading (class attribute).
     """
 
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
@@ -43,32 +43,37 @@ class AttentionPosition(Part):
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: Attention) -> None:
-        """Raises `ValueError` where attention with such fields cannot have it."""
+        """Raises `ValueError` where it does not fit the fields of that attention."""
 
     def check_place(self, place: Standing, head_dim: int) -> None:
-        """Raises `ValueError` where attention with heads of that size cannot have it there. place: of the attention."""
+        """Raises `ValueError` where attention in that place, with heads of that size, cannot use it."""
         if place.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, side = ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             raise ValueError(f"{place.where}.position.type: '{kind}' is for attention {directions}; expected {side}")
 
     def check_heads(self, sizes: HeadSizes) -> None:
-        """Raises `Unscalable` where it cannot stand in attention with these heads."""
+        """Raises `Unscalable` where it does not fit attention with these heads."""
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """What it needs of the stack, as `TokenMixer.requires` has it."""
+        """The parts of the stack that it needs, as in `TokenMixer.requires`."""
         return {}
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        """The queries that meet the keys, and what is added to their scores.
+        """Returns the queries for the product with the keys, and the term that is added to the scores.
 
-        biases: of the projections that make queries and keys.
+        biases: whether the query and the key projection have a bias.
         """
         return q, None
 
 
 class Rope(AttentionPosition):
-    """Rotary positions on the first `rotary_dim` of each head's dimensions (or a fraction of them; by default all)."""
+    """Rotary position embedding (RoPE) on the first dimensions of each head.
+
+    rope_theta: the base of the frequencies, 10000 by default.
+    rotary_dim: the number of rotated dimensions per head; by default all, or a fraction.
+    partial_rotary_factor: the fraction of rotated dimensions; none by default.
+    """
 
     by_distance: ClassVar[bool] = False
     label: ClassVar[str] = "RoPE"
@@ -79,13 +84,13 @@ class Rope(AttentionPosition):
     partial_rotary_factor: Real | None = Field(default=None, gt=0, le=1)
 
     def turned(self, head_dim: int) -> int:
-        """How many of a head's dimensions are turned (even)."""
+        """The number of dimensions of a head that are rotated (even)."""
         if self.rotary_dim is not None:
             return self.rotary_dim
         return head_dim if self.partial_rotary_factor is None else int(head_dim * self.partial_rotary_factor) // 2 * 2
 
     def check(self, head_dim: int, where: str = "head_dim") -> None:
-        """Raises `ValueError`, naming `where`, if it cannot turn heads of that size."""
+        """Raises `ValueError`, naming `where`, if it cannot rotate heads of that size."""
         turned = self.turned(head_dim)
         would = (
             f"RoPE would turn {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
@@ -101,7 +106,7 @@ class Rope(AttentionPosition):
         self.check(head_dim, f"{place.where}.position")
 
     def check_whole(self, size: str) -> None:
-        """Raises `ValueError` where it is to turn a part only of what the field `size` says is turned."""
+        """Raises `ValueError` unless it rotates all of the dimensions whose number the field `size` gives."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
                 f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor"
@@ -113,9 +118,9 @@ class Rope(AttentionPosition):
             raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
-        """x: [..., tokens, head_dim], turned; its first token stands at position `start`."""
+        """RoPE on x [..., tokens, head_dim], whose first token is at position `start`."""
         turned = self.rotary_dim
-        if turned is None:  # whole pairs of the given share of a head
+        if turned is None:  # the given fraction of a head, in whole pairs
             turned = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
         return rotate(x, run, start, turned, self.rope_theta)
 
@@ -157,9 +162,7 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
-    """RoPE on the first `dim` of x's last axis.
-    x: [..., tokens, head_dim], of which the first stands at position `start`.
-    """
+    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`."""
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:
@@ -169,7 +172,7 @@ def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
 
 
 def turn(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], standing at these positions."""
+    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
     return _turned(x, dim, *_cos_sin(positions, dim, theta, x))
 
 

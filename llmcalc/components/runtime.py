@@ -24,6 +24,7 @@ class Run:
     choice.
     routed: what the router of the layer below made of each token. embedded: what the first layer reads.
     columns: patches in a row of the image that a tower reads.
+    mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs where one token goes on.
     memo: what every layer would compute alike (masks, angles), by what it depends on.
     """
 
@@ -38,6 +39,7 @@ class Run:
     per_layer: Tensor | None = None
     layer: int = 0
     columns: int = 1
+    mla: str = "auto"
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

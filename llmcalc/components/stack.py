@@ -1,8 +1,8 @@
-"""A stack of layers with what stands before and after them: positions, embedding norm, layers, final norm.
+"""A stack of layers with the parts before and after them: positions, embedding norm, layers, final norm.
 
-Layers may differ: `variants` are layers that differ from `block` in the fields they give, `first_layers` names the
-layers at the bottom one by one, and `pattern` is repeated over the rest (Gemma 2: sliding, full; DeepSeek-V3: three
-dense layers, then mixture-of-experts).
+Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
+bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
+mixture-of-experts).
 """
 
 from __future__ import annotations
@@ -44,38 +44,39 @@ else:
     RelativeBias = only("distance:RelativeBias")
 
 BASE = "block"
-"""The name under which a pattern asks for `block` itself."""
+"""The name of `block` in a pattern."""
 
 MOST_KINDS = 256
-"""Of layers in one stack."""
+"""The largest number of variants in one stack."""
 
 SHARED = ", shared"
-"""How the label of layers ends that have the parameters of the first of their kind."""
+"""The end of the label of layers that reuse the parameters of the first layer of their kind."""
 
 
 class Stack(Component):
-    """num_hidden_layers layers. Every layer is `block` where no pattern is given.
+    """A stack of num_hidden_layers layers. Without a pattern, every layer is `block`.
 
     num_hidden_layers: the number of layers.
-    block: the layer that every other one is like.
-    variants: layers that differ from `block` in the fields they give, by name.
-    first_layers: the kind of each layer at the bottom.
-    pattern: the kinds of the layers above these, again and again; `block` alone by default.
-    shared_layers: kinds of layer whose every layer has the parameters of the first (ALBERT).
-    stem: what an encoder has in place of a token embedding; none by default.
-    vocab_size: the number of tokens of an encoder that has a token embedding of its own; none by default.
-    hidden_size: the width of an encoder that is not as wide as the decoder (T5Gemma); the model's by default.
-    position: positions that are added to the input; none by default.
-    token_types: tables of segments and tasks that are added to the input (BERT, ERNIE); none by default.
-    embedding_norm: the norm of the sum of these; none by default.
-    input_size: the width of the embeddings, where a map to hidden_size follows them (ELECTRA, ALBERT).
+    block: the base layer.
+    variants: name → layer that differs from `block` in the given fields; none by default.
+    first_layers: the kinds of the bottom layers, one by one; none by default.
+    pattern: the kinds of the layers above them, repeated; `block` alone by default.
+    shared_layers: the kinds whose layers all use the parameters of the first of them (ALBERT); none by default.
+    stem: the part that replaces the token embedding of an encoder; none by default.
+    vocab_size: the vocabulary of an encoder with its own token embedding; none by default.
+    hidden_size: the width of an encoder that differs from the decoder's (T5Gemma); the model's by default.
+    position: positions added to the input; none by default.
+    token_types: segment and task embeddings added to the input (BERT, ERNIE); none by default.
+    embedding_norm: the norm on the sum of the embeddings; none by default.
+    input_size: the width of the embeddings if a projection to hidden_size follows (ELECTRA, ALBERT); none by default.
     relative_bias: the bias that every layer adds to its scores (T5); none by default.
-    relative_embedding: the table of relative positions that every layer maps (DeBERTa); none by default.
+    relative_embedding: the table of relative positions that every layer projects (DeBERTa); none by default.
     side_convolution: the convolution beside the first layer (DeBERTa); none by default.
-    per_layer_embedding: what makes a small vector of each token for every layer (Gemma 3n); none by default.
-    streams: what makes several residual streams of one and one of them (AltUp, hyper-connections); none by default.
-    second_stream: the vector that a second stream of predictions starts from (XLNet); none by default.
-    final_norm: the norm of the last layer's output; none by default.
+    per_layer_embedding: the embedding that gives every layer a small vector per token (Gemma 3n); none by default.
+    streams: the part that splits the residual stream into several and merges them (AltUp, hyper-connections); none by
+        default.
+    second_stream: XLNet's initial query-stream vector; none by default.
+    final_norm: the norm on the last layer's output; none by default.
     """
 
     num_hidden_layers: Layers
@@ -108,7 +109,7 @@ class Stack(Component):
     @model_validator(mode="before")
     @classmethod
     def _fill_variants(cls, data: Any) -> Any:
-        """A variant says only what differs from `block`."""
+        """Fills a variant's missing fields from `block`."""
         variants, block = (data.get("variants"), data.get("block")) if isinstance(data, dict) else (None, None)
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return data
@@ -140,9 +141,7 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` where layers that share parameters cannot, or where a layer needs what no layer below
-        it makes.
-        """
+        """Raises `ValueError` where layers cannot share parameters, or a layer reuses what no lower layer computes."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
         made: set[object] = set()
@@ -159,11 +158,11 @@ class Stack(Component):
                 )
 
     def kinds(self) -> dict[str, Layer]:
-        """Every kind of layer, by the name that a pattern calls it."""
+        """Every kind of layer: name in a pattern → layer."""
         return {BASE: self.block, **self.variants}
 
     def slots(self) -> dict[str, StackPart]:
-        """The parts that stand beside its layers, by their field."""
+        """The parts beside its layers: field → part."""
         parts: dict[str, StackPart | None] = {
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
@@ -176,25 +175,25 @@ class Stack(Component):
         return {name: part for name, part in parts.items() if part is not None}
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where a layer cannot stand there as its spec says, or a part beside the layers."""
+        """Raises `ValueError` where a layer or another part of the stack cannot be used in that place."""
         for name, block in self.kinds().items():
             block.check_place(replace(place, where=f"{place.where}.{BASE if name == BASE else f'variants.{name}'}"))
         for name, part in self.slots().items():
             part.check_place(replace(place, where=f"{place.where}.{name}"))
 
     def layer_names(self) -> list[str]:
-        """The variant that each layer is, bottom first."""
+        """The kind of each layer, from the bottom up."""
         rest = max(0, self.num_hidden_layers - len(self.first_layers))
         repeated = self.pattern * (rest // len(self.pattern) + 1)
         return [*self.first_layers, *repeated][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
-        """The layer of that name."""
+        """The layer of that kind."""
         found: Layer = self.block if name == BASE else self.variants[name]
         return found
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Each kind of layer: (name, block, how many, which). A depth that is no integer gives no `which`."""
+        """Each kind of layer: (name, layer, number, indices). Indices are None if the depth is not an integer."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             name = self.pattern[0]
@@ -213,9 +212,9 @@ class Stack(Component):
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, f: Flow, x: Value, width: Axis | None = None) -> Value:
-        """x: embedded tokens, or what the stem or the stack's own embedding reads in their place.
+        """x: the token embeddings, or the input of the stem or of the stack's own embedding.
 
-        width: of the layers, where it is not that of x.
+        width: the width of the layers where it differs from x's.
         """
         hidden: Shape = x.axes if width is None else (width,)
         below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
@@ -223,22 +222,22 @@ class Stack(Component):
             return self._run(f, self._embedded(f, x, hidden, below))
 
     def _run(self, f: Flow, x: Value) -> Value:
-        """x: what the first layer reads. The output of the stack."""
+        """Returns the output of the stack. x: the input of the first layer."""
         beside: tuple[tuple[str, StackPart | None, dict[str, Any]], ...] = (
             ("relative_bias", self.relative_bias, {}),
             ("relative_embedding", self.relative_embedding, {}),
             ("per_layer_embedding", self.per_layer_embedding, {"layers": self.num_hidden_layers}),
         )
         for name, part, more in beside:
-            if part is not None:  # every layer reads it, from here, by the field's name
+            if part is not None:  # from here on, every layer reads it under the field's name
                 f.memo[name] = f.part(name, part, x, **more)
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
         f.memo["embedded"] = x
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
-            # It stands between the first layer and the second. The layers are recorded once for all of them, and have
-            # no such place: so it changes the first layer's input here, in place of its output.
+            # The convolution belongs between the first and the second layer. Layers of one kind are recorded once, so
+            # there is no such place: the convolution changes the first layer's input instead of its output.
             x = f.part("side_convolution", self.side_convolution, x)
         for label, block, repeat, which in self.groups():
             x = self._layers(f, x, label, block, repeat, which)
@@ -246,7 +245,7 @@ class Stack(Component):
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
     def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:
-        """What the first layer reads."""
+        """The input of the first layer."""
         if self.stem is not None:
             x = f.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
@@ -259,7 +258,7 @@ class Stack(Component):
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, which: Any) -> Value:
-        """The layers of one kind. Of those that share parameters the first holds them."""
+        """Records the layers of one kind. If they share parameters, the first layer has them."""
         shown, about = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
         if label not in self.shared_layers:
             return f.layers(x, lambda v: block.flow(f, v), repeat, which, label=shown, **about)
@@ -342,7 +341,7 @@ class Stack(Component):
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, table by table; a table of another `type` replaces the one below."""
+    """`base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
         below = out.get(key)
@@ -363,7 +362,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class StackReference(nn.Module):
-        """Embedded tokens [batch, tokens, hidden] → hidden states of the same shape."""
+        """Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
         def __init__(self, spec: Stack, around: Around) -> None:
             super().__init__()
@@ -401,8 +400,8 @@ def _reference() -> type[nn.Module]:
                 self.norm = spec.final_norm.reference(around)
 
         def _held(self, part: Component | None, around: Around) -> tuple[Any, ...]:
-            """The module of a part whose children stand in the stack itself, in a tuple, which torch does not look at;
-            none where there is no such part.
+            """The module of a part whose children are the stack's own, or nothing, as a tuple: torch does not register
+            modules in a tuple.
             """
             if part is None:
                 return ()
@@ -412,9 +411,9 @@ def _reference() -> type[nn.Module]:
             return (module,)
 
         def _share(self, first: nn.Module, other: nn.Module) -> None:
-            """Gives a layer the parameters and buffers of the first of its kind."""
+            """Gives a layer the parameters and buffers of the first layer of its kind."""
             share: Any = getattr(other, "share", None)
-            if share is not None:  # a layer that shares a part of itself
+            if share is not None:  # a layer that shares only a part of itself
                 share(first)
                 return
             for path, tensor in [*first.named_parameters(), *first.named_buffers()]:

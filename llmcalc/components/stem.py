@@ -1,7 +1,7 @@
-"""What stands below an encoder that reads no tokens: convolutions over the frames of a signal.
+"""The convolutional stem of an audio encoder, which reads the frames of a signal instead of tokens.
 
-Whisper (Radford 2022, arXiv:2212.04356, §2.2): two convolutions of width 3 with a GELU each, the second with a stride
-of 2.
+Whisper (Radford 2022, arXiv:2212.04356, §2.2): two convolutions of width 3, each followed by a GELU, the second with a
+stride of 2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class ConvStem(Component):
-    """Frames of num_mel_bins values, two of them a position; the encoder always sees max_source_positions positions."""
+    """Two convolutions over frames of an audio signal, with two frames per position.
+
+    num_mel_bins: the number of values per frame.
+    max_source_positions: the number of positions; the encoder always processes all of them.
+    """
 
     kind: ClassVar[str] = "embedding"
 
@@ -34,16 +38,16 @@ class ConvStem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder sees."""
+        """The rows that the encoder processes."""
         return Fixed("positions", length=self.max_source_positions)
 
     def frames_read(self) -> Value:
-        """What it reads: two frames for each position."""
+        """The stem's input: two frames per position."""
         rows = Multiple("frames", of=self.positions, by=2)
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
-        """width: of the encoder; x is embedded tokens where the stem is recorded by itself."""
+        """width: the encoder's width. x: token embeddings where the stem is recorded alone."""
         read = x if x.fixed else self.frames_read()
         wide = width or x.axes
         y = f.act(f.conv("conv1", read, *wide, kernel=3, bias=True), "gelu")
@@ -53,7 +57,7 @@ class ConvStem(Component):
         return _reference()(self, around.hidden_size)
 
     def frames(self, batch: int) -> tuple[int, int, int]:
-        """The shape of what it reads: [batch, num_mel_bins, frames]."""
+        """The shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Several residual streams in place of one: what a stack does below its layers and above them."""
+"""Several residual streams instead of one: the part of a stack that splits and merges them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .base import StackPart
 
 
 class ResidualStreams(StackPart):
-    """A part that makes several residual streams of the embedded tokens, and one of them after the last layer.
+    """A part that turns the token embeddings into several residual streams, and merges them after the last layer.
 
-    Its reference has two methods, `to_streams` and `to_one`, which map tensors as `widened` and `narrowed` map values;
-    the stack holds its children as its own.
+    Its reference has two methods, `to_streams` and `to_one`: the counterparts of `widened` and `narrowed` for tensors.
+    Its children are registered as the stack's own.
     """
 
     def widened(self, f: Flow, x: Value) -> Value:
-        """x: what the first layer would read. All streams."""
+        """Returns all streams. x: the input that the first layer would have without it."""
         raise TypeError(f"{type(self).__name__} widens nothing")
 
     def narrowed(self, f: Flow, x: Value) -> Value:
-        """x: all streams after the last layer. One of them."""
+        """Returns one residual stream. x: all streams after the last layer."""
         raise TypeError(f"{type(self).__name__} narrows nothing")

@@ -1,6 +1,6 @@
-"""Token types: tables of segments (BERT, Devlin 2019, §3) and of tasks (ERNIE 2.0, Sun 2019, arXiv:1907.12412, §4.1).
+"""Token type embeddings: segments (BERT, Devlin 2019, §3) and tasks (ERNIE 2.0, Sun 2019, arXiv:1907.12412, §4.1).
 
-A row of each is added to every embedded token.
+A row of each table is added to every token embedding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TokenTypes(StackPart):
-    """Tables whose rows are added to the embedded tokens, before the norm on their sum.
+    """Embedding tables whose rows are added to the token embeddings, before the norm on the sum.
 
     type_vocab_size: the number of segments (BERT); none by default.
     task_type_vocab_size: the number of tasks (ERNIE); none by default.
@@ -41,14 +41,14 @@ class TokenTypes(StackPart):
         return self
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: the embedded tokens. Their sum with a row of each table."""
+        """Returns the token embeddings plus a row of each table. x: the token embeddings."""
         for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
             if types is not None:
                 x = f.add(x, f.table(name, Axis("types", types), *x.axes, of=x.rows, kind=self.kind)[0])
         return x
 
     def reference(self, around: Around) -> nn.Module:
-        """forward(embedded tokens [batch, tokens, width]) → the same. The stack holds its children as its own."""
+        """forward(token embeddings [batch, tokens, width]) → their sum. The stack registers its children as its own."""
         return _reference()(self, around.hidden_size)
 
     @classmethod
@@ -62,7 +62,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class TokenTypesReference(nn.Module):
-        """Every token is of the first type."""
+        """Adds the first row of each table to every token."""
 
         def __init__(self, spec: TokenTypes, width: int) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What is kept between tokens: keys and values, latents, and whatever state an architecture carries along."""
+"""The cache of a model: keys and values, MLA latents, and the recurrent states of other architectures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .limits import check_source, longest_sequence, usual_context
 from .what_if import What, what_ifs
 
 STATE = "recurrent_state"
-"""The kind of whatever is kept and is no cache of tokens, where it does not say its own."""
+"""The default kind of cached state that is not a KV cache."""
 
 SHORTEST, LONGEST = 2**10, 2**17
-"""Contexts that growth is shown for: from 1,024 up to 131,072, or up to what the model was made for."""
+"""Context lengths for which growth is shown: from 1,024 to 131,072, or to the model's own context length."""
 
 
 def cache_bits(element_bits: Number) -> Cost:
-    """Cost: bits that are kept between tokens, keys and values in elements of so many bits."""
+    """Cost: cached bits, with keys and values in elements of `element_bits` bits."""
 
     def cost(use: Use) -> Number:
         return use.cache_bits(element_bits)
@@ -33,19 +33,24 @@ def cache_bits(element_bits: Number) -> Cost:
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Cost: bits that are kept between tokens, keys and values in that format."""
+    """Cost: cached bits, with keys and values in the cache format of that name."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _keeping(spec: ModelSpec) -> Node:
-    """The parts of the model that keep something between tokens: a cache is asked for at many lengths."""
+    """Returns the part of the tree that has caches. It is computed once and evaluated at many lengths."""
     return spec.tree().only("cache_bits")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Caches that are alike: `layers` of them,
-    each with `tokens` entries of `width` elements (None where it has no entries).
+    """A group of identical caches.
+
+    kind: the kind of cache, such as `full_attention`.
+    layers: number of layers with such a cache.
+    tokens: tokens cached per sequence; None for a recurrent state.
+    width: elements per token and layer; None for a recurrent state.
+    bytes: size of all caches of the group.
     """
 
     kind: str
@@ -59,7 +64,10 @@ class Held:
 class CacheSize:
     """The cache after `context + seq` tokens of each sequence.
 
-    tree: the parts of the model that keep something. source: what an encoder was told to read, if it was.
+    tree: the part of the model's tree that has caches.
+    workload: batch, seq and context.
+    dtype: the cache format of keys and values; default bfloat16.
+    source: tokens that the encoder has read, if the caller gave them; default None (as many as the decoder).
     """
 
     spec: ModelSpec
@@ -76,30 +84,30 @@ class CacheSize:
         return bits_to_bytes(self._bits(self.workload))
 
     def bytes_in(self, dtype_name: str) -> int:
-        """The same cache with keys and values in another format; states keep theirs."""
+        """Bytes of the same cache with keys and values in another format; recurrent states keep their own."""
         return bits_to_bytes(self._bits(self.workload, dtype_name))
 
     @property
     def elements(self) -> int:
-        """Numbers that are stored in `dtype`: keys, values and latents, not states that keep a dtype of their own."""
+        """Number of elements stored in `dtype`: keys, values and latents, without states that have their own dtype."""
         found: int = self.tree.total(lambda use: use.cache_bits(2) - use.cache_bits(1), Sight(self.workload))
         return found
 
     @property
     def bytes_per_token(self) -> int:
-        """What the first token of a sequence adds, in all layers; windows hold it until it falls out of them."""
+        """Bytes that one token adds in all layers before any sliding window is full."""
         one = self.workload.with_(batch=1, seq=1, context=0, source=1)
         none = self.workload.with_(batch=1, seq=0, context=0, source=0)
         return bits_to_bytes(self._bits(one) - self._bits(none))
 
     @property
     def growth_per_token(self) -> int:
-        """What one more token of one sequence adds now, where windows are full."""
+        """Bytes that one more token of one sequence adds to the current cache; layers with a full window add none."""
         here = self.workload.with_(batch=1)
         return bits_to_bytes(self._bits(here.with_(seq=here.seq + 1)) - self._bits(here))
 
     def _caches(self) -> list[Place]:
-        """Every primitive that keeps something."""
+        """The places of all ops that have a cache."""
         kept = cache_bits_of(self.dtype)
         return [p for p in self.tree.walk(Sight(self.workload)) if not p.optional and p.own(kept)]
 
@@ -115,7 +123,7 @@ class CacheSize:
 
     @property
     def held(self) -> list[Held]:
-        """The caches, those that are alike together, in the order of the layers."""
+        """The caches in the order of the layers, with identical caches grouped."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits: dict[tuple[str, int | None, int | None], Number] = {}
         kept = cache_bits_of(self.dtype)
@@ -132,14 +140,15 @@ class CacheSize:
 
     @property
     def what_if(self) -> list[WhatIf]:
-        """The same model with other heads, or without windows, through the same closed form."""
+        """The caches of the same model with other key/value heads or without windows."""
         changed = [(what, replace(self, spec=spec, tree=_keeping(spec))) for what, spec in what_ifs(self.spec)]
         return [WhatIf(what, cache, cache.bytes / self.bytes) for what, cache in changed]
 
     @property
     def contexts(self) -> list[int]:
-        """Powers of two from 1,024 up to what the model was made for (131,072 where it does not say) and at
-        least `seq`; both of these too.
+        """Context lengths for `growth`: the powers of two from 1,024 up, the model's context length, and `seq`.
+
+        The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
         limit = longest_sequence(self.spec) or LONGEST
         most = max(limit, self.workload.seq)
@@ -147,7 +156,7 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """The cache after another number of tokens. The encoder has read as many, unless it was told how many."""
+        """The cache after another number of tokens. The encoder reads as many, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 
@@ -158,7 +167,7 @@ class CacheSize:
 
 
 def _tokens_of(cache: KVCache, place: Place) -> int:
-    """Tokens of one sequence that a cache holds."""
+    """The number of cached tokens of one sequence."""
     assert place.sight is not None
     tokens: int = exact_div(cache.cache_bits(place.sight.with_workload(batch=1), 1), cache.width)
     return tokens
@@ -166,7 +175,7 @@ def _tokens_of(cache: KVCache, place: Place) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A changed model's cache, and how many times the model's own it is."""
+    """The cache of a changed model. ratio: its bytes over those of the original model's cache."""
 
     what: What
     cache: CacheSize
@@ -180,11 +189,12 @@ def kv(
     dtype_name: str = "bfloat16",
     source: int | None = None,
 ) -> CacheSize:
-    """The cache after `seq` tokens (`usual_context`) of each of `batch` sequences; an encoder-decoder has read `source`
-    (or as many).
+    """Computes the cache after `seq` tokens of each of `batch` sequences.
 
-    Raises `InputError` for an encoder-only model, which keeps none, for a source where there is no encoder, and for an
-    unknown format (`cache_format`).
+    seq: tokens per sequence; default `usual_context`.
+    source: tokens that the encoder of an encoder-decoder has read; default as many as seq.
+    Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
+    cache format.
     """
     if spec.kind == "encoder":
         raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")

@@ -1,4 +1,4 @@
-"""How servers store keys and values: number formats, llama.cpp's blocks, vLLM's scales for each token and head."""
+"""Formats of the KV cache in inference servers: plain number formats, llama.cpp's blocks, vLLM's per-token scales."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from ..units import dtype as dtype_of
 from .quantization.blocks import BLOCKS
 
 STATE_BITS = 16
-"""Bits of an element of a recurrent state beside a quantized cache: servers quantize keys and values alone."""
+"""Bits per element of a recurrent state in a model with a quantized cache: servers quantize only keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """How the key or the value of one head is stored.
+    """The storage format of one head's key or value.
 
-    bits: of one element. block, block_bytes: elements that share a scale, and the bytes of that scale and of a minimum.
-    vector_bytes: of the scales that a whole vector has.
+    bits: bits per element.
+    block: elements that share a scale; default 1.
+    block_bytes: bytes of the scale and the minimum of a block; default 0.
+    vector_bytes: bytes of the scales of a whole vector; default 0.
     """
 
     bits: int
@@ -32,20 +34,24 @@ class Vector:
     vector_bytes: int = 0
 
     def bytes_of(self, size: int) -> int:
-        """Bytes of a vector of `size` elements; blocks are whole."""
+        """Bytes of a vector of `size` elements, rounded up to whole blocks."""
         blocks = -(-size // self.block)
         return bits_to_bytes(blocks * self.block * self.bits) + blocks * self.block_bytes + self.vector_bytes
 
     @property
     def element_bits(self) -> Fraction:
-        """Bits of an element with its share of the block's scale."""
+        """Bits per element, with its share of the block's scale."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """A format of the cache. what: a sentence on its scales. even: a key and its value together fill an even number of
-    bytes.
+    """A format of the KV cache.
+
+    name: its name in `FORMATS`, or the full name of a number format.
+    keys, values: storage of one head's key and value.
+    what: a phrase that describes the scales.
+    even: whether a key and its value are padded together to an even number of bytes.
     """
 
     name: str
@@ -56,12 +62,13 @@ class CacheFormat:
 
     @property
     def of_heads(self) -> bool:
-        """Whether each head's vectors have scales of their own, so that only keys and values of heads can be stored."""
+        """Whether each head's key or value has its own scale; such a format cannot store MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
-        """Bits of one token's entry in one cache. vectors: (heads, size) of the keys, of the values, and of what else
-        is kept.
+        """Bits per token in the cache of one layer.
+
+        vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored = [(heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(vectors)]
         if self.even and len(stored) == 2:
@@ -85,8 +92,8 @@ def _per_token_head(name: str, bits: int) -> CacheFormat:
 
 
 def _turbo(name: str, keys: int, values: int) -> CacheFormat:
-    """Hadamard rotation and Lloyd-Max codes with a fp16 norm for a key, uniform codes with a fp16 scale and zero for a
-    value.
+    """TurboQuant: keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16
+    scale and zero point.
     """
     key = Vector(8) if keys == 8 else Vector(keys, vector_bytes=2)
     what = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"
@@ -114,17 +121,17 @@ FORMATS = {
         _turbo("turboquant_3bit_nc", 3, 3),
     )
 }
-"""Formats with scales, by the names that llama.cpp (`--cache-type-k`: ggml-common.h) and vLLM (`--kv-cache-dtype`:
-vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/quantization/turboquant/config.py) have for them.
+"""Formats with scales, under their names in llama.cpp (`--cache-type-k`: ggml-common.h) and vLLM (`--kv-cache-dtype`:
+vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/quantization/turboquant/config.py).
 """
 
 _SPELLED = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
 
 
 def cache_format(name: str) -> CacheFormat:
-    """The format of that name: a number format (`bf16`, `fp8`, `int8`), or one of `FORMATS`.
+    """Returns the cache format of a name: a number format (`bf16`, `fp8`, `int8`), or one of `FORMATS`.
 
-    Raises `InputError` for one that is not known.
+    Raises `InputError` for an unknown name.
     """
     plain = name.strip().lower().replace("-", "_")
     if plain in FORMATS:
@@ -142,9 +149,9 @@ def cache_format(name: str) -> CacheFormat:
 
 
 def cache_bits_in(stored: CacheFormat) -> Cost:
-    """Cost: bits that are kept between tokens, keys and values in that format.
+    """Cost: cached bits, with keys and values in a cache format.
 
-    Raises `InputError` where the format has scales for each head and the cache holds entries that are no head's.
+    Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """
     if stored.name in DTYPE_BITS:
         return lambda use: use.cache_bits(stored.keys.bits)

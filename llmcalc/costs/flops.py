@@ -1,4 +1,4 @@
-"""Matrix-multiply FLOPs of one pass, as `torch.utils.flop_counter` counts them: 2 a multiply-add."""
+"""Matrix-multiply FLOPs of one pass, as `torch.utils.flop_counter` counts them: 2 per multiply-add."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..flow.tree import Cost, Node, Place, Use, by_kind
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..run.counting import Counting, Pairs
-from ..run.execution import AttentionBackward, Execution, Recompute
+from ..run.execution import AttentionBackward, Execution, LatentForm, Recompute
 from ..run.rows import TOKENS
 from ..run.sight import Sight
 from ..run.workload import Phase, Workload
@@ -24,18 +24,18 @@ def forward_of(use: Use) -> Number:
 
 
 def backward_of(use: Use) -> Number:
-    """Cost: FLOPs of the backward pass, recomputation not included."""
+    """Cost: FLOPs of the backward pass, without recomputation."""
     return use.backward_flops()
 
 
 def step_of(use: Use) -> Number:
-    """Cost: FLOPs of the whole workload, recomputation not included: backward too where it trains."""
+    """Cost: FLOPs of the workload without recomputation: forward, and backward in training."""
     forward = use.forward_flops()
     return forward + use.backward_flops() if use.sight is not None and use.sight.phase == "train" else forward
 
 
 def scores_of(use: Use) -> Number:
-    """Cost: the part of `step_of` that is query by key and score by value; not an indexer's, which only chooses."""
+    """Cost: the FLOPs of `step_of` in query-key and score-value products, without those of a sparse indexer."""
     attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
     return step_of(use) if attends else 0
 
@@ -55,7 +55,7 @@ class FlopCount:
 
     @property
     def pairs(self) -> Pairs:
-        """The convention that `total` is counted under."""
+        """The convention for query-key pairs that `total` uses: `full` or `causal`."""
         return self.sight.pairs
 
     def _under(self, pairs: Pairs) -> Number:
@@ -66,48 +66,55 @@ class FlopCount:
         return [place for place in self.tree.walk(sight) if place.node.kind == "layer"]
 
     def _recomputed(self, sight: Sight) -> Number:
-        """Activation checkpointing of every layer runs its forward a second time (Chen 2016, arXiv:1604.06174)."""
+        """FLOPs of recomputation: checkpointing of every layer runs its forward twice (Chen 2016, arXiv:1604.06174)."""
         if sight.phase != "train" or sight.execution.recompute == "none":
             return 0
         return sum(place.in_all(forward_of, self.include) for place in self._layers(sight))
 
     @property
     def total(self) -> Number:
-        """Under the run's own convention of pairs."""
+        """FLOPs of the workload under the run's own convention for pairs."""
         return self._under(self.pairs)
 
     @property
     def full(self) -> Number:
-        """Every query by every key."""
+        """FLOPs with every query against every key."""
         return self._under("full")
 
     @property
     def causal(self) -> Number:
-        """Only pairs that the mask lets through."""
+        """FLOPs with only the query-key pairs that the attention mask allows."""
         return self._under("causal")
 
     @property
+    def mla(self) -> str | None:
+        """The form in which latent attention runs, `expanded` or `absorbed`; None for a model without MLA."""
+        if not self.tree.has_form("absorbed"):
+            return None
+        return self.sight.execution.form(("expanded", "absorbed"), self.workload)
+
+    @property
     def forward(self) -> Number:
-        """The forward pass alone."""
+        """FLOPs of the forward pass alone."""
         return self.cost(forward_of)
 
     @property
     def backward(self) -> Number:
-        """The backward pass alone; 0 where nothing is trained."""
+        """FLOPs of the backward pass alone; 0 outside of training."""
         return self.cost(backward_of) if self.workload.phase == "train" else 0
 
     @property
     def recomputed(self) -> Number:
-        """The second forward of every layer, as reentrant checkpointing runs it."""
+        """FLOPs of the second forward pass of every layer, as reentrant checkpointing runs it."""
         return self._recomputed(self.sight)
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """What non-reentrant checkpointing recomputes less than `recomputed`.
+        """FLOPs by which non-reentrant checkpointing recomputes less than `recomputed`.
 
-        It stops when the last tensor that backward needs is there again. Where a layer ends in a plain product (and in
-        additions, which save nothing), that product is not run; where it ends in a norm, in dropout, in a gate or in
-        the weighted sum of experts, all of them are.
+        It stops when the last tensor that the backward pass needs has been recomputed. If a layer ends in a matrix
+        product, followed at most by additions, that product is not recomputed. If it ends in a norm, in dropout, in a
+        gate or in the weighted sum of experts, every product is recomputed.
         """
         if not self.recomputed:
             return 0
@@ -117,22 +124,22 @@ class FlopCount:
 
     @property
     def scores(self) -> Number:
-        """Query by key and score by value, in all layers, backward included, recomputation not."""
+        """FLOPs of query-key and score-value products in all layers, with backward, without recomputation."""
         return self.cost(scores_of)
 
     @property
     def by_component(self) -> dict[str, Number]:
-        """Disjoint, adding up to `total`; what is recomputed is an entry of its own."""
+        """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
         parts = by_kind(self.tree, step_of, self.sight, self.include)
         return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
 
     def cost(self, cost: Cost) -> Number:
-        """Any other cost over the same tree and workload."""
+        """Evaluates another cost function on the same tree and workload."""
         return self.tree.total(cost, self.sight, self.include)
 
     @property
     def tokens(self) -> Number:
-        """New tokens of all sequences; of an encoder-decoder, those of its decoder."""
+        """New tokens of all sequences; for an encoder-decoder, those of the decoder."""
         return self.sight.rows(TOKENS)
 
     @property
@@ -141,11 +148,11 @@ class FlopCount:
 
 
 SAVES_NOTHING = ("add", "dropout")
-"""Verbs whose backward needs none of the values that they read; the published models are run without dropout."""
+"""Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 
 def _last_product(layer: Scope) -> Linear | None:
-    """The product that a layer ends in, of whatever part, if nothing but additions follow it."""
+    """The last matrix product of a layer, if only additions and dropout follow it; else None."""
     last = None
     for step in layer.steps(idle=False):
         if step.verb not in SAVES_NOTHING:
@@ -163,13 +170,14 @@ def sight_of(
     pairs: Pairs = "full",
     attention_backward: AttentionBackward = "eager",
     recompute: Recompute = "none",
+    mla: LatentForm = "auto",
 ) -> Sight:
-    """The run that these settings mean for a model.
+    """Returns the run of a model under these settings, with defaults filled in.
 
-    seq: `usual_sequence` where it is not given. Decoding adds one token to each sequence; the tokens before it are
-    `context`, or `seq` where only that is given. An encoder-decoder that decodes has read as many tokens in its encoder
-    as are before the new one, unless `source` says otherwise. Raises `InputError` for settings that contradict each
-    other.
+    seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
+        context if context is not given.
+    source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
+    Raises `InputError` for settings that contradict each other or the model.
     """
     check_source(spec, source)
     if phase == "decode":
@@ -187,15 +195,17 @@ def sight_of(
         raise InputError(
             f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train"
         )
+    if mla != "auto" and not spec.tree().has_form("absorbed"):
+        raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
     seq = usual_sequence(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
-    return Sight(workload, Counting(pairs), Execution(attention_backward, recompute))
+    return Sight(workload, Counting(pairs), Execution(attention_backward, recompute, mla))
 
 
 def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = frozenset()) -> FlopCount:
-    """FLOPs of a run; of a workload, as eager attention executes it.
+    """Counts the FLOPs of a run. A bare workload is counted with eager attention.
 
-    Raises `InputError` where the model has no such phase.
+    Raises `InputError` for a phase that the model does not have.
     """
     sight = Sight(run) if isinstance(run, Workload) else run
     workload = sight.workload

@@ -1,4 +1,4 @@
-"""How many tokens a model was made for: the rows of a learned table of positions, or `max_position_embeddings`."""
+"""The context length of a model: the rows of its learned position embedding, or `max_position_embeddings`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ..model import ModelSpec
 
 
 def learned_positions(spec: ModelSpec) -> int | None:
-    """Tokens that the smallest learned table of positions has; None where no stack has one."""
+    """The number of rows of the smallest learned position embedding; None if no stack has one."""
     stacks = [
         stack for _, stack in spec.stacks() if stack.stem is None
-    ]  # a stem always gives as many positions as its table has
+    ]  # a stem always outputs as many positions as its table has
     tables = [
         stack.position.max_position_embeddings
         for stack in stacks
@@ -20,47 +20,47 @@ def learned_positions(spec: ModelSpec) -> int | None:
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:
-    """Tokens that a sequence can have; None where the spec does not say."""
+    """The context length in tokens; None if the spec states none."""
     learned = learned_positions(spec)
     return spec.max_position_embeddings if learned is None else learned
 
 
 USUAL = 2048
-"""Tokens of a sequence of which nothing is said, and the context of a model that states none."""
+"""Default tokens per sequence in a pass, and the default context of a model that states no context length."""
 
 MOST_CONTEXT = 2**15
-"""Tokens of context that are counted where nothing is said, for a model that was made for more. Half of the published
-decoders state 32,768 or less, and a conversation with a document in it fills as much; of a model made for a million
-tokens the whole context would answer a question that few ask, and one token would hide the cache.
+"""Largest default context, in tokens, for models with a longer context length. Half of the published decoders state
+32,768 or less, and a conversation with a document fills as much. A default of a million tokens would answer a question
+that few users ask, and a default of one token would hide the cache.
 """
 
 
 def usual_sequence(spec: ModelSpec) -> int:
-    """Tokens of a pass of which nothing is said: `USUAL`, or as many as a learned table of positions has."""
+    """Default tokens per sequence in a pass: `USUAL`, or the number of learned positions where that is smaller."""
     return min(USUAL, learned_positions(spec) or USUAL)
 
 
 def usual_context(spec: ModelSpec) -> int:
-    """Tokens in a cache of which nothing is said: what the model was made for, at most `MOST_CONTEXT`."""
+    """Default tokens per sequence in a cache: the model's context length, at most `MOST_CONTEXT`."""
     return min(longest_sequence(spec) or USUAL, MOST_CONTEXT)
 
 
 def check_source(spec: ModelSpec, source: int | None) -> None:
-    """Raises `InputError` where tokens for an encoder are given and there is no encoder beside a decoder."""
+    """Raises `InputError` if `source` is given for a model that is not an encoder-decoder."""
     if source is not None and spec.kind != "encoder-decoder":
         raise InputError(
-            f"--source: only an encoder-decoder reads a source, and this model is a {spec.kind}; expected --seq alone"
+            f"--source: only applies to encoder-decoder models, and this model is a {spec.kind}; expected --seq alone"
         )
 
 
 def beyond(spec: ModelSpec, tokens: int) -> str:
-    """A sentence where a sequence of so many tokens is longer than the model was made for; empty where it is not."""
+    """Returns a note if `tokens` exceeds the model's context length, else an empty string."""
     learned, limit = learned_positions(spec), longest_sequence(spec)
     if limit is None or tokens <= limit:
         return ""
     if learned is not None:
         return (
             f"{tokens:,} tokens do not fit the model's table of {limit:,} learned positions: it could not run "
-            "this; counted as if it could"
+            "this; counted anyway"
         )
-    return f"{tokens:,} tokens are more than the model's max_position_embeddings of {limit:,}; counted all the same"
+    return f"{tokens:,} tokens are more than the model's max_position_embeddings of {limit:,}; counted anyway"

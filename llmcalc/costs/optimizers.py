@@ -1,17 +1,17 @@
-"""What training keeps beside the weights: gradients, fp32 master weights, and the state of the optimizer.
+"""Memory of training beyond the weights: gradients, fp32 master weights, and optimizer state.
 
 The states are those that these libraries allocate at the first step, tensor by tensor:
-- adamw, sgd, adafactor, muon: `torch.optim` (torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py at 2.13). State has
-  the dtype of the parameters that the optimizer steps on; AdamW and Adafactor keep a 4-byte step count for each tensor.
-- adafactor: of a matrix one mean a row and one a column (Shazeer & Stern 2018, arXiv:1804.04235, §3); of a vector all
-  of it.
-- muon: one momentum for each matrix of a product in the layers (Jordan 2024); AdamW for embeddings, output head, norms,
-  biases and other vectors, as torch.optim.Muon's documentation has it.
-- adam8bit: two 1-byte states with one fp32 scale a block of 256 elements; a tensor of under 4096 elements keeps two
-  fp32 states; two maps of 256 fp32 values serve all (Dettmers 2021, arXiv:2110.02861; bitsandbytes/optim/optimizer.py,
-  0.44 and
-  later: earlier versions had blocks of 2048). Its step count is no tensor.
-Master weights: Micikevicius 2017, arXiv:1710.03740, §3.1; 16 bytes a parameter in all: ZeRO, arXiv:1910.02054, §3.1.
+- adamw, sgd, adafactor, muon: `torch.optim` (torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py at 2.13). States have
+  the dtype of the parameters that the optimizer updates; AdamW and Adafactor keep a 4-byte step count per tensor.
+- adafactor: a matrix has one mean per row and one per column (Shazeer & Stern 2018, arXiv:1804.04235, §3); a vector has
+  one value per element.
+- muon: one momentum buffer for each weight matrix in the layers (Jordan 2024); AdamW for embeddings, output head,
+  norms, biases and other vectors, as in the documentation of torch.optim.Muon.
+- adam8bit: two 1-byte states with one fp32 scale per block of 256 elements; a tensor of under 4096 elements has two
+  fp32 states; two code maps of 256 fp32 values are shared by all tensors (Dettmers 2021, arXiv:2110.02861;
+  bitsandbytes/optim/optimizer.py, 0.44 and later: earlier versions had blocks of 2048). Its step count is not a tensor.
+Master weights: Micikevicius 2017, arXiv:1710.03740, §3.1; 16 bytes per parameter in total: ZeRO, arXiv:1910.02054,
+§3.1.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ from ..units import DTYPE_BITS, bits_to_bytes
 Optimizer: TypeAlias = Literal["adamw", "sgd", "adafactor", "adam8bit", "muon"]
 
 STEP_BYTES = 4
-"""torch keeps a tensor's step count as one fp32 number (on the host, unless fused or capturable)."""
+"""Bytes of torch's step count per tensor, one fp32 number (on the host, unless fused or capturable)."""
 
 BLOCK, LEAST_8BIT, MAP_BYTES = 256, 4096, 2 * 256 * 4
-"""bitsandbytes: elements that share a scale; elements from which on a tensor has 8-bit state;
-the two maps of its codes.
-"""
+"""bitsandbytes: elements per scale; elements from which a tensor has 8-bit states; bytes of the two code maps."""
 
 ADAMW_KINDS = ("embedding", "lm_head")
-"""Components whose matrices Muon leaves to AdamW."""
+"""Components whose matrices are updated by AdamW when the optimizer is Muon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A trainable tensor of the model: the component it counts under, and how many of it there are."""
+    """A trainable tensor of the model. kind: its component. times: number of identical tensors."""
 
     tensor: ParamTensor
     kind: str
@@ -50,7 +48,7 @@ class Held:
 
 
 def held_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[Held]:
-    """Every trainable tensor, a tied one once; stacked experts are one tensor, as the reference model holds them."""
+    """Yields every trainable tensor, a tied one once; stacked experts are one tensor, as in the reference model."""
     for place in tree.walk():
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):
@@ -59,16 +57,18 @@ def held_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:
-    """Bytes of so many elements, packed where they are narrower than a byte."""
+    """Bytes of a number of elements; formats narrower than a byte are packed."""
     bits = DTYPE_BITS[dtype]
     return elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits)
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer keeps. states: bytes by the name that its library gives the state; they add up to `bytes`.
+    """The state of an optimizer.
 
-    dtype: of the states, empty where there are none; `uint8` of 8-bit ones, whose scales are fp32.
+    dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
+    states: the library's name of a state → its bytes; they add up to `bytes`.
+    split: a note on tensors that have different states; default empty.
     """
 
     name: str
@@ -105,12 +105,12 @@ def _adamw(held: list[Held], dtype: str) -> dict[str, Number]:
 
 
 def _rows(tensor: ParamTensor) -> Number:
-    """A mean a row: all but the last axis. None of a vector."""
+    """Number of row means: the size without the last axis; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
 def _columns(tensor: ParamTensor) -> Number:
-    """A mean a column: all but the last axis but one. None of a vector."""
+    """Number of column means: the size without the second to last axis; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
@@ -137,12 +137,15 @@ def _muon(held: list[Held], dtype: str) -> dict[str, Number]:
 
 
 def _is_large(tensor: ParamTensor) -> Number:
-    """1 for a tensor with 8-bit state, 0 for one that keeps fp32."""
+    """1 for a tensor with 8-bit states, 0 for a tensor with fp32 states."""
     return minimum(1, floor_div(tensor.size, LEAST_8BIT))
 
 
 def _adam8bit(held: list[Held], dtype: str) -> dict[str, Number]:
-    """Each of the two states: large·n bytes and large·⌈n/256⌉ scales, or (1 − large)·n fp32 numbers."""
+    """States of 8-bit Adam: each of the two has large·n bytes and large·⌈n/256⌉ scales, or (1 − large)·n fp32 numbers.
+
+    large is 1 for a tensor with 8-bit states and 0 for others.
+    """
     state = _sum(held, lambda t: _is_large(t) * t.size + 4 * (1 - _is_large(t)) * t.size)
     scales = 4 * _sum(held, lambda t: _is_large(t) * ceil_div(t.size, BLOCK))
     maps = MAP_BYTES * minimum(1, _sum(held, _is_large))
@@ -172,10 +175,13 @@ _SPLITS = {
 def optimizer_state(
     tree: Node, name: str, dtype: str, momentum: bool = False, include: frozenset[str] = frozenset()
 ) -> OptimizerState:
-    """The state of an optimizer that has stepped once over all parameters.
+    """Returns the state of an optimizer after its first step over all parameters.
 
-    name: one of `OPTIMIZERS`. dtype: of its states (adam8bit has its own). momentum: of sgd, which else keeps nothing.
-    Raises `InputError` for an optimizer that is not known.
+    name: one of `OPTIMIZERS`.
+    dtype: number format of the states; ignored by adam8bit.
+    momentum: whether sgd has a momentum buffer; without it sgd has no state. Default False.
+    include: optional parts to include (`mtp`, `towers`).
+    Raises `InputError` for an unknown optimizer.
     """
     if name not in _STATES:
         raise InputError(f"--optimizer {name}: not known; expected one of {', '.join(OPTIMIZERS)}")

@@ -1,4 +1,4 @@
-"""How many parameters, how many of them one token passes through, and where they are."""
+"""Counts of parameters: in total, active per token, and by component."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ def total_of(use: Use) -> Number:
 
 
 def active_of(use: Use) -> Number:
-    """Cost: parameters one token passes through."""
+    """Cost: active parameters, used by one token."""
     return use.active_params()
 
 
 def buffers_of(use: Use) -> Number:
-    """Cost: elements of a checkpoint that no gradient reaches."""
+    """Cost: non-trainable buffer elements stored in the checkpoint."""
     return use.buffers()
 
 
 def spared_at_most_of(use: Use) -> Number:
-    """Cost: parameters that a token passes fewer than the active ones where as many of its experts as can be
-    are identity ones.
-    """
+    """Cost: active parameters saved if as many of a token's experts as possible are identity experts."""
     return use.spared_at_most()
 
 
 def spared_evenly_of(use: Use) -> Number:
-    """Cost: the same on average where every expert, real or not, is chosen as often as any other."""
+    """Cost: active parameters saved on average if all experts, real and identity, are chosen equally often."""
     return use.spared_evenly()
 
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of one model. `include` holds the optional parts that were asked into the total."""
+    """Parameters of one model. include: optional parts that the total includes (`mtp`, `towers`)."""
 
     spec: ModelSpec
     tree: Node
@@ -50,46 +48,48 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """All but the experts that a token is not sent through. Every expert that it is sent to is a real one here,
-        which is the most it can pass.
+        """Active parameters per token: all except experts that the token is not routed to.
+
+        This is the maximum: no expert of the token is an identity expert.
         """
         return self.tree.total(active_of, include=self.include)
 
     @property
     def active_at_least(self) -> Number:
-        """Parameters of a token whose experts are identity ones as far as can be; `active` in a model without any."""
+        """Active parameters of a token with as many identity experts as possible; `active` in a model without any."""
         return self.active - self.tree.total(spared_at_most_of, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
-        """Parameters of the average token where every expert, real or not, is chosen as often as any other;
-        rounded down in each layer.
+        """Active parameters on average if all experts, real and identity, are chosen equally often.
+
+        The average is rounded down in each layer.
         """
         return self.active - self.tree.total(spared_evenly_of, include=self.include)
 
     @property
     def buffers(self) -> Number:
-        """Elements that checkpoints hold beside the parameters."""
+        """Buffer elements that checkpoints store in addition to the parameters."""
         return self.tree.total(buffers_of, include=self.include)
 
     @property
     def embedding(self) -> Number:
-        """Input tables: tokens, positions, segments. An untied output head is not among them."""
+        """Parameters of the input embeddings: tokens, positions, segments; without an untied output head."""
         return self.by_component.get("embedding", 0)
 
     @property
     def non_embedding(self) -> Number:
-        """All but input tables and an untied output head: Kaplan's N (2020, §2.1)."""
+        """Parameters without the input embeddings and an untied output head: Kaplan's N (2020, §2.1)."""
         return self.total - self.embedding - self.by_component.get("lm_head", 0)
 
     @property
     def by_component(self) -> dict[str, Number]:
-        """Disjoint, adding up to `total`."""
+        """Parameters by component. The entries are disjoint and add up to `total`."""
         return by_kind(self.tree, total_of, include=self.include)
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Optional parts that the total does not hold, and their parameters."""
+        """Optional part that the total excludes → its parameters."""
         found: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional
@@ -99,8 +99,8 @@ class ParameterCount:
 
 
 def params(spec: ModelSpec, include: frozenset[str] = frozenset()) -> ParameterCount:
-    """Parameters of a model.
+    """Counts the parameters of a model.
 
-    include: optional parts to count in (`mtp`, `towers`).
+    include: optional parts to include (`mtp`, `towers`).
     """
     return ParameterCount(spec, spec.tree(), include)

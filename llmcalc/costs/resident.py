@@ -1,8 +1,6 @@
-"""What is resident in memory: weights and cache while a model is used; weights, gradients and optimizer state while it
-is trained.
+"""The memory required: weights and cache in inference; weights, gradients and optimizer states in training.
 
-Every kind of memory is one entry of `MemoryUse.parts`, and `NOT_COUNTED` names those that have none: a kind that comes
-to be counted moves from there to here.
+Every counted kind of memory is one entry of `MemoryUse.parts`. `NOT_COUNTED` lists the kinds that are not counted.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
     "autocast": ("float32", "none"),
     "fp32": ("float32", "none"),
 }
-"""How a model is trained → the number format of its weights, and the copy of them that the optimizer steps on.
+"""Training precision → number format of the weights, and format of the master copy that the optimizer updates.
 
-bf16-master is mixed precision as Megatron and DeepSpeed run it (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16);
-autocast is torch.amp, whose products run in bf16 on weights that stay in fp32.
+bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
+autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
 """
 
 MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
@@ -57,16 +55,26 @@ NOT_COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What memory is asked for. None takes the default; what a phase has no use for may not be given.
+    """The settings of a memory estimate. None means the default. A setting of the other phase is an error.
 
-    dtype: of the weights; in inference the published one, in training that of the precision.
-    Inference: `batch` sequences (1) of `seq` tokens (`usual_context`) in a cache of `kv_dtype` (bf16); weights as the
-    scheme `quantize` stores them (that of the config, if no `dtype` is given; `none` for none), `dtype` then being that
-    of the tensors it leaves.
-    Training: `precision` (bf16-master), which says what `dtype` and `master_weights` (`fp32` or `none`) are where they
-    are not given; gradients of `grad_dtype` (that of the weights); `optimizer`
-    (adamw) with states of `optimizer_dtype` (that of the weights it steps on, which are the master weights where there
-    are any); `momentum`, of sgd alone (False).
+    phase: inference or training.
+    dtype: number format of the weights; default the published format in inference, that of the precision in training.
+        With a quantization scheme it is the format of the unconverted tensors.
+
+    Inference:
+    batch: number of sequences; default 1.
+    seq: tokens per sequence in the cache; default `usual_context`.
+    kv_dtype: format of the cache; default bf16.
+    quantize: quantization scheme of the weights; default the config's scheme if dtype is None, `none` for no scheme.
+
+    Training:
+    precision: one of `PRECISIONS`, sets the defaults of dtype and master_weights; default bf16-master.
+    grad_dtype: number format of the gradients; default the weights' format.
+    master_weights: `fp32` or `none`.
+    optimizer: default adamw.
+    optimizer_dtype: number format of the optimizer states; default the format of the weights being updated, which are
+        the master weights if there are any.
+    momentum: whether sgd has a momentum buffer; default False.
     """
 
     phase: MemoryPhase = "inference"
@@ -96,8 +104,15 @@ _TRAINING_ONLY = {
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that one copy of a model holds, by what for.
-    grad_dtype, master_weights and optimizer are set in training.
+    """The memory required by one copy of a model, in bytes.
+
+    count: the parameters.
+    phase: inference or training.
+    dtype: number format of the weights; with `quantized`, of the unconverted tensors.
+    workload: the sequences in the cache.
+    kv_dtype: format of the cache; empty without a cache.
+    grad_dtype, has_master, optimizer, precision: set in training only.
+    quantized: bytes of the weights under a quantization scheme; None without one.
     """
 
     count: ParameterCount
@@ -113,17 +128,17 @@ class MemoryUse:
 
     @property
     def weights(self) -> Number:
-        """All parameters in `dtype`, or as the scheme stores them; a tied one once."""
+        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once."""
         return bytes_of(self.count.total, self.dtype) if self.quantized is None else self.quantized.total
 
     @property
     def gradients(self) -> Number:
-        """One for each parameter."""
+        """Bytes of the gradients, one per parameter; 0 in inference."""
         return bytes_of(self.count.total, self.grad_dtype) if self.grad_dtype else 0
 
     @property
     def master_weights(self) -> Number:
-        """A second copy of all parameters, in fp32."""
+        """Bytes of the fp32 master copy of all parameters; 0 without one."""
         return bytes_of(self.count.total, "float32") if self.has_master else 0
 
     @property
@@ -132,17 +147,17 @@ class MemoryUse:
 
     @property
     def kv_cache(self) -> Number:
-        """Keys, values and recurrent states after `seq` tokens of each sequence; of parts that were asked in, too."""
+        """Bytes of keys, values and recurrent states after `seq` tokens per sequence, with the included parts."""
         return self._cache(self.workload)
 
     @property
     def full_context(self) -> Number:
-        """Tokens that the model was made for, None where it gives no number."""
+        """The model's context length in tokens; None if it states none."""
         return longest_sequence(self.count.spec)
 
     @property
     def kv_cache_of_full_context(self) -> Number:
-        """The cache of one sequence of `full_context` tokens."""
+        """Bytes of the cache of one sequence of `full_context` tokens."""
         return self._cache(Workload(1, self.full_context, phase="prefill"))
 
     def _cache(self, workload: Workload) -> Number:
@@ -152,7 +167,7 @@ class MemoryUse:
 
     @property
     def parts(self) -> dict[str, Number]:
-        """Disjoint, adding up to `total_bytes`."""
+        """Bytes by kind of memory. The entries are disjoint and add up to `total_bytes`."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -174,7 +189,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """What takes memory as well and is in no part."""
+        """Memory that is used but not included in any part."""
         found = list(NOT_COUNTED)
         if self.count.buffers:
             found.append(f"buffers: {self.count.buffers:,} elements")
@@ -193,26 +208,30 @@ class MemoryUse:
 Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 TIGHT = 0.9
-"""Share of an accelerator's memory above which what fits is tight: the rest has to hold activations, workspaces, the
-runtime itself and what the allocator cannot use. The runtime alone takes 0.5 to 1 GiB of a GPU.
+"""Share of an accelerator's memory above which the verdict is `tight`: the rest has to hold activations, workspaces,
+the runtime and allocator fragmentation. The runtime alone takes 0.5 to 1 GiB of a GPU.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether so many bytes fit on one accelerator; left_bytes is negative by what is missing."""
+    """Whether a number of bytes fits on one accelerator.
+
+    needed: bytes required.
+    left_bytes: the headroom in bytes; negative for a shortfall.
+    """
 
     hardware: Hardware
     needed: int
 
     @property
     def capacity(self) -> int:
-        """Its usable memory; the nominal one where the usable one is not known."""
+        """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
         return self.hardware.usable_memory_bytes or self.hardware.memory_bytes
 
     @property
     def nominal(self) -> bool:
-        """Whether nothing is known of how much of its memory is usable."""
+        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
         return self.hardware.usable_memory_bytes is None
 
     @property
@@ -221,17 +240,17 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """Of its capacity: more than 1 where it does not fit."""
+        """The bytes required over the capacity; more than 1 if they do not fit."""
         return self.needed / self.capacity
 
     @property
     def verdict(self) -> Verdict:
-        """Without what is not counted, activations above all."""
+        """Whether the counted memory fits; activations and other uncounted memory are not included."""
         return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
 
 
 def fits(use: MemoryUse, hardware: Iterable[Hardware]) -> list[Fit]:
-    """Whether it fits on one of each accelerator, smallest memory first."""
+    """Whether the memory required fits on each accelerator alone, smallest memory first."""
     needed = use.total_bytes
     return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
 
@@ -243,11 +262,13 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | None = None,
 ) -> MemoryUse:
-    """What is resident under `setup`.
+    """Computes the memory required under `setup`.
 
-    published: the number format of the published weights. config: the `config.json` of the model, whose
-    `quantization_config` says how its weights are stored. Raises `InputError` for a number format, an optimizer or a
-    scheme that is not known, and for a setting that the phase or the optimizer has no use for.
+    published: number format of the published weights; default bfloat16.
+    include: optional parts to include (`mtp`, `towers`).
+    config: the model's `config.json`; its `quantization_config` is the default quantization scheme.
+    Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
+    phase or to the optimizer.
     """
     if setup.phase not in MEMORY_PHASES:
         raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
@@ -282,14 +303,14 @@ def _inference(
 
 
 def _scheme(setup: Setup, config: Mapping[str, Any] | None) -> Scheme | None:
-    """The scheme that was asked for, else the config's; none where a number format was asked for."""
+    """Returns the scheme given by `quantize`, else the config's; None if `dtype` is given without `quantize`."""
     if setup.quantize is not None:
         return None if setup.quantize.strip().lower() == "none" else scheme_named(setup.quantize)
     return scheme_of_config(config) if setup.dtype is None else None
 
 
 def _wide(setup: Setup, published: str) -> str:
-    """The number format of tensors that a scheme leaves: bf16 for models that are published in fewer bits."""
+    """The number format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
     if setup.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(setup.dtype)] < 16:
@@ -339,14 +360,14 @@ def _training(count: ParameterCount, setup: Setup) -> MemoryUse:
 
 
 def _said(setup: Setup, weights: str, master: str) -> str:
-    """What the precision is called that came of the settings."""
+    """The name of the training precision that results from the settings."""
     if DTYPE_BITS[weights] >= 32:
         return "autocast" if setup.precision == "autocast" else short_dtype(weights)
     return short_dtype(weights) + ("-master" if master == "fp32" else "")
 
 
 def _float(name: str | None, option: str, default: str) -> str:
-    """A number format that can be trained in."""
+    """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
     chosen = dtype(name or default)
     if chosen.startswith("int"):
         raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")

@@ -1,9 +1,9 @@
-"""The same model with other key/value heads or without windows: changed specs, to be counted as any other.
+"""Specs of the same model with other key/value heads or without sliding windows.
 
 Multi-head, grouped-query and multi-query attention differ in `num_key_value_heads` alone (Ainslie 2023,
-arXiv:2305.13245). Latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1) that cached n heads' keys and values, each of
-a head's own size, would keep n·(qk_nope_head_dim + qk_rope_head_dim + v_head_dim) elements a token in place of its
-latent: it is counted as a latent that wide.
+arXiv:2305.13245). MLA (DeepSeek-V2, arXiv:2405.04434, §2.1) with a cache of full keys and values for n heads would
+store n·(qk_nope_head_dim + qk_rope_head_dim + v_head_dim) elements per token. It is counted as MLA with a latent of
+that width.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..components.stack import Stack
 from ..model import ModelSpec
 
 Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
-"""A part that mixes tokens, and the width of what it reads → the part in its place."""
+"""A function of a token mixer and its input width that returns the changed token mixer."""
 
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """key: its name in JSON. title: what a table calls it."""
+    """A change to a model. key: its name in JSON. title: its name in tables."""
 
     key: str
     title: str
@@ -32,7 +32,7 @@ GROUPS = 8
 
 
 def what_ifs(spec: ModelSpec) -> Iterator[tuple[What, ModelSpec]]:
-    """Every change that changes something."""
+    """Yields the changed specs, without changes that leave the spec equal."""
     heads = [sizes.heads for mixer, width in _mixers(spec) if (sizes := _cached_heads(mixer, width)) is not None]
     asked: list[tuple[What, Change]] = [(What("mha", "as MHA"), _as_many_as_queries)]
     if heads and all(a % GROUPS == 0 and a > GROUPS for a in heads):
@@ -51,7 +51,7 @@ def _as_many_as_queries(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """The heads of a mixer whose cache depends on how many of keys and values there are."""
+    """The heads of a mixer whose cache depends on its number of key/value heads; None for other mixers."""
     sizes = mixer.heads(width)
     if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
         return None
@@ -59,7 +59,7 @@ def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
 
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
-    """The spec with `change` made to everything that mixes tokens, cross-attention included."""
+    """Returns the spec with `change` applied to every token mixer, cross-attention included."""
     return spec.model_copy(update={side: _changed(stack, change, spec) for side, stack in spec.stacks()})
 
 
@@ -70,7 +70,7 @@ def _changed(stack: Stack, change: Change, spec: ModelSpec) -> Stack:
 
 
 def _mixers(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int]]:
-    """Everything that mixes tokens, with the width of what it reads."""
+    """Yields every token mixer with its input width."""
     for _, stack in spec.stacks():
         for layer in (stack.block, *stack.variants.values()):
             for _, mixer, width in layer.mixers(spec.hidden_size if stack.hidden_size is None else stack.hidden_size):

@@ -83,6 +83,10 @@ class Node:
     def _has(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
+    def has_form(self, name: str) -> bool:
+        """Whether it, or a part below it, can run in the form of that name."""
+        return name in self.forms or any(child.has_form(name) for child in self.children)
+
     def place(self, sight: Sight | None = None) -> Place:
         """Where this node stands as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), sight, self.optional)

@@ -16,9 +16,9 @@ from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, toge
 Asked: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
     "params": ("params", "active"),
-    "flops": ("flops",),
+    "flops": ("flops", "flops_absorbed"),
     "kv": ("kv", "state"),
-    "all": ("params", "active", "flops", "kv", "state"),
+    "all": ("params", "active", "flops", "flops_absorbed", "kv", "state"),
 }
 
 
@@ -93,6 +93,8 @@ def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> 
     made = {q: formula for q in answers if (formula := formulas.formula(found, q)) is not None}
     if "active" in made and made["active"].value == made["params"].value:
         del made["active"]
+    if "flops_absorbed" in made and made["flops_absorbed"].expression == made["flops"].expression:
+        del made["flops_absorbed"]
     return Section((found,), tuple(made.values()), depth)
 
 

@@ -20,20 +20,22 @@ from ..errors import InputError, suggest
 from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
 from ..run.counting import Counting, Pairs
+from ..run.execution import EAGER, Execution
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS
 from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
 
-Quantity: TypeAlias = Literal["params", "active", "flops", "kv", "state"]
+Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state"]
 QUANTITIES: dict[Quantity, tuple[str, str]] = {
     "params": ("parameters", "parameters"),
-    "active": ("active a token", "parameters"),
-    "flops": ("FLOPs a token", "FLOPs/token"),
-    "kv": ("KV cache a token", "bytes/token"),
-    "state": ("state a sequence", "bytes/sequence"),
+    "active": ("active per token", "parameters"),
+    "flops": ("FLOPs per token", "FLOPs/token"),
+    "flops_absorbed": ("FLOPs, absorbed", "FLOPs/token"),
+    "kv": ("KV cache per token", "bytes/token"),
+    "state": ("state per sequence", "bytes/sequence"),
 }
-"""What a person calls each, and its unit."""
+"""What a person calls each, and its unit. flops_absorbed: FLOPs with latent attention in its absorbed form."""
 
 WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
@@ -111,7 +113,7 @@ class Formulas:
         self.setting, self.include = setting, include
         self.meanings: dict[Any, Meaning] = {
             **self.symbolic.meanings,
-            keys(): Meaning(KEYS, "keys, as many as tokens of a sequence", setting.seq),
+            keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
             element_bytes(): Meaning(
                 ELEMENT_BYTES, f"bytes of a cached element ({setting.dtype})", Fraction(DTYPE_BITS[setting.dtype], 8)
             ),
@@ -147,10 +149,13 @@ class Formulas:
         return exact
 
     def formula(self, found: Found, quantity: Quantity) -> Formula | None:
-        """What one of the node costs, or None where that is nothing (FLOPs and parameters of nothing are given as 0).
+        """What one of the node costs, or None where that is nothing (FLOPs and parameters of nothing are given as 0),
+        and for the absorbed form of a node that has none.
 
         Raises `ArithmeticError` where the formula's value is not the count.
         """
+        if quantity == "flops_absorbed" and not found.numbers.has_form("absorbed"):
+            return None
         numbers, letters = self._terms(quantity)
         value = Fraction(self._sum(self.symbolic.numbers, numbers, found))
         expression = self._gathered(self._sum(self.symbolic.tree, letters, found))
@@ -183,9 +188,10 @@ class Formulas:
         if quantity in ("params", "active"):
             terms = [Term(total_of if quantity == "params" else active_of)]
             return terms, terms
-        if quantity == "flops":
+        if quantity in ("flops", "flops_absorbed"):
             n, s = self.setting.seq, keys()
-            here, there = (Sight(Workload(batch=1, seq=t), Counting(self.setting.pairs)) for t in (n, s))
+            execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
+            here, there = (Sight(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s))
             return [Term(_scaled(forward_of, Fraction(1, n)), here)], [Term(_scaled(forward_of, 1 / s), there)]
         empty, one = (Sight(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         bits = DTYPE_BITS[self.setting.dtype]

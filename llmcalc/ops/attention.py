@@ -35,6 +35,11 @@ class AttentionCore(Op):
     rows: Rows = TOKENS
     keys: Rows | None = None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether something else chooses the keys: a full pass masks the others, decoding does not read them."""
+        return self.selected is not None
+
     def pairs(self, s: Sight) -> Number:
         """(query, key) pairs of one head and one sequence, under the run's convention."""
         new, past = s.new(self.rows), s.past(self.rows)
@@ -68,6 +73,7 @@ class KVCache(Op):
     """What attention keeps of each token: `width` elements, of the last `limit` tokens or of all.
 
     kind: what `llmcalc kv` lists it under. rows: whose keys and values they are; the encoder's are computed once.
+    parts: (heads, size) of the keys, of the values, and of what else is kept; one vector of `width` elements if empty.
     """
 
     effects = CACHE
@@ -76,6 +82,12 @@ class KVCache(Op):
     kind: str
     limit: Number = None
     rows: Rows = TOKENS
+    parts: tuple[tuple[Number, Number], ...] = ()
+
+    @property
+    def vectors(self) -> tuple[tuple[Number, Number], ...]:
+        """(heads, size) of each vector that is kept of a token."""
+        return self.parts or ((1, self.width),)
 
     def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
         tokens = s.held(self.rows)

@@ -37,6 +37,10 @@ class BlockCore(AttentionCore):
     block: Number = 1
     blocks: Number = 1
 
+    @property
+    def chooses(self) -> bool:
+        return True
+
     def _seen(self, n: Number) -> Number:
         """Pairs of the first n tokens: all, as long as they fill no more than `blocks` blocks; then all but one block,
         and the token's own.
@@ -81,6 +85,10 @@ class EntryScores(AttentionCore):
 
     rate: Number = 1
     chosen: Number = None
+
+    @property
+    def chooses(self) -> bool:
+        return self.chosen is not None
 
     def _seen(self, n: Number) -> Number:
         """Σ ⌊p / rate⌋ over p = 1 … n, no term above `chosen`."""

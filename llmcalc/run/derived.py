@@ -103,16 +103,19 @@ class WithPast(Rows):
     """New rows and those of earlier passes that are computed once more.
 
     window: of those, only what a window of so many tokens still sees.
+    selected: decoding reads only so many rows in all, chosen by something else (as in `AttentionCore`).
     """
 
     name: str = "with_past"
     of: Rows = TOKENS
     window: Number = None
+    selected: Number = None
 
     def new(self, w: Workload) -> Number:
         past = self.of.past(w)
-        if self.window is not None and not is_zero(past):
-            past = minimum(past, self.window - 1)
+        limit = self.selected if self.selected is not None and w.phase == "decode" else self.window
+        if limit is not None and not is_zero(past):
+            past = minimum(past, limit - 1)
         return self.of.new(w) + past
 
 

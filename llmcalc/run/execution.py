@@ -11,6 +11,7 @@ from .workload import Workload
 
 AttentionBackward: TypeAlias = Literal["eager", "flash"]
 Recompute: TypeAlias = Literal["none", "full"]
+LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 
 
 def _reads_a_cache(w: Workload) -> bool:
@@ -22,13 +23,14 @@ def _decodes(w: Workload) -> bool:
 
 
 FORMS: Mapping[str, Callable[[Workload], bool]] = {
-    "absorbed": _reads_a_cache,
+    "absorbed": _decodes,
     "by_token": _reads_a_cache,
     "step": _decodes,
 }
 """Forms of a step that run only in some workloads: their name, and when they run by default.
 
-absorbed: latent attention over the cached latents themselves (DeepSeek-V2, arXiv:2405.04434, §2.1.2).
+absorbed: latent attention over the cached latents themselves (DeepSeek-V2, arXiv:2405.04434, §2.1.2). `Execution.mla`
+    can ask for it, or against it, in any workload.
 by_token: a recurrence over tokens one by one wherever it continues from a state (Lightning attention).
 step: one token of a recurrence after others, in place of a chunk of tokens.
 """
@@ -38,15 +40,24 @@ step: one token of a recurrence after others, in place of a chunk of tokens.
 class Execution:
     """attention_backward: `eager` computes dQ, dK, dP and dV; `flash` computes the scores once more.
     recompute: `full` runs every layer's forward a second time before its backward.
+    mla: the form of latent attention. `expanded` makes keys and values of each head of every latent that is read, those
+        of earlier tokens again; `absorbed` attends to the latents. `auto` is `absorbed` in decode and `expanded`
+        elsewhere.
     """
 
     attention_backward: AttentionBackward = "eager"
     recompute: Recompute = "none"
+    mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], w: Workload) -> str:
         """Which of the alternative forms of one step runs; the first is the one that runs where no other does."""
         first, *others = forms
-        return next((name for name in others if FORMS[name](w)), first)
+        return next((name for name in others if self._runs(name, w)), first)
+
+    def _runs(self, form: str, w: Workload) -> bool:
+        if form == "absorbed" and self.mla != "auto":
+            return self.mla == "absorbed"
+        return FORMS[form](w)
 
 
 EAGER = Execution()

@@ -42,7 +42,7 @@ def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; expected a .{kind.lower()} file")
     if not path.is_file():
-        raise InputError(f"{path}: is no regular file; expected a .{kind.lower()} file")
+        raise InputError(f"{path}: is not a regular file; expected a .{kind.lower()} file")
     raise InputError(f"{path}: {size:,} bytes is too large for a model description (at most {limit:,})")
 
 
@@ -114,7 +114,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     first, path = found[0], paths[0]
     match first["type"]:
         case "missing":
-            text = f"{path}: missing; expected a value, for it has no default"
+            text = f"{path}: required field is missing"
         case "extra_forbidden":
             text = (
                 f"{path}: unknown field; remove it or correct its "

@@ -64,7 +64,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    absent = f"its {what} is not in the cache, and the hub is not asked or does not answer"
+    absent = f"its {what} is not in the cache, and the hub is offline or unreachable"
     kinds: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),

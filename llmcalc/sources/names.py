@@ -40,6 +40,11 @@ def is_hub_id(target: str) -> bool:
     return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
 
 
+def spelled(name: str) -> str:
+    """A name without case and punctuation but for decimal points: `OPT-1.3B` is not `opt-13b`."""
+    return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", name.lower())
+
+
 def plain(name: str) -> str:
     """A name without case and punctuation, so that `Llama-3_8B` finds `llama3-8b`. A hub id keeps its organisation."""
     return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

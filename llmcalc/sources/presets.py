@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .files import parse_toml, read_text, validated
-from .names import plain
+from .names import plain, spelled
 from .preset import Preset
 
 
@@ -38,19 +39,22 @@ def load_preset(name: str) -> Preset:
 
 def find_preset(wanted: str) -> str | None:
     """The name of the preset that is called so, by its own name or an alias, without regard to case and punctuation."""
-    key = plain(wanted)
-    for name in model_names():
-        if plain(name) == key:
-            return name
-    return _called(key) if key else None
+    if not plain(wanted):
+        return None
+    for form in (spelled, plain):
+        key = form(wanted)
+        found = next((name for name in model_names() if form(name) == key), None) or _called(key, form)
+        if found is not None:
+            return found
+    return None
 
 
-def _called(alias: str) -> str | None:
-    """The name of the preset with that alias, plain. Only files that mention it are parsed: there are hundreds."""
-    mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias)))
+def _called(alias: str, form: Callable[[str], str]) -> str | None:
+    """The name of the preset with an alias of that form. Only files that mention it are parsed: there are hundreds."""
+    mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
         text = read_text(presets_dir() / "models" / f"{name}.toml")
-        if mentioned.search(text.lower()) and alias in map(plain, parse_toml(text, name).get("aliases", ())):
+        if mentioned.search(text.lower()) and alias in map(form, parse_toml(text, name).get("aliases", ())):
             return name
     return None
 

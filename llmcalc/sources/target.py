@@ -97,8 +97,8 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     path = Path(target)
     if is_checkpoint(path):
         raise InputError(
-            f"{target}: a checkpoint's header names no architecture; expected its config.json (llmcalc params and "
-            "check read headers)"
+            f"{target}: a checkpoint's header does not describe an architecture; expected its config.json (llmcalc "
+            "params and check read headers)"
         )
     if path.suffix == ".json":
         return _config(path, head, allow_unknown)

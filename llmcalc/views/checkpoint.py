@@ -48,7 +48,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     parts.append(Row(["total", checkpoint.elements, 1.0], strong=True))
     stored = units.memory_scale(checkpoint.nbytes)
     format_columns = (
-        Column("format", "stored as", justify="left"),
+        Column("format", "format", justify="left"),
         Column("tensors", "tensors", units.exact),
         Column("elements", "elements", units.exact),
         Column("bytes", stored.name, stored.write),
@@ -58,7 +58,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     notes = [
         f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: "
         "buffers and packed formats count as stored",
-        "no architecture is known from it: flops, kv and the rest need a description or a config.json",
+        "a header does not describe an architecture: flops, kv and the other commands need a description or a config.json",
     ]
     return Report(
         data,
@@ -103,7 +103,7 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, found: Matc
     rows = [Row(["misshapen", t.name, _shape(t.shape), _shape(e.shape)]) for e, t in found.misshapen]
     rows += [Row(["missing", e.node, None, _shape(e.shape)]) for e in found.missing]
     rows += [Row(["extra", t.name, _shape(t.shape), None]) for t in found.extra]
-    verdict = "the tensors are those of the spec" if found.ok else "the tensors are not those of the spec"
+    verdict = "all tensors match the model" if found.ok else "the tensors do not match the model"
     notes = [
         f"{found.matched:,} expected tensors found; {len(found.missing):,} missing, {len(found.extra):,} extra, "
         f"{len(found.misshapen):,} misshapen"

@@ -31,7 +31,7 @@ Compared: TypeAlias = tuple[Preset, Quantities]
 IN_BAND, ACTIVE = "*", "†"
 BAND = (
     f"{IN_BAND} h/L, rounded, is within {DENSE_BAND[0]} to {DENSE_BAND[1]}, as in most large dense decoders "
-    "(GPT-3, Chinchilla, Llama): custom, no optimum"
+    "(GPT-3, Chinchilla, Llama): a convention, not an optimum"
 )
 
 WIDE = 100
@@ -138,11 +138,11 @@ def _lines(all_of: Sequence[Quantities]) -> Sequence[Line]:
     kept = units.memory_scale(min(caches, default=0))
     return (
         (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
-        ("  active a token", lambda q: sizes.write(q.active)),
+        ("  active per token", lambda q: sizes.write(q.active)),
         *_SHAPE_LINES,
-        (f"{work.name} a token", lambda q: work.write(q.forward_flops_per_token)),
+        (f"{work.name} per token", lambda q: work.write(q.forward_flops_per_token)),
         (
-            f"KV {kept.name} a token" if caches else "KV cache a token",
+            f"KV {kept.name} per token" if caches else "KV cache per token",
             lambda q: "–" if q.kv_bytes_per_token is None else kept.write(q.kv_bytes_per_token),
         ),
         *_STYLE_LINES,
@@ -202,7 +202,9 @@ def _warnings(compared: Sequence[Compared]) -> list[str]:
     seq = compared[0][1].seq
     short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
     return (
-        [f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; counted as if they could run them"]
+        [
+            f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; FLOPs are extrapolated past the learned positions"
+        ]
         if short
         else []
     )
@@ -257,7 +259,7 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
     sizes = units.count_scale(_typical(q.parameters for _, q in compared))
     work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
     kept = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
         Column("active", "active", sizes.write),
@@ -290,8 +292,8 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
     ]
     first = compared[0][1]
     notes = [
-        f"active: parameters that one token uses, where that is not all of them; {flops_a_token(first.seq)}",
-        f"d_ff: of a mixture of experts the width that one token passes; {cache_a_token(first.dtype)}",
+        f"active: parameters used per token, where that is not all of them; {flops_a_token(first.seq)}",
+        f"d_ff of a mixture of experts: the active width; {cache_a_token(first.dtype)}",
     ]
     return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
 

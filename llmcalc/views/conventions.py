@@ -30,7 +30,7 @@ def table(title: str, headline: str, count: FlopCount, rules: Sequence[Rule]) ->
     notes += [
         "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
         "HQ, n_ctx, T tokens of a sequence",
-        "formulas with N are FLOPs a token, the others of the whole; where layers differ, L·H·Q and n_layer·d_attn "
+        "formulas with N are FLOPs per token, the others of the whole; where layers differ, L·H·Q and n_layer·d_attn "
         "are sums over layers",
     ]
     return Table(

@@ -21,7 +21,7 @@ SHORT = 30
 LONGEST = 4
 """Lines that a whole model's formula with numbers in may take; JSON has it at any length."""
 LATENT_FORMS = (
-    f"FLOPs a token: {MLA['expanded']}, as all passes but decode run it; after C tokens in a cache, a pass over T makes "
+    f"FLOPs per token: {MLA['expanded']}, as all passes but decode run it; after C tokens in a cache, a pass over T makes "
     f"those of C + T; FLOPs, absorbed: {MLA['absorbed']}, as decode runs it with S keys; parts that are not listed "
     "cost the same in both forms"
 )
@@ -30,7 +30,7 @@ RECORDS = (
     Column("quantity", "quantity", justify="left"),
     Column("symbolic", "formula", justify="left"),
     Column("latex", "LaTeX", justify="left"),
-    Column("substituted", "with numbers", justify="left"),
+    Column("substituted", "with values", justify="left"),
     Column("value", "value", lambda v: units.exact(v) if isinstance(v, int) else str(v)),
     Column("unit", "unit", justify="left"),
     Column("source", "source", justify="left"),
@@ -164,7 +164,7 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
     proportions = ", ".join(
         f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown
     )
-    repeated = "× L: a component that stands L times; its formula is that of one"
+    repeated = "× L: repeated L times; the formula is per layer"
     notes = [
         repeated,
         f"in units of h: {proportions}" if proportions else "",
@@ -204,7 +204,7 @@ def _with_unit(steps: list[str], formula: Formula) -> list[str]:
     title, unit = QUANTITIES[formula.quantity]
     return (
         [*steps[:-1], f"{steps[-1]} {unit.partition('/')[0]}"]
-        if title.endswith("cache a token") or title.startswith("state")
+        if title.endswith("cache per token") or title.startswith("state")
         else steps
     )
 
@@ -273,7 +273,7 @@ def _where(section: Section) -> str:
         for f in section.formulas
         if f.quantity == "params" and f.value
     ]
-    return f"at {paths}" + (f": {totals[0]} in all" if totals else "") + left_out
+    return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
 
 def _legend(explanation: Explanation, sections: list[Section] | None = None) -> str:
@@ -300,7 +300,9 @@ def _conventions(explanation: Explanation) -> list[str]:
     setting = explanation.formulas.setting
     notes = []
     if "flops" in quantities:
-        notes.append(f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}")
+        notes.append(
+            f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}"
+        )
     if "flops_absorbed" in quantities:
         notes.append(LATENT_FORMS)
     experts = identity_experts(explanation.formulas.symbolic.numbers)

@@ -78,7 +78,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
     whole, each = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
         Column("component", "component", justify="left"),
-        Column("flops_per_token", f"{each.name} a token", each.write),
+        Column("flops_per_token", f"{each.name} per token", each.write),
         Column("flops", whole.name, whole.write),
         Column("share", "share", units.percent),
     )
@@ -128,15 +128,15 @@ def _notes(count: FlopCount) -> list[str]:
         notes += _training_notes(count)
     notes += _latent_notes(count)
     if count.spec.kind == "encoder-decoder":
-        notes.append("a token: all FLOPs, the encoder's too, over the decoder's tokens")
+        notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
-        notes.append(f"not counted: {MTP.title}; {MTP.option} counts them in")
+        notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
     uncounted = _uncounted(count.spec)
     if uncounted:
         notes.append(f"not counted: {'; '.join(uncounted)} (element by element, no matrix product)")
     if count.spec.towers:
         notes.append(
-            f"not counted: {', '.join(count.spec.towers)}; of towers, parameters alone are counted (llmcalc params "
+            f"not counted: {', '.join(count.spec.towers)}; only the parameters of vision and audio encoders are counted (llmcalc params "
             f"{TOWERS.option})"
         )
     return notes

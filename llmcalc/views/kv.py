@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import units
 from ..costs.cache import CacheSize
+from ..costs.cache_formats import cache_format
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table
 from .notes import binary, tokens_of, too_long, warned
@@ -64,10 +65,10 @@ def _dtypes(cache: CacheSize) -> list[str]:
 
 def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str]) -> Table:
     columns = (
-        Column("layer_kind", "kept by", justify="left"),
+        Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
-        Column("tokens", "tokens held", units.exact),
-        Column("elements_per_token", "elements a token", units.exact),
+        Column("tokens", "tokens cached", units.exact),
+        Column("elements_per_token", "elements/token/layer", units.exact),
         Column("bytes", scale.name, scale.write),
         Column("share", "share", units.percent),
     )
@@ -82,8 +83,8 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
 def headline(cache: CacheSize) -> str:
     """`KV cache of 8,192 tokens in bf16, 128.00 KiB a token`."""
     grows = cache.growth_per_token
-    each = f"{units.memory(cache.bytes_per_token)} a token" + (
-        "" if grows == cache.bytes_per_token else f" at first, {units.memory(grows)} now"
+    each = f"{units.memory(cache.bytes_per_token)} per token" + (
+        "" if grows == cache.bytes_per_token else f" until a window fills, {units.memory(grows)} after"
     )
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {each}"
 
@@ -91,7 +92,7 @@ def headline(cache: CacheSize) -> str:
 def _what_ifs(cache: CacheSize, scale: units.Scale) -> Table:
     dtypes = _dtypes(cache)
     rows: list[tuple[str, float, CacheSize]] = [
-        ("as it is", 1.0, cache),
+        ("current", 1.0, cache),
         *((f.what.title, f.ratio, f.cache) for f in cache.what_if),
     ]
     columns = [
@@ -114,9 +115,9 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
     per_token = units.memory_scale(cache.bytes_per_token)
     batch = cache.workload.batch
     columns = (
-        Column("seq", "tokens a sequence", units.exact),
+        Column("seq", "tokens per sequence", units.exact),
         Column("bytes", scale.name + (f", {batch:,} sequences" if batch > 1 else ""), scale.write),
-        Column("bytes_per_token", f"{per_token.name} a token, mean", per_token.write),
+        Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
     )
     rows = [
         Row([tokens, size, size / (batch * tokens)], strong=tokens == cache.workload.seq)
@@ -127,24 +128,20 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
 
 def _notes(cache: CacheSize) -> list[str]:
     kinds = set(cache.by_layer_kind)
-    scale = binary(units.memory_scale(cache.bytes))
+    scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
     notes = [
-        "keys and values of one layer are its elements a token; scales of quantised formats not "
-        f"included{'; ' * bool(scale)}{scale}"
+        f"elements/token/layer: keys and values of one layer; {units.short_dtype(stored.name)}: {stored.what}{'; ' * bool(scale)}{scale}"
     ]
     if kinds & {"sliding_attention", "chunked_attention"}:
-        notes.append(
-            "a sliding or chunked layer holds the last tokens of its window alone, as a cache that drops what has "
-            "left the window does"
-        )
+        notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
     if "latent_attention" in kinds:
         notes.append(
-            "latent attention keeps one latent and one rotary key a token; as MHA, GQA or MQA it would keep its "
-            "heads' own keys and values"
+            "latent attention caches one latent and one decoupled RoPE key per token; as MHA, GQA or MQA it would "
+            "cache the keys and values of its heads"
         )
     if "cross_attention" in kinds:
         notes.append(
-            "cross-attention keeps keys and values of the encoder's tokens, filled once; a token counts one on "
-            "each side at first"
+            "cross-attention caches keys and values of the encoder's tokens once; bytes per token count one token in the "
+            "encoder and one in the decoder"
         )
     return notes

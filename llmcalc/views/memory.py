@@ -14,17 +14,17 @@ from .notes import against, binary, plural, too_long, warned
 from .summary import model_data
 
 COLUMNS = (
-    Column("part", "resident", justify="left"),
+    Column("part", "item", justify="left"),
     Column("dtype", "dtype"),
     Column("bytes", units.GIB.name, units.GIB.write),
-    Column("bytes_per_parameter", "bytes a parameter", "{:.2f}".format),
+    Column("bytes_per_parameter", "bytes per parameter", "{:.2f}".format),
 )
 
 FIT_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("capacity_bytes", units.GIB.name, units.GIB.write),
+    Column("capacity_bytes", f"capacity {units.GIB.name}", units.GIB.write),
     Column("share", "needed", units.percent),
-    Column("left_bytes", f"{units.GIB.name} left", units.GIB.write),
+    Column("left_bytes", f"headroom {units.GIB.name}", units.GIB.write),
     Column("verdict", "without activations", justify="left"),
 )
 
@@ -34,15 +34,15 @@ ZERO_RULE = 16
 
 def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     """The answer as data and as two tables: the parts, and the accelerators."""
-    answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} resident"
+    answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} required"
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
     notes = said([*warnings, *_notes(preset, use)])
     aside = f"in {use.phase}{_setting(use)}, {units.count(use.count.total)} parameters"
     parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer, name="parts")
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
     note = (
-        f"tight: more than {TIGHT:.0%} of it; left: for all that is not counted, or less than nothing by what is "
-        "missing; nominal: how much of its memory is usable is not known"
+        f"tight: more than {TIGHT:.0%} of the capacity; headroom: left for what is not counted (negative: shortfall); "
+        "nominal: the usable share of the memory is not known"
     )
     unnamed = [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note, *unnamed], name="fits")
@@ -143,7 +143,7 @@ def _state_dtype(name: str, state: OptimizerState) -> str:
 
 def _notes(preset: Preset, use: MemoryUse) -> list[str]:
     n = use.count.total
-    notes = [binary(units.GIB)]
+    notes = [f"not counted: {'; '.join(use.not_counted)}", binary(units.GIB)]
     if use.quantized is not None:
         notes += use.quantized.scheme.notes()
     elif units.dtype(preset.dtype) != use.dtype:
@@ -156,7 +156,6 @@ def _notes(preset: Preset, use: MemoryUse) -> list[str]:
         )
     if use.phase == "training":
         notes += _training_notes(use, n)
-    notes.append(f"not counted: {'; '.join(use.not_counted)}")
     return notes
 
 
@@ -181,20 +180,20 @@ def _whole_context(use: MemoryUse) -> str:
 def _training_notes(use: MemoryUse, n: int) -> list[str]:
     state = use.optimizer
     notes = [
-        "by default gradients have the dtype of the weights, and states that of the weights the optimizer steps "
-        "on, as in torch"
+        "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
+        "updated, as in torch"
     ]
     if use.precision == "autocast":
-        notes.append("autocast: the bf16 copies of weights that products run on are not counted")
+        notes.append("autocast: the bf16 copies of the weights that matrix multiplications use are not counted")
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
     if state is not None and "step" in state.states:
-        notes.append("step: 4 bytes a tensor, as torch.optim keeps it")
+        notes.append("step: 4 bytes per tensor, as torch.optim keeps it")
     rule = ZERO_RULE * n
     difference = against(rule / use.total_bytes - 1, "this count")
     same = "; --master-weights fp32 counts that" if not use.has_master and use.dtype in ("bfloat16", "float16") else ""
     notes.append(
-        f"rule of thumb: {ZERO_RULE} bytes a parameter (bf16 weights and gradients, fp32 master weights and Adam "
+        f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "
         f"{units.GIB.write(rule)} {units.GIB.name}, {difference}{same}"
     )

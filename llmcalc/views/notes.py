@@ -15,11 +15,11 @@ from ..sources.preset import Preset
 
 MULTIPLY_ADD = "1 multiply-add = 2 FLOPs"
 PRODUCTS = (
-    f"{MULTIPLY_ADD}; products of matrices alone, as torch's flop counter counts them: look-ups, norms, "
-    "softmax and activations count none"
+    f"{MULTIPLY_ADD}; matrix multiplications only, as in torch.utils.flop_counter: embedding lookups, norms, softmax "
+    "and activations are not counted"
 )
-FULL_PAIRS = "full pairs: every query by every key in memory"
-CAUSAL_PAIRS = "causal pairs: those that the mask lets through, windows and chunks included"
+FULL_PAIRS = "full pairs: every query against every key (no causal-mask saving)"
+CAUSAL_PAIRS = "causal pairs: only the pairs that the attention mask allows (causal, sliding-window, chunked)"
 PAIRS = {"full": FULL_PAIRS, "causal": CAUSAL_PAIRS}
 
 MLA = {
@@ -42,14 +42,14 @@ def binary(scale: units.Scale) -> str:
 def flops_a_token(seq: int) -> str:
     """What a forward pass's FLOPs a token are, where one number stands for them."""
     return (
-        f"FLOPs a token: matrix products of a forward pass, {MULTIPLY_ADD}, full pairs, sequences of {seq:,} "
+        f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}, full pairs, sequences of {seq:,} "
         "tokens, logits at every position"
     )
 
 
 def cache_a_token(dtype: str) -> str:
     """What a cache's bytes a token are, where one number stands for them."""
-    return f"KV cache a token: what a sequence's first token adds in all layers, in {units.short_dtype(dtype)}"
+    return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
 def against(difference: float, what: str) -> str:
@@ -92,15 +92,13 @@ def warned(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 
 def identity_experts(tree: Node) -> str:
-    """How tokens are counted whose experts need not all be real ones; nothing for a model without identity experts."""
+    """How tokens are counted whose experts may be identity experts; empty for a model without them."""
     ops = (place.node.op for place in tree.walk())
     found: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
-    which = ", ".join(
-        f"all {one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,} identity ones" for one in found
-    )
+    which = ", ".join(f"{one.maps[0].top_k} of {one.maps[0].num_experts:,} beside {one.count:,}" for one in found)
     return (
-        f"experts of a token are counted as real, {which}, which hold and compute nothing: the most that a token "
-        "can cost"
+        f"upper bound: every token is counted with real experts ({which} identity experts, which hold and compute "
+        "nothing)"
         if found
         else ""
     )

@@ -15,7 +15,7 @@ from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .summary import headline, model_data
 
-CONVENTION = "trained parameters: a tied weight counts once, buffers do not count"
+CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
 COLUMNS = (
     Column("component", "component", justify="left"),
@@ -48,14 +48,14 @@ def report(preset: Preset, count: ParameterCount) -> Report:
     rows = _rows(count.tree, total, count.include)
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     if count.active != total:
-        rows.append(Row(["active a token", None, None, count.active, count.active / total], strong=True))
+        rows.append(Row(["active per token", None, None, count.active, count.active / total], strong=True))
     table = Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))
     return Report(data, [table]).of(preset.target)
 
 
 def answer(count: ParameterCount) -> str:
     """`8.03 B parameters`, `671.03 B parameters, 37.55 B active a token`."""
-    active = "" if count.active == count.total else f", {units.count(count.active)} active a token"
+    active = "" if count.active == count.total else f", {units.count(count.active)} active per token"
     return f"{units.count(count.total)} parameters{active}"
 
 
@@ -97,25 +97,24 @@ def _row(name: str, each: int, times: int, total: int, depth: int) -> Row:
 
 
 def _notes(preset: Preset, count: ParameterCount) -> list[str]:
-    notes: list[str] = [CONVENTION]
-    notes += [*_published(preset, count), rule_of_thumb(preset, count)]
-    notes.append(identity_experts(count.tree))
-    if count.active_at_least != count.active:
-        evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
-        notes.append(
-            f"active a token with identity experts among its own: {evenly} on average if all experts are chosen "
-            f"alike, {least} at least"
-        )
+    notes = _published(preset, count)
     for option, size in count.left_out.items():
         notes.append(
             f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
-            f"{OPTIONAL_PARTS[option].option} counts it in"
+            f"{OPTIONAL_PARTS[option].option} includes it"
+        )
+    notes += [f"assumed: {text}" for text in preset.assumptions]
+    notes += [CONVENTION, rule_of_thumb(preset, count), identity_experts(count.tree)]
+    if count.active_at_least != count.active:
+        evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
+        notes.append(
+            f"active per token with identity experts among its own: {evenly} on average if all experts are chosen "
+            f"alike, {least} at least"
         )
     if count.buffers:
         notes.append(
-            f"not counted: {units.exact(count.buffers)} buffer elements in the checkpoint that no gradient reaches"
+            f"not counted: {units.exact(count.buffers)} non-trainable buffer elements stored in the checkpoint"
         )
-    notes += [f"assumed: {text}" for text in preset.assumptions]
     return said(notes)
 
 
@@ -131,7 +130,7 @@ def _published(preset: Preset, count: ParameterCount) -> list[str]:
     if published.parameters is not None:
         difference = count.total - published.parameters
         verdict = units.difference(difference) + (
-            " (the published figure may not include what was asked in)" if difference and count.include else ""
+            " (the published figure may exclude the optional modules you added)" if difference and count.include else ""
         )
         return [f"published {units.exact(published.parameters)}: {verdict}{why if difference else ''}"]
     if not published.nominal:
@@ -156,7 +155,7 @@ def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     thumb = 12 * layers * h**2 + heads * spec.vocab_size * h
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
-        f"rule of thumb {name}, for MHA and an ungated 4h feed-forward: {units.count(thumb)}, "
+        f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "
         f"{against(thumb / count.total - 1, 'the exact count')}"
     )
 

@@ -51,7 +51,7 @@ def _listed(chosen: Sequence[Counted]) -> Table:
         )
     notes = [
         CONVENTION,
-        "total, active: billions of parameters; active: those a token uses, where that is not all of them",
+        "total, active: billions of parameters; active: parameters used per token, where that is not all of them",
         "published: the total against the exact count of the released weights; ≈ the rounded figure, where no "
         "exact one was published",
         "llmcalc presets NAME shows a model's aliases, sources, settings and assumptions",
@@ -71,7 +71,7 @@ def _detailed(preset: Preset, count: ParameterCount) -> Table:
     published, training = preset.published, preset.training
     rows = [Row(["total parameters", units.count(count.total), count.total])]
     if count.active != count.total:
-        rows.append(Row(["active a token", units.count(count.active), count.active]))
+        rows.append(Row(["active per token", units.count(count.active), count.active]))
     for option, size in count.left_out.items():
         rows.append(Row([f"not in the total: {option}", units.count(size), size]))
     if published.parameters is not None:

@@ -83,12 +83,12 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     if len(verdicts) + len(skipped) == 1 and wrong:
         notes.append(f"{len(verdicts[0].failures):,} of {plural(checks, 'check')} failed")
     elif len(verdicts) + len(skipped) > 1:
-        counted = f"{agreed} of {len(verdicts)} models agree in every one of their checks ({checks:,} in all)"
+        counted = f"{agreed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
     notes.append(
-        "=: closed form and witness give the same at every node"
+        "=: all checks pass"
         + ("; ±: they differ, explained below" if explained else "")
-        + ("; ≠: at so many nodes they do not; difference: measured − closed form" if wrong else "")
+        + ("; ≠: number of mismatching nodes; difference: measured − closed form" if wrong else "")
     )
     if verdicts and verdicts[0].witness.startswith("reference"):
         info = verdicts[0].info
@@ -100,7 +100,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
         shared = any(v.info["layers_run"] != v.info["layers"] for v in verdicts)
         notes.append(
             f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
-            + ("; layers built alike run once (--every-layer runs all)" if shared else "")
+            + ("; identical layers are run once (--every-layer runs all)" if shared else "")
         )
     if verdicts and verdicts[0].witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
@@ -129,9 +129,9 @@ def _coverage(verdicts: list[Verdict]) -> str:
     missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in found for path in c.missing]
     shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
     return (
-        f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters compared each by itself"
-        + (f", {summed:,} in sums of several that the class holds in one" if summed else "")
-        + (f", {len(missing):,} only in the totals above them: {shown}" if missing else "")
+        f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters are compared individually"
+        + (f", {summed:,} as sums, where the class fuses several modules into one" if summed else "")
+        + (f", {len(missing):,} only within the totals above them: {shown}" if missing else "")
     )
 
 

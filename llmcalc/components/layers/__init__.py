@@ -1,1 +1,1 @@
-"""Kinds of layers: how a mixer of tokens and a network stand around the residual stream, one file each."""
+"""The kinds of layers, one file each: how a token mixer and a network are placed around the residual stream."""

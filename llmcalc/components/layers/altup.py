@@ -1,8 +1,8 @@
-"""AltUp: the residual stream is several tokens wide, of which each layer works on one and corrects the others (Baykal
-2023, arXiv:2301.13310).
+"""AltUp: several residual streams, of which each layer computes on one and corrects the others (Baykal 2023,
+arXiv:2301.13310).
 
-And the layer that Gemma 3n builds on it, with a low-rank path beside attention (LAuReL, Menghani 2024,
-arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
+The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani 2024, arXiv:2411.07501) and a
+per-layer embedding. transformers: models/gemma3n.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ SOURCE = "Baykal et al. 2023, §3"
 
 
 class AltUp(ResidualStreams):
-    """The streams of a stack: the embedding and maps of it at the bottom; at the top, the mean of the first stream and
-    maps of the others.
+    """The residual streams of AltUp.
+
+    Below the layers, they are the embedding and projections of it. After the last layer, the first stream and
+    projections of the others are averaged.
 
     altup_num_inputs: the number of streams.
     """
@@ -61,12 +63,12 @@ class AltUp(ResidualStreams):
         return f.part("streams_out", self, x, top=True)
 
     def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
-        """x: the embedding, from which the streams are made; with top, the streams, of which one value is made."""
+        """x: the embedding, which the streams are made from. top: x is all streams, which are merged into one."""
         streams, hidden = Axis("streams", self.altup_num_inputs), x.axes[-1]
         others = Axis("streams", self.altup_num_inputs - 1)
         first, rest = f.split(x, (hidden,), (others, hidden)) if top else (x, x)
         maps = f.side_by_side("projections", others, rest, lambda v: f.linear("", v, hidden), split=top)
-        maps = f.mul(maps, first)  # each at the length of the first stream, so that it reads both
+        maps = f.mul(maps, first)  # scaled to the length of the first stream, so it reads both
         x = f.cat(first, maps, axes=(streams, hidden))
         return f.sum(x, hidden) if top else x
 
@@ -75,12 +77,12 @@ class AltUp(ResidualStreams):
 
 
 class AltUpLayer(WholeLayer):
-    """A layer predicts all streams from all, runs its sublayers on the first, corrects all by what these did, and adds
-    its per-layer embedding to the others.
+    """A layer that predicts all streams from all streams, runs its sublayers on the first, corrects all streams by the
+    result, and adds its per-layer embedding to the others.
 
     altup_num_inputs: the number of streams.
-    laurel_rank: the width of the low-rank map beside attention.
-    per_layer_input: what the layer does with its per-layer embedding.
+    laurel_rank: the rank of the low-rank path beside attention.
+    per_layer_input: how the layer uses its per-layer embedding.
     """
 
     alone: ClassVar[bool] = False
@@ -119,7 +121,7 @@ class AltUpLayer(WholeLayer):
         return f.cat(kept, f.add(others, fed), axes=x.axes)
 
     def _predicted(self, f: Flow, x: Value, router: Weight) -> Value:
-        """Every stream after a mixture of all of them is added, by weights that come from the first."""
+        """Adds to every stream a mixture of all streams, with weights computed from the first stream."""
         streams, hidden = x.axes
         with f.scope("predict", kind="streams", source=SOURCE):
             (first,) = f.split(x, (hidden,))
@@ -130,19 +132,20 @@ class AltUpLayer(WholeLayer):
             return f.add(x, f.core("mix", mix, x, weights, axes=x.axes))
 
     def _low_rank(self, f: Flow, x: Value) -> Value:
-        """LAuReL: x and a normed low-rank map of it."""
+        """LAuReL: x plus a normalized low-rank projection of it."""
         with f.scope("laurel", kind="attention", source="Menghani et al. 2024"):
             y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
             return f.add(x, f.part("norm", self.norm, y))
 
     def _corrected(self, f: Flow, predicted: Value, active: Value, ran: Value, router: Weight) -> tuple[Value, Value]:
-        """Every stream with a share of what the layer changed, and the first as the per-layer embedding meets it.
+        """Returns all streams, corrected by the sublayers' result, and the scaled first stream for the per-layer
+        embedding.
 
-        active: the stream that the sublayers read. ran: what they made of it.
+        active: the input of the sublayers. ran: their output.
         """
         streams, hidden = predicted.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            read = f.normalized(ran, self.norm)  # the norm and the map that `predict` holds
+            read = f.normalized(ran, self.norm)  # the norm and the router are those of `predict`
             shares = f.act(f.linear("router", read, streams, weight=router), "tanh")
             shares = f.linear("coefficients", shares, streams)
             change = f.mul(shares, f.add(ran, active), axes=predicted.axes)
@@ -155,7 +158,7 @@ class AltUpLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """None by itself: it works on what a stack holds around it. One of the stack's examples has it."""
+        """None: the layer needs the stack's streams. One of the stack's examples uses it."""
         return []
 
 
@@ -173,7 +176,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _mapped(self, first: Tensor, inputs: list[Tensor]) -> Tensor:
-            """[streams, …]: the first, and the others' maps at its length."""
+            """[streams, …]: the first stream, and projections of the others scaled to its length."""
             others = [projection(x) for projection, x in zip(self.projections, inputs, strict=True)]
             return torch.stack([first, *(y * size(first) / size(y) for y in others)])
 
@@ -234,7 +237,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.scale = vector(torch.ones(hidden))
 
         def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
-            """→ (all streams, the first as the per-layer embedding meets it)."""
+            """→ (all streams, the scaled first stream for the per-layer embedding)."""
             share = self.coefficients(predict.routed(active, self.router)) + 1
             corrected = predicted + share.permute(2, 0, 1)[..., None] * (active - predicted[0])
             return corrected, corrected[0] * self.scale.weight
@@ -251,7 +254,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
     class AltUpLayerReference(nn.Module):
-        """x: [streams, batch, tokens, hidden] → the same."""
+        """x: [streams, batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, around: Around) -> None:
             super().__init__()

@@ -1,12 +1,12 @@
-"""One layer: attention, perhaps cross-attention, and a feed-forward network, each around a residual stream.
+"""The standard layer: attention, optional cross-attention and a feed-forward network, each around a residual stream.
 
-Where the norms stand:
+Placement of the norms:
 - `post`: after the residual addition (Vaswani 2017);
 - `pre`: before each sublayer (Baevski & Auli 2018; Xiong 2020, arXiv:2002.04745);
-- `sandwich`: before it and on its output (Ding 2021, CogView; Gemma 2);
-- `output`: on its output alone, inside the residual (OLMo 2, arXiv:2501.00656).
-A `parallel` block adds attention and feed-forward to the same input: through one shared norm (GPT-J, PaLM, Falcon-7B,
-Command-R) or through a norm each (GPT-NeoX, Falcon-40B).
+- `sandwich`: before each sublayer and on its output (Ding 2021, CogView; Gemma 2);
+- `output`: on the sublayer's output only, before the residual addition (OLMo 2, arXiv:2501.00656).
+In a `parallel` block, attention and feed-forward read the same input, through one shared norm (GPT-J, PaLM, Falcon-7B,
+Command-R) or through one norm each (GPT-NeoX, Falcon-40B).
 """
 
 from __future__ import annotations
@@ -37,26 +37,35 @@ if TYPE_CHECKING:
 AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
-"""The fields of a layer that are sublayers, in the order in which they run."""
+"""The fields of a layer that are sublayers, in the order they run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Where a layer stands among those that share parameters. first: it holds them. others: how many more there are."""
+    """The position of a layer among the layers that share parameters.
+
+    first: whether it is the first of them, which has the parameters.
+    others: the number of other layers that use them.
+    """
 
     first: bool
     others: Number
 
 
 class Layer(Component):
-    """What every kind of layer has, so that views and costs can speak of it.
+    """The base class of all kinds of layers, with the fields that views and costs rely on.
 
-    attention: what mixes tokens, a state-space or linear-attention part included; feed_forward: what works on each
-    token by itself. `{ type = "none" }` where a layer has no such sublayer. without_norms: norms that the placement
-    would have and this layer has not, by their names in the tree (ModernBERT's first layer). plain: of the class: it
-    runs its attention and its feed_forward once each and nothing beside them, as the rules of thumb take every layer to
-    do. alone: of the class: it needs nothing of the stack but what it reads (no embedded tokens, no further streams).
-    shares_all: of the class: layers of this kind that share parameters share all of them.
+    attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
+    feed_forward: the part that works on each token separately; `{ type = "none" }` without one.
+    norm: the norm around each sublayer.
+    norm_placement: the placement of the norms, `pre`, `post`, `sandwich` or `output`.
+    parallel: `shared` or `separate` norms where sublayers run in parallel; by default they run in sequence.
+    without_norms: norms that the placement implies and this layer lacks, by their names in the tree (ModernBERT's first
+        layer); none by default.
+    plain: whether it runs attention and feed_forward once each and nothing else, as rules of thumb assume (class
+        attribute).
+    alone: whether the layer can run outside its stack, because it needs only its input (class attribute).
+    shares_all: whether layers of this kind that share parameters share all of them (class attribute).
     """
 
     plain: ClassVar[bool] = True
@@ -71,15 +80,16 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The same layer with `change` made to everything in it that mixes tokens. width: of the layer."""
+        """The same layer with `change` applied to each of its token mixers. width: the width of the layer."""
         found = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
         changed = {name: change(part, width) for name, part in found.items() if isinstance(part, TokenMixer)}
         return self.model_copy(update=changed)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer in another width. width: its own. heads, widened: what becomes of heads and of other widths.
+        """The layer scaled to another width. width: the current width. heads, widened: the changes of heads and other
+        widths.
 
-        Raises `Unscalable`, which says why, where its width is more than these.
+        Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
@@ -89,27 +99,27 @@ class Layer(Component):
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
     def networks(self) -> list[Any]:
-        """What works on each token by itself: its feed-forward network, then one that stands beside it."""
+        """The parts that work on each token separately: its feed-forward network, then any network beside it."""
         return [self.feed_forward]
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
-        """What mixes tokens in it: (field, part, width of what it reads), in a layer of that width."""
+        """Its token mixers in a layer of that width: (field, part, width of the part's input)."""
         return [("attention", self.attention, width)]
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where it cannot stand there."""
+        """Raises `ValueError` where it cannot be used in that place."""
         for field, part, width in self.mixers(place.width):
             part.check_place(replace(place, where=f"{place.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
-        """Whether it attends to the output of an encoder."""
+        """Whether it attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return self.attention.requires() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
-        """Raises `ValueError` where layers of this kind, which a pattern calls `name`, cannot share parameters."""
+        """Raises `ValueError` where layers of this kind cannot share parameters. name: the kind's name in a pattern."""
 
     def borrows(self) -> str:
         if not self.alone:
@@ -121,16 +131,16 @@ class Layer(Component):
         return ""
 
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """sharing: where several layers run with the parameters of the first of them, and this is one of those."""
+        """sharing: its position among the layers that share parameters; None where it shares none."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, around: Around) -> nn.Module:
-        """forward(x [batch, tokens, hidden], run) → the same."""
+        """forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
 class WholeLayer(Layer):
-    """A layer that always has attention and a feed-forward network, with all of their norms."""
+    """A layer that must have attention, a feed-forward network and all of their norms."""
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
@@ -144,13 +154,15 @@ class WholeLayer(Layer):
 
 
 class Block(Layer):
-    """The usual layer: sublayers one after the other, or side by side, each around the residual stream.
+    """The standard layer: sublayers in sequence or in parallel, each around the residual stream.
 
-    input_norm: on the residual stream itself, before anything else (RWKV's first layer). residual_scale: what a
-    sublayer gives and the stream it is added to each have a weight and a bias first (ZAYA1), or the stream alone a
-    weight (`stream`, Doge), or what the sublayer gives (`output`, LayerScale: Touvron 2021, arXiv:2103.17239;
-    InternVL). idle_cross_attention: its cross-attention is held and never run, for there is no encoder (the decoders of
-    BART and its kin by themselves).
+    input_norm: the norm on the residual stream before anything else (RWKV's first layer); none by default.
+    cross_attention: attention to an encoder's output; none by default.
+    residual_scale: true scales and shifts the sublayer's output and the residual before adding them (ZAYA1). `stream`
+        only scales the residual (Doge). `output` only scales the sublayer's output (LayerScale: Touvron 2021,
+        arXiv:2103.17239; InternVL). False by default.
+    idle_cross_attention: whether cross-attention has parameters but never runs, for lack of an encoder (the decoders of
+        BART and related models alone); false by default.
     """
 
     type: Literal["block"] = "block"
@@ -197,7 +209,7 @@ class Block(Layer):
         return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
 
     def sublayers(self) -> list[tuple[str, Component]]:
-        """What the layer runs, in order, under the names of the tree."""
+        """The sublayers, in the order they run: (name in the tree, part)."""
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
         names = ("cross_attn" if i == 1 else getattr(part, "node_name", "") for i, part in enumerate(parts))
         return [(name, part) for name, part in zip(names, parts, strict=True) if isinstance(part, Component)]
@@ -225,14 +237,14 @@ class Block(Layer):
         return x
 
     def _crossing(self, f: Flow, name: str) -> dict[str, Any]:
-        """What the sublayer of that name takes besides the tokens."""
+        """The further arguments of the sublayer with that name."""
         return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
         return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
 
     def _joined(self, f: Flow, name: str, x: Value, y: Value) -> Value:
-        """The residual stream after a sublayer whose output is y."""
+        """The residual stream after a sublayer with output y."""
         y = f.dropout(y)
         if self.norm_placement == "post":
             return self._normed(f, f"{name}_post_norm", f.add(x, y))
@@ -245,7 +257,7 @@ class Block(Layer):
         return f.add(x, y)
 
     def _idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
-        """A sublayer that is held with its norms, and never run."""
+        """Records a sublayer that has parameters, with its norms, and never runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normed(f, f"{name}_pre_norm", x, "idle")
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
@@ -292,7 +304,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Scaling(nn.Module):
-        """x: [..., width] → weight · x, and a bias on it where it has one."""
+        """x: [..., width] → weight · x, plus the bias if it has one."""
 
         def __init__(self, width: int, bias: bool) -> None:
             super().__init__()
@@ -304,7 +316,7 @@ def _reference() -> type[nn.Module]:
             return scaled if self.bias is None else scaled + self.bias
 
     class BlockReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Block, around: Around) -> None:
             super().__init__()
@@ -341,7 +353,7 @@ def _reference() -> type[nn.Module]:
                 self.order.remove("cross_attn")
 
         def _normed(self, name: str, x: Tensor) -> Tensor:
-            """Through the norm of that name, where there is one."""
+            """Applies the norm of that name, if there is one."""
             out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
             return out
 

@@ -1,4 +1,4 @@
-"""A layer whose norms are gated: what a norm gives is multiplied by the sigmoid of a low-rank map of itself.
+"""A layer with gated norms: each norm's output is multiplied by the sigmoid of a low-rank projection of itself.
 
 transformers: models/axk2 (`AXK2GatedRMSNorm`, `AXK2DecoderLayer`).
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GATE = "_pre_norm_gate"
-"""How the name of a norm's gate ends in the tree."""
+"""The suffix of the name of a norm's gate in the tree."""
 
 
 class GatedNormLayer(WholeLayer):
-    """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), n the norm of x.
+    """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), where n is the norm of x.
 
-    gated_norm_rank: width between the two maps of a gate. feed_forward_gate: whether the norm before the network has
-    one as well.
+    gated_norm_rank: the rank of a gate.
+    feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
     """
 
     plain: ClassVar[bool] = False
@@ -76,7 +76,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Gate(nn.Module):
-        """x: [batch, tokens, hidden] → the same, times what lies between 0 and 1."""
+        """x: [batch, tokens, hidden] → x times its gate, which is between 0 and 1."""
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
@@ -87,7 +87,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class GatedNormLayerReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, around: Around) -> None:
             super().__init__()

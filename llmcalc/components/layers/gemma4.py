@@ -1,4 +1,4 @@
-"""Gemma 4's layer: a sandwich, perhaps with a dense network beside the experts and a per-layer embedding at its end.
+"""Gemma 4's layer: sandwich norms, an optional dense network beside the experts, an optional per-layer embedding.
 
 transformers: models/gemma4 (`Gemma4TextDecoderLayer`).
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Gemma4Layer(WholeLayer):
-    """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the sum.
+    """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the result.
 
-    dense: a network beside the experts, with norms of its own and one on the sum; the router then reads the residual
-        stream.
-    per_layer_input: what the layer does with its per-layer embedding.
+    dense: a dense network beside the experts, with its own norms and one on the sum; the router then reads the residual
+        stream. None by default.
+    per_layer_input: how the layer uses its per-layer embedding; none by default.
     """
 
     type: Literal["gemma4"] = "gemma4"
@@ -80,7 +80,7 @@ class Gemma4Layer(WholeLayer):
         return f.mul(x, f.buffer("scale", Axis("one", 1)))
 
     def _between_norms(self, f: Flow, name: str, part: Part, x: Value, **seen: Any) -> Value:
-        """The output of a sublayer that has a norm before it and another one on its output."""
+        """The output of a sublayer with a norm before it and a norm on its output."""
         assert isinstance(part, Component)
         y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **seen)
         return f.part(f"{name}_post_norm", self.norm, y)
@@ -90,7 +90,7 @@ class Gemma4Layer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Without per-layer embeddings, which stand in the stack; one of its examples has them."""
+        """Examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
@@ -116,7 +116,7 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("value", torch.ones(1))
 
     class Gemma4LayerReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Gemma4Layer, around: Around) -> None:
             super().__init__()

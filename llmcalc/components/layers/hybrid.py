@@ -1,4 +1,4 @@
-"""A layer whose attention and state-space mixer read the same input side by side, and whose outputs are added
+"""A layer with attention and a state-space mixer in parallel: both read the same input, and their outputs are added
 (Falcon-H1, arXiv:2507.22448).
 """
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class HybridBlock(Layer):
-    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network around the residual stream,
-    all pre-norm.
+    """x + attention(norm(x)) + state_space(norm(x)), then a feed-forward network, with pre-norms.
+
+    state_space: the mixer beside attention.
     """
 
     type: Literal["hybrid"] = "hybrid"
@@ -89,7 +90,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class HybridReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: HybridBlock, around: Around) -> None:
             super().__init__()

@@ -1,8 +1,7 @@
-"""Hyper-connections: the residual stream is several streams, which each sublayer reads, writes and mixes by weights of
-its own.
+"""Hyper-connections: several residual streams, which each sublayer reads, mixes and writes with its own weights.
 
-Zhu 2024 (arXiv:2409.19606); constrained to doubly stochastic mixing by Xie 2025 (arXiv:2512.24880, §4), as DeepSeek-V4
-has them; without any mixing in Hy 4. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
+Zhu 2024 (arXiv:2409.19606). Xie 2025 (arXiv:2512.24880, §4) constrain the mixing matrix to be doubly stochastic, as
+DeepSeek-V4 does; Hy 4 has no mixing. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
 `DeepseekV4HyperHead`), models/hy_v4.
 """
 
@@ -32,18 +31,20 @@ if TYPE_CHECKING:
 
 
 PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
-"""On all streams of a token together, before the map that makes weights of them."""
+"""The norm on all streams of a token together, before the projection that computes the weights."""
 
 
 class HyperLayer(WholeLayer):
-    """Each sublayer reads a weighted sum of several streams through a norm, and is added to all of them, mixed among
-    each other. One map of all streams of a token gives the weights.
+    """A layer whose sublayers read a weighted sum of several streams through a norm; the output is added to all
+    streams.
+
+    The streams are mixed with each other before that. One projection of all streams of a token computes all weights.
 
     hc_mult: the number of streams.
-    hc_sinkhorn_iters: the steps that make the weights of the mixture doubly stochastic; none where the streams are not
-        mixed.
-    hc_magnitude: the most by which a sublayer's output is multiplied.
-    hc_eps: added to the weights.
+    hc_sinkhorn_iters: the number of steps that make the mixing matrix doubly stochastic, 20 by default; None where the
+        streams are not mixed.
+    hc_magnitude: the largest factor on a sublayer's output, 2 by default.
+    hc_eps: added to the weights, 1e-6 by default.
     """
 
     plain: ClassVar[bool] = False
@@ -75,7 +76,7 @@ class HyperLayer(WholeLayer):
         return x
 
     def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
-        """What the sublayer reads, the weights that it is written to the streams with, and the streams mixed."""
+        """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
@@ -83,7 +84,7 @@ class HyperLayer(WholeLayer):
             read, written, *matrix = f.split(weights, (streams,), (streams,), *mixed)
             summed = f.sum(f.mul(x, f.act(read, "sigmoid")), hidden)
             written = f.act(written, "sigmoid")
-            if matrix:  # the steps that make it doubly stochastic are recorded as one
+            if matrix:  # the Sinkhorn steps are recorded as one
                 doubly = f.act(f.act(matrix[0], "softmax"), "sinkhorn")
                 x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
             return summed, written, x
@@ -93,13 +94,12 @@ class HyperLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """None: its streams are made and summed by the stack, one of whose examples has them."""
+        """None: the layer needs the stack's streams. One of the stack's examples uses it."""
         return []
 
 
 class HyperStreams(ResidualStreams):
-    """Before the first layer the embedding is copied into several streams; after the last they are summed by learned
-    weights.
+    """The streams of hyper-connections: copies of the embedding, summed with learned weights after the last layer.
 
     hc_mult: the number of streams.
     """
@@ -124,7 +124,7 @@ class HyperStreams(ResidualStreams):
         return f.part("hyper_streams", self, x)
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: all streams. Their weighted sum."""
+        """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
         weights = f.act(_weights(f, x, Beside(((streams,),))), "sigmoid")
         return f.sum(f.mul(x, weights), hidden)
@@ -134,13 +134,13 @@ class HyperStreams(ResidualStreams):
 
 
 def _weights(f: Flow, x: Value, out: Beside) -> Value:
-    """What one map of all streams gives, scaled and shifted: each part of `out` has a scale of its own."""
+    """One projection of all streams, scaled and shifted; each part of `out` has its own scale."""
     raw = f.linear("map", f.normalized(x, PLAIN), out)
     return f.core("offsets", ops.StreamOffsets(out.size, len(out.parts)), raw, axes=raw.axes)
 
 
 def hyper_example(**fields: Any) -> HyperLayer:
-    """A small layer. fields: in place of its own."""
+    """A small layer. fields: override its default fields."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
     network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
     return HyperLayer(
@@ -154,7 +154,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Offsets(nn.Module):
-        """What is added to each weight, and how strongly each kind of weight depends on the token."""
+        """The bias of each weight, and the scale of each kind of weight."""
 
         def __init__(self, weights: int, kinds: int) -> None:
             super().__init__()
@@ -172,7 +172,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return mixed
 
     class Connection(nn.Module):
-        """streams: [batch, tokens, n, hidden] → what the sublayer reads, how it is written, and the streams mixed."""
+        """streams: [batch, tokens, n, hidden] → (the sublayer's input, its output's weights, the mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
@@ -207,7 +207,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return summed, strength, self.mix(matrix, streams)
 
     class HyperLayerReference(nn.Module):
-        """x: [batch, tokens, streams, hidden] → the same."""
+        """x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: HyperLayer, around: Around) -> None:
             super().__init__()
@@ -235,7 +235,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return total
 
     class StreamsReference(nn.Module):
-        """One residual stream → streams [batch, tokens, n, hidden], and those → one."""
+        """One residual stream → streams [batch, tokens, n, hidden], and back to one."""
 
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()

@@ -1,5 +1,4 @@
-"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector of each token, looked up and mapped once at
-the bottom.
+"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector per token, computed once below the layers.
 
 transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_model_projection`).
 """
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class PerLayerEmbedding(StackPart):
-    """The table of all layers' vectors, and a map of the token's embedding that is added to them.
+    """An embedding table with the vectors of all layers, and a projection of the token embedding that is added to them.
 
-    vocab_size_per_layer_input: the number of rows of the table; a token beyond them has the first row.
-    hidden_size_per_layer_input: the width of the vector that one layer gets.
-    norm: the norm of each layer's part of the map.
+    vocab_size_per_layer_input: the number of rows of the table; a token beyond them uses the first row.
+    hidden_size_per_layer_input: the width of one layer's vector.
+    norm: the norm on each layer's part of the projection.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -61,7 +60,7 @@ class PerLayerEmbedding(StackPart):
 
 
 class PerLayerGate(Part):
-    """What a layer does with its vector: x + norm(W(act(Gx) · vector)), last in the layer.
+    """A layer's use of its vector, after its sublayers: x + norm(W(act(Gx) · vector)).
 
     hidden_size_per_layer_input: the width of the vector.
     hidden_act: the activation on the gate Gx.
@@ -73,18 +72,18 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The part of the stack that makes the vector, as `Layer.requires` has it."""
+        """The part of the stack that computes the vector, as in `Layer.requires`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def source(self) -> str:
         return "Gemma 3n 2025"
 
     def flow(self, f: Flow, x: Value, norm: Norm) -> Value:
-        """What is added to x. norm: the layer's, on the output."""
+        """Returns the term added to x. norm: the layer's norm, on the output."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = f.act(f.linear("gate", x, width), self.hidden_act)
-        alone = Value(x.rows, (width,), fixed=True)  # recorded without the stack that makes the vectors
-        vectors: Value = f.memo.get("per_layer_embedding", alone)  # of all layers, of which each one sees its own
+        alone = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
+        vectors: Value = f.memo.get("per_layer_embedding", alone)  # of all layers; each layer reads its own
         y = f.mul(gate, vectors.seen(width))
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
 
@@ -97,7 +96,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """x: the tokens' embeddings, [batch, tokens, hidden] → [batch, tokens, layers, width]."""
+        """x: the token embeddings, [batch, tokens, hidden] → [batch, tokens, layers, width]."""
 
         def __init__(self, spec: PerLayerEmbedding, around: Around, layers: int) -> None:
             super().__init__()
@@ -118,7 +117,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return both * 2**-0.5
 
     class Gate(nn.Module):
-        """x: [batch, tokens, hidden] → what is added to it."""
+        """x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, around: Around, norm: Norm) -> None:
             super().__init__()

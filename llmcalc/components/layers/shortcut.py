@@ -1,7 +1,7 @@
-"""LongCat-Flash's layer: two transformer layers in one, and experts on a shortcut from the first of them to the end.
+"""LongCat-Flash's layer: two transformer layers in one, with experts on a shortcut from the first of them to the end.
 
-The experts read what the first dense network reads, and what they give is added at the end of the layer, so that the
-second attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,
+The experts read the input of the first dense network. Their output is added at the end of the layer, so the second
+attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,
 arXiv:2509.01322), §2.2, after Cai et al. 2024 (arXiv:2404.05019). transformers: models/longcat_flash
 (`LongcatFlashDecoderLayer`).
 """
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class ShortcutLayer(Layer):
-    """Attention, a dense network, attention, a dense network, each behind a norm; feed_forward: the experts beside all
-    but the first attention.
+    """Attention, a dense network, attention, a dense network, each pre-norm, with experts beside the last three.
 
-    attention, dense: there are two of each, alike and with weights of their own; each attention has its own cache.
+    attention: the two attentions, equal in shape, each with its own weights and its own cache.
+    dense: the two dense networks, equal in shape, each with its own weights.
+    feed_forward: the experts.
     """
 
     plain: ClassVar[bool] = False
@@ -74,7 +75,7 @@ class ShortcutLayer(Layer):
         return f.add(x, aside)
 
     def _attended(self, f: Flow, x: Value, nth: int) -> tuple[Value, Value]:
-        """The residual stream after one of the two attentions, and what the dense network after it reads."""
+        """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
         assert isinstance(self.attention, Component)
         read = f.part("self_attn_pre_norm", self.norm, x, nth=nth)
         x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
@@ -102,7 +103,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortcutLayer, around: Around) -> None:
             super().__init__()

@@ -1,9 +1,10 @@
-"""Zamba: state-space layers, before some of which one transformer block runs again and again with the same weights.
+"""Zamba's layer: a state-space mixer, with a transformer block before it that several layers share.
 
-Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the stream beside the embedded tokens, twice as wide together,
-and a map of the layer's own adds what it gives to what the layer's mixer reads. Zamba 2 (Glorioso 2024,
-arXiv:2411.15242): several such blocks in turn, with a low-rank adapter for each layer that runs one. A block's adapters
-stand, as in the checkpoints, with its weights: in the first layer that runs it.
+Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the concatenation of the residual stream and the token
+embeddings, 2 · hidden_size wide. A linear layer, separate in each layer, maps the block's output, which is added to the
+mixer's input. Zamba 2 (Glorioso 2024, arXiv:2411.15242): several such blocks in turn, with a low-rank adapter (LoRA)
+for each layer that runs one. As in the checkpoints, all adapters of a block are stored with its weights: in the first
+layer that runs it.
 """
 
 from __future__ import annotations
@@ -33,19 +34,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Others: TypeAlias = tuple[Number, Role]
-"""The adapters of other layers that a block holds beside its own: how many, and how they stand there."""
+"""The adapters of other layers that are stored in a block: their number and their role."""
 
 
 class SharedBlock(Part):
-    """The transformer block: a norm, attention, a norm, a gated feed-forward network, and no residual stream of its
-    own.
+    """The shared transformer block: a norm, attention, a norm and a gated feed-forward network, without residuals.
 
-    attention: its head_dim is 2 · hidden_size / num_attention_heads, if not given.
-    feed_forward: the gated network.
-    adapter_rank: the rank of the adapters beside the maps up of the feed-forward network; none, if not given.
-    attention_adapters: whether there are adapters beside the query, key and value maps too.
-    idle_adapters: the number of adapters of other layers in a block that no layer shares (Zamba 2's classes where
-        nothing is tied).
+    attention: its attention; head_dim is 2 · hidden_size / num_attention_heads by default.
+    feed_forward: its gated feed-forward network.
+    adapter_rank: the rank of the adapters on the gate and up projections; none by default.
+    attention_adapters: whether the query, key and value projections have adapters too, false by default.
+    idle_adapters: the number of unused adapters, of other layers, in a block that no layer shares, 0 by default (Zamba
+        2's classes without tied weights).
     """
 
     kind: ClassVar[str] = ""
@@ -79,12 +79,12 @@ class SharedBlock(Part):
         return "Glorioso et al. 2024, §2"
 
     def flow(self, f: Flow, x: Value, norm: Norm, others: Others | None = None) -> Value:
-        """norm: the layer's. others: the adapters of other layers that the block holds."""
+        """norm: the layer's norm. others: the adapters of other layers that are stored in the block."""
 
         def adapter(read: Value, out: Shape) -> Value:
             return self._adapted(f, read, out, others)
 
-        embedded: Value = f.memo.get("embedded", x)  # of the first layer, or of one alone, they are the same
+        embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
         both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
         read = f.part("self_attn_pre_norm", norm, both)
         beside = adapter if self.attention_adapters else None
@@ -96,7 +96,7 @@ class SharedBlock(Part):
             return self._network(f, y, adapter)
 
     def _network(self, f: Flow, x: Value, adapter: Adapter) -> Value:
-        """The feed-forward network with an adapter beside both of its maps up."""
+        """The feed-forward network, with an adapter on its gate and up projections."""
         network, inner = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = f.linear("gate_proj", x, inner, bias=network.gate_bias)
         up = f.linear("up_proj", x, inner, bias=network.up_bias)
@@ -105,7 +105,7 @@ class SharedBlock(Part):
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapted(self, f: Flow, x: Value, out: Shape, others: Others | None) -> Value:
-        """The low-rank map of the layer that runs, which those of other layers stand beside."""
+        """Records the adapter of the running layer, and beside it the adapters of other layers."""
 
         def mapped() -> Value:
             return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
@@ -122,8 +122,9 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer before which a shared block runs. Stack.shared_layers names the kinds of layer that share theirs.
+    """A mixer layer with a shared block before it. Stack.shared_layers names the kinds of layer that share their block.
 
+    attention: the mixer.
     transformer: the shared block.
     """
 
@@ -226,11 +227,11 @@ def _reference() -> type[nn.Module]:
             return out
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """The layer's own, which runs, and those that it holds for nothing."""
+        """The layer's own adapter, which runs, and its unused ones."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A map and, beside it, the adapter of the layer that runs it; further ones are kept for other layers."""
+        """A linear layer with the adapter of the running layer; further adapters are stored for other layers."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -258,7 +259,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class BlockReference(nn.Module):
-        """The stream beside the embedded tokens, [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
+        """The residual stream and the token embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
         def __init__(self, spec: ZambaLayer, around: Around) -> None:
             super().__init__()
@@ -276,7 +277,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class ZambaReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ZambaLayer, around: Around) -> None:
             super().__init__()
@@ -286,7 +287,7 @@ def _reference() -> type[nn.Module]:
             self.mixer_pre_norm, self.mixer = spec.norm.reference(around), spec.attention.reference(around)
 
         def share(self, first: ZambaReference) -> None:
-            """Takes the first such layer's block for its own, and leaves its adapters with it."""
+            """Uses the block of the first such layer, and stores its own adapters there."""
             if first is self:
                 return
             for path, module in list(self.transformer.named_modules()):

@@ -1,1 +1,1 @@
-"""Parts that move information between tokens, one file each."""
+"""Token mixers, one file each: parts that mix information between tokens."""

@@ -2,8 +2,7 @@
 
 Multi-head (Vaswani 2017, §3.2), multi-query (Shazeer 2019, arXiv:1911.02150) and grouped-query (Ainslie 2023,
 arXiv:2305.13245); sliding windows (Beltagy 2020; Jiang 2023), chunks (Llama 4), QK-norm (Dehghani 2023), sinks
-(gpt-oss), logit soft-capping (Gemma 2). The same part attends to the encoder's output where it stands as
-cross-attention.
+(gpt-oss), logit soft-capping (Gemma 2). The same part serves as cross-attention to an encoder's output.
 """
 
 from __future__ import annotations
@@ -52,8 +51,10 @@ else:
 class QKNorm(Part):
     """A norm on queries and keys.
 
-    scope: `head`, one set of head_dim weights for all heads (Qwen3); `per_head`, one set for each head (Command R+);
-    `projection`, over all heads at once (OLMo 2). order: before or after RoPE.
+    norm: the norm.
+    scope: `head`, one set of head_dim weights for all heads (Qwen3), by default; `per_head`, one set per head (Command
+        R+); `projection`, over all heads at once (OLMo 2).
+    order: before RoPE, by default, or after it.
     """
 
     norm: Norm
@@ -62,33 +63,33 @@ class QKNorm(Part):
 
 
 Adapter: TypeAlias = Callable[[Value, Shape], Value]
-"""A part beside a map: what it adds to the map's output, of the value that the map reads and the output's axes."""
+"""A function of a projection's input and the axes of its output, which returns a term to add to that output."""
 
 
 class Attention(TokenMixer):
     """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
 
     num_attention_heads: the number of query heads.
-    num_key_value_heads: the number of key and value heads, by default that of query heads.
-    head_dim: the size of a query and a key, hidden_size / num_attention_heads by default.
-    v_head_dim: the size of a value, head_dim by default (MiMo-V2 has another).
-    q_bias, k_bias, v_bias, o_bias: which projections have a bias, none by default.
+    num_key_value_heads: the number of key and value heads, by default the number of query heads.
+    head_dim: the size of a query or key head, hidden_size / num_attention_heads by default.
+    v_head_dim: the size of a value head, head_dim by default (MiMo-V2 differs).
+    q_bias, k_bias, v_bias, o_bias: whether each projection has a bias, false by default.
     qk_norm: the norm on queries and keys, none by default.
-    sliding_window: the number of tokens that a token sees, itself included, all by default. In an encoder the token
-        stands in their middle.
-    attention_chunk_size: the size of the chunks outside of which a token sees nothing, none by default.
+    sliding_window: the number of tokens that each token attends to, itself included; all by default. In an encoder the
+        window is centred on the token.
+    attention_chunk_size: the size of the chunks that attention is limited to, none by default.
     sinks: whether each head has one more key, with a learned score and no value; false by default.
-    attention_k_eq_v: whether values are the projected keys before their norm and positions (Gemma 4). There is no value
-        projection then, and both are cached. False by default.
-    output_gate: a gate on the output of the heads, none by default.
+    attention_k_eq_v: whether values are the projected keys before norm and positions, without a value projection (Gemma
+        4). Keys and values are both cached. False by default.
+    output_gate: the gate on the output of the heads, none by default.
     sub_norm: the norm on the output of all heads, before the output projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
-    v_norm: the norm on each value, none by default.
-    kv_shared: whether keys and values are those of the nearest layer below that attends alike and makes its own (Gemma
-        3n, Gemma 4); false by default.
-    attn_logit_softcapping: the bound of the scores, none by default.
-    position: what tells the positions of queries and keys apart, none by default.
-    block_indexer: what chooses the blocks of earlier tokens that are attended to (MiniMax-M3), none by default.
+    v_norm: the norm on each value head, none by default.
+    kv_shared: whether keys and values come from the nearest lower layer that computes its own with the same heads and
+        window (Gemma 3n, Gemma 4); false by default.
+    attn_logit_softcapping: the soft cap of the scores, none by default.
+    position: the position encoding of queries and keys, none by default.
+    block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -141,7 +142,8 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for what has no meaning as `cross_attention`: keys and values of another sequence."""
+        """Raises `ValueError` for fields that do not apply to cross-attention, where keys come from another sequence.
+        """
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None
@@ -208,7 +210,7 @@ class Attention(TokenMixer):
         return a, k, d
 
     def attends_like(self) -> tuple[int | None, ...]:
-        """What layers must have in common to share keys and values."""
+        """The fields that must be equal for layers to share keys and values."""
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
@@ -222,7 +224,7 @@ class Attention(TokenMixer):
         return "kv_shared" if self.kv_shared else ""
 
     def _attends_as(self, other: Attention) -> bool:
-        """Whether the other makes keys and values that this one can share."""
+        """Whether the other's keys and values can be shared by this one."""
         return all(map(same, self.attends_like(), other.attends_like()))
 
     def flow(
@@ -233,9 +235,9 @@ class Attention(TokenMixer):
         out: Shape | None = None,
         adapter: Adapter | None = None,
     ) -> Value:
-        """memory: what keys and values are of, where it is not x. out: the axes of the output, x's by default.
+        """memory: the input of keys and values where it is not x. out: the axes of the output, x's by default.
 
-        adapter: the part beside each of the query, key and value maps, whose output is added to theirs.
+        adapter: computes a term that is added to the output of each query, key and value projection.
         """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
@@ -262,7 +264,7 @@ class Attention(TokenMixer):
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
     def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
-        """Queries or keys with their norm and their positions, in the order the spec gives."""
+        """Queries or keys after norm and positions, in the order of the spec."""
         qk = self.qk_norm
 
         def normed(v: Value) -> Value:
@@ -285,12 +287,12 @@ class Attention(TokenMixer):
         crossing: bool,
         adapter: Adapter | None,
     ) -> tuple[Value, Value]:
-        """Those that this layer makes, or those of the last layer that attends alike."""
+        """Keys and values of this layer, or those of the nearest lower layer to share with."""
         made: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
         if self.kv_shared:
             nothing = (self, Value(x.rows, (heads, dim), fixed=True), Value(x.rows, (heads, size), fixed=True))
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
-            _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: recorded alone, without that layer
+            _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: the layer is recorded alone
             return keys.seen(heads, dim), values.seen(heads, size)
         raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
         keys = self._placed(f, raw, "k_norm", dim)
@@ -306,7 +308,7 @@ class Attention(TokenMixer):
         return keys, values
 
     def _held(self, crossing: bool) -> tuple[Number, str]:
-        """How many tokens the cache holds, and what kind of cache that is."""
+        """The number of tokens in the cache, None if unlimited, and the kind of cache."""
         if crossing:
             return None, "cross_attention"
         if self.sliding_window is not None:
@@ -320,7 +322,7 @@ class Attention(TokenMixer):
             return "Vaswani et al. 2017, §3.2.2"
         one = (
             isinstance(self.num_key_value_heads, int) and self.num_key_value_heads == 1
-        )  # an array or a symbol is no one number
+        )  # an array or a symbol is not a single number
         return "Shazeer 2019, §3" if one else "Ainslie et al. 2023, §2"
 
     def describe(self, hidden_size: int) -> str:
@@ -401,7 +403,7 @@ class Attention(TokenMixer):
 
 
 def _projected(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
-    """Queries, keys or values; with what an adapter adds to them, where there is one."""
+    """Queries, keys or values, plus the adapter's output if there is an adapter."""
     if adapter is None:
         return f.linear(name, x, *out, bias=bias)
     with f.scope(name):
@@ -435,13 +437,13 @@ def _reference() -> type[nn.Module]:
                 scores = scores + bias.to(scores.dtype)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
-            if sinks is not None:  # one more key that every query sees and that has no value
+            if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 return torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype) @ v
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class AttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Attention, around: Around) -> None:
             super().__init__()
@@ -502,7 +504,7 @@ def _reference() -> type[nn.Module]:
             return whole
 
         def _placed(self, x: Tensor, norm: str, run: Run, start: int) -> Tensor:
-            """Queries or keys with their norm and their positions, in the order the spec gives."""
+            """Queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
                 x = self._normed(x, getattr(self, norm))
@@ -528,7 +530,7 @@ def _reference() -> type[nn.Module]:
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
         def _own_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """Keys and values that this layer makes, or those of the last one that attends alike."""
+            """Keys and values of this layer, or those of the nearest lower layer to share with."""
             if self.cross:
                 return self._keys_and_values(x, run)
             spec = self.spec
@@ -541,7 +543,7 @@ def _reference() -> type[nn.Module]:
             return made
 
         def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
-            """Which keys each query may see, and what is added to their scores."""
+            """The mask of keys that each query may attend to, and the term added to the scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
             mask = allowed(
                 run,

@@ -1,8 +1,8 @@
-"""Which blocks of earlier tokens a token attends to: MiniMax-M3's indexer.
+"""MiniMax-M3's indexer, which selects the blocks of earlier tokens that a token attends to.
 
-Each token scores every earlier one with a few small heads of its own; a block counts as much as the best token in it,
-and the best index_topk_blocks are attended to, the token's own and those right before it always among them.
-transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
+A few small heads score every earlier token. A block's score is the highest score of its tokens, and the
+index_topk_blocks best blocks are attended to. The token's own block and the blocks right before it are always among
+them. transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 
 class BlockIndexer(Part):
-    """index_n_heads small queries against one key a token; each head chooses for as many heads of the attention."""
+    """Small query heads against one key per token; each selects blocks for an equal share of attention's heads.
+
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a query and of a key.
+    index_block_size: the number of tokens in a block.
+    index_topk_blocks: the number of selected blocks.
+    index_local_blocks: the number of blocks, up to the token's own, that are always selected; 1 by default.
+    norm: the norm on queries and keys.
+    """
 
     index_n_heads: Heads
     index_head_dim: HeadDim
@@ -36,7 +44,7 @@ class BlockIndexer(Part):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
     def check_attention(self, attention: Attention) -> None:
-        """Raises `ValueError` where attention with such fields cannot have it."""
+        """Raises `ValueError` where it does not fit the fields of that attention."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(
                 "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
@@ -47,17 +55,17 @@ class BlockIndexer(Part):
             )
 
     def check_place(self, place: Standing) -> None:
-        """Raises `ValueError` where its attention cannot stand there. place: of the attention."""
+        """Raises `ValueError` where its attention cannot be used in that place. place: of the attention."""
         if place.side == "encoder":
             raise ValueError(f"{place.where}.block_indexer: stands in causal attention; expected a decoder")
 
     @property
     def chosen_tokens(self) -> int:
-        """Tokens that each token attends to at most."""
+        """The largest number of tokens that one token attends to."""
         return self.index_block_size * self.index_topk_blocks
 
     def flow(self, f: Flow, x: Value) -> dict[str, Any]:
-        """Chooses blocks for the attention that it stands in; gives back what the core of that is made with."""
+        """Records the selection of blocks, and returns the arguments for the core of the attention."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         with f.scope("indexer", role="no_grad"):
             q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
@@ -82,7 +90,7 @@ def _reference() -> type[nn.Module]:
             return scores
 
     class BlockIndexerReference(nn.Module):
-        """x: [batch, tokens, hidden] → which earlier tokens each may see, [batch, index heads, tokens, keys]."""
+        """x: [batch, tokens, hidden] → mask of the selected earlier tokens, [batch, index heads, tokens, keys]."""
 
         def __init__(self, spec: BlockIndexer, hidden: int, theta: float) -> None:
             super().__init__()
@@ -119,8 +127,8 @@ def _reference() -> type[nn.Module]:
             return seen
 
         def narrow(self, x: Tensor, k: Tensor, v: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-            """k, v: [batch, heads, keys, d] → those that are read, and the mask over them [batch, heads,
-            tokens, keys].
+            """k, v: [batch, heads, keys, d] → the keys and values that are read, and their mask [batch, heads, tokens,
+            keys].
             """
             seen = self(x, run).repeat_interleave(k.shape[1] // self.spec.index_n_heads, 1)
             if not run.past or x.shape[1] > 1:

@@ -1,9 +1,9 @@
-"""Compressed convolutional attention: softmax attention among heads narrower than the model, mixed along the tokens
-first.
+"""Compressed convolutional attention: softmax attention with heads narrower than the model, after convolutions over the
+tokens.
 
-Figliolia et al. 2025 (arXiv:2510.04476), as ZAYA1 has it: queries and keys pass two causal convolutions, one of each
-channel and one within each head, and the mean of a head's query and key is added back; both are then of one length,
-keys with a scale a head. Half of each value comes from the token before. transformers: models/zaya.
+Figliolia et al. 2025 (arXiv:2510.04476), as in ZAYA1: queries and keys pass two causal convolutions, one per channel
+and one within each head, and the mean of a head's query and key is added back. Both are then scaled to one length, keys
+also by a scale per head. Half of each value comes from the previous token. transformers: models/zaya.
 """
 
 from __future__ import annotations
@@ -40,17 +40,22 @@ if TYPE_CHECKING:
 
 
 UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=0.0)
-"""Queries and keys are divided by their length and multiplied by √d."""
+"""The norm of queries and keys, which are divided by their length and multiplied by √d."""
 
 
 class CompressedConvAttention(WindowedMixer):
-    """Softmax attention whose queries and keys pass two causal convolutions first.
+    """Softmax attention whose queries and keys first pass two causal convolutions.
 
-    cca_time0: how many tokens the convolution of each channel sees.
-    cca_time1: how many tokens the convolution within each head sees.
-    attention_bias: the projections in and out have a bias.
-    sliding_window: how many tokens a token sees, itself included.
-    The heads of the values are cut from two halves side by side, so their joint width is even.
+    The values are cut from two equal halves, so num_key_value_heads · head_dim must be even.
+
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    cca_time0: the kernel size of the convolution per channel, 2 by default.
+    cca_time1: the kernel size of the convolution within each head, 2 by default.
+    attention_bias: whether the input and output projections have a bias, false by default.
+    sliding_window: the number of tokens that each token attends to, itself included; all by default.
+    position: RoPE on queries and keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -82,7 +87,7 @@ class CompressedConvAttention(WindowedMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """Itself where the values of so many heads have no two halves."""
+        """The same part with other key and value heads; unchanged where their width is odd and cannot be halved."""
         return self if number * self.head_dim % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -113,7 +118,7 @@ class CompressedConvAttention(WindowedMixer):
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
-        """Queries and keys after both convolutions, each with the mean of its head's query and key added."""
+        """Queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
         both = f.cat(q, k, axes=(mixed, dim))
@@ -127,7 +132,7 @@ class CompressedConvAttention(WindowedMixer):
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
     def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
-        """Values whose one half is made of the token itself and whose other half is made of the token before it."""
+        """Values: one half is computed from the token itself, the other half from the previous token."""
         half = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         before = f.linear("v_proj_before", x, half, bias=self.attention_bias, rows=WithStart(of=x.rows))
         f.state("value_state", half)
@@ -174,7 +179,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class CCAReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedConvAttention, around: Around) -> None:
             super().__init__()
@@ -195,9 +200,7 @@ def _reference() -> type[nn.Module]:
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
         def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """q: [batch, tokens, heads, d], k:
-            [batch, tokens, kv_heads, d] → the same, each having seen the tokens before it.
-            """
+            """q: [batch, tokens, heads, d], k: [batch, tokens, kv_heads, d] → same shapes, after both convolutions."""
             kv_heads, reach = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
             held = self.conv_state.held(run)
@@ -209,7 +212,8 @@ def _reference() -> type[nn.Module]:
             return mixed[:, :, : q.shape[2]] + mean_q, mixed[:, :, q.shape[2] :] + mean_k
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
-            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d], one half of the width from the token before."""
+            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d]; half of the width comes from the previous token.
+            """
             held, next_ones = self.value_state.held(run), self.v_proj_before(x)
             before = self.v_proj_before(torch.zeros_like(x[:, :1]).detach())[:, 0] if held is None else held[0]
             self.value_state.keep(run, next_ones[:, -1])
@@ -218,7 +222,7 @@ def _reference() -> type[nn.Module]:
             return values
 
         def _placed(self, x: Tensor, run: Run) -> Tensor:
-            """[batch, tokens, heads, d] → [batch, heads, tokens, d], each vector of length √d and turned."""
+            """[batch, tokens, heads, d] → [batch, heads, tokens, d]: each vector scaled to length √d, with RoPE."""
             x = nn.functional.normalize(x.float(), dim=-1).to(x.dtype) * x.shape[-1] ** 0.5
             return self.spec.position.rotated(x.transpose(1, 2), run, run.past)
 

@@ -1,9 +1,9 @@
-"""DeepSeek-V4's attention: a window of single tokens, and before it entries that each stand for several tokens.
+"""DeepSeek-V4's attention: a window of single tokens, and compressed entries for the tokens before it.
 
-DeepSeek-V4 (2026), §2.3: one head of keys that are also the values, a low-rank query, sinks, and an output projected in
-groups. An entry is a weighted mean of compress_rate tokens, channel by channel; those of overlapping windows (CSA) read
-the window before theirs too, and an indexer of the same making chooses which of them a token attends to; heavily
-compressed ones (HCA) are all attended to. transformers: models/deepseek_v4.
+DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
+in groups. An entry is a weighted mean of compress_rate tokens, channel by channel. With overlapping windows (CSA) an
+entry also covers the window before its own, and an indexer with entries of its own selects the entries that a token
+attends to. Heavily compressed entries (HCA) are all attended to. transformers: models/deepseek_v4.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Chooses the entries that a token attends to, by small queries against entries of its own.
+    """Selects the entries that a token attends to, by small queries against separate entries.
 
-    index_n_heads: how many small queries a token has.
-    index_head_dim: the size of each of them, and of an entry that they meet.
-    index_topk: how many entries are chosen for each token.
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a small query and of the indexer's entries.
+    index_topk: the number of selected entries per token.
     """
 
     index_n_heads: Heads
@@ -58,16 +58,20 @@ class EntryIndexer(Part):
 
 
 class CompressedAttention(TokenMixer):
-    """Attention to a window of tokens, and to entries that each stand for several tokens.
+    """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
 
-    qk_rope_head_dim: how many dimensions of a head RoPE turns.
-    q_lora_rank: the width of the compressed query.
-    o_groups: how many groups the heads are projected in.
-    o_lora_rank: the width of each group's projection; all of them together are projected to the hidden size.
-    sliding_window: how many single tokens a token sees, itself included.
-    compress_rate: how many tokens an entry stands for; there are no entries, if it is not given.
-    overlap: an entry is made of the window before its own too.
-    indexer: chooses the entries that a token attends to; all of them, if there is none.
+    num_attention_heads: the number of query heads.
+    head_dim: the size of a head.
+    qk_rope_head_dim: the number of dimensions of a head with RoPE.
+    q_lora_rank: the rank of the query.
+    o_groups: the number of groups that the heads are projected in.
+    o_lora_rank: the output width of each group; all groups together are then projected to the hidden size.
+    sliding_window: the number of single tokens that each token attends to, itself included.
+    compress_rate: the number of tokens per entry; by default there are no entries.
+    overlap: whether an entry also covers the window before its own, false by default.
+    indexer: the part that selects the entries to attend to; by default all are attended to.
+    norm: the norm on the compressed query and on the keys.
+    position: RoPE on queries and keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -102,7 +106,7 @@ class CompressedAttention(TokenMixer):
         return self
 
     def heads(self, width: Any) -> HeadSizes:
-        """One head of keys, which are the values too."""
+        """One key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def trait(self) -> str:
@@ -129,7 +133,7 @@ class CompressedAttention(TokenMixer):
         return "DeepSeek-V4 2026, §2.3"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """One softmax runs over the scores of tokens, entries and sinks; each core has the products with its keys."""
+        """One softmax covers the scores of tokens, entries and sinks; each core has the products with its own keys."""
         heads, dim, one = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), Axis("one", 1)
         turned = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
@@ -152,7 +156,7 @@ class CompressedAttention(TokenMixer):
         return self._out(f, f.rope(y, turned), x.axes)
 
     def _out(self, f: Flow, y: Value, out: Shape) -> Value:
-        """What the heads give, projected in groups and then together. Every token passes through all groups."""
+        """The output of the heads, projected per group and then jointly. Every token passes through all groups."""
         groups, lora = Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank)
         each = Axis("group_width", exact_div(y.width, groups.size))
         apart = y.seen(each, rows=Routed(of=y.rows, top_k=groups.size))
@@ -160,7 +164,7 @@ class CompressedAttention(TokenMixer):
         return f.linear("o_b_proj", mapped.seen(groups, lora, rows=y.rows), *out)
 
     def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, turned: Rope) -> None:
-        """The scores by which entries are chosen. small: the compressed query."""
+        """Records the scores that select entries. small: the compressed query."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with f.scope("indexer", role="no_grad"):
             entries = self._compressed(f, "compressor", x, dim, turned).seen(Axis("one", 1), dim)
@@ -170,7 +174,7 @@ class CompressedAttention(TokenMixer):
             f.mul(scores, f.linear("weights_proj", x, heads))
 
     def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, turned: Rope) -> Value:
-        """All entries so far, of that width."""
+        """All entries so far, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
@@ -178,7 +182,7 @@ class CompressedAttention(TokenMixer):
             kv, gate = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
             rest = kv, gate
             gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
-            if self.overlap:  # the first half of each series one window late, beside the second half
+            if self.overlap:  # the first half of each series is delayed by one window, the second is not
                 f.record("state", "last_window", (kv, gate), op=ops.LastWindow(dim.size, rate.size, rows=x.rows))
                 kv, gate = (f.cat(*f.split(v, (dim,), (dim,)), axes=series) for v in (kv, gate))
             weights = f.act(gate, "softmax")
@@ -190,7 +194,7 @@ class CompressedAttention(TokenMixer):
         return seen
 
     def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
-        """A map whose results entries are made of."""
+        """A projection whose outputs entries are computed from."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, f.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -247,8 +251,8 @@ def _reference() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]:
-            the first series one window late, then the second.
+            """[batch, windows, rate, 2·width] → [batch, windows, 2·rate, width]: the first series, delayed by one
+            window, then the second.
             """
             assert self.last_window is not None
             (before, now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
@@ -283,7 +287,7 @@ def _reference() -> type[nn.Module]:
             return all_of_them
 
     class Chooser(nn.Module):
-        """→ which entries each token attends to, [batch, tokens, index_topk at most]."""
+        """Returns the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: CompressedAttention, hidden: int) -> None:
             super().__init__()
@@ -306,8 +310,8 @@ def _reference() -> type[nn.Module]:
             return chosen
 
     class Core(nn.Module):
-        """Scores of each head's queries against the one head of keys;
-        or, of their shares, the sum of its values (the keys again).
+        """Scores of each head's queries against the one key head. With attention weights: the weighted sum of the
+        values, which are the keys.
         """
 
         def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
@@ -317,7 +321,7 @@ def _reference() -> type[nn.Module]:
             return scores
 
     class CompressedAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedAttention, around: Around) -> None:
             super().__init__()
@@ -346,14 +350,14 @@ def _reference() -> type[nn.Module]:
             return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
 
         def _turn_back(self, x: Tensor, run: Run) -> Tensor:
-            """A turn the other way: of the two halves, each is the other's."""
+            """The inverse rotation: swap the two halves, rotate, and swap them back."""
             half = self.spec.qk_rope_head_dim // 2
             left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
             back = self._turn(torch.cat([right, left, rest], -1), run)
             return torch.cat([back[..., half : 2 * half], back[..., :half], rest], -1)
 
         def _entries(self, x: Tensor, small: Tensor, run: Run) -> tuple[Tensor, Tensor]:
-            """(entries, which of them each token attends to [.., tokens, entries])."""
+            """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end = self.spec, run.past + x.shape[1]
             assert spec.compress_rate is not None
             entries = self.compressor(x, run)
@@ -362,7 +366,7 @@ def _reference() -> type[nn.Module]:
             if spec.indexer is None:
                 return entries, seen
             chosen = self.indexer(x, small, seen, run)
-            if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
+            if run.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 return entries.gather(1, chosen[:, 0, :, None].expand(-1, -1, entries.shape[-1])), seen[
                     :, : chosen.shape[-1]
                 ]
@@ -392,7 +396,7 @@ def _reference() -> type[nn.Module]:
             return result
 
     class GroupMap(nn.Module):
-        """x: [batch, tokens, groups, n_in] → [.., n_out], each group by its own map."""
+        """x: [batch, tokens, groups, n_in] → [.., n_out], with a separate linear layer per group."""
 
         def __init__(self, groups: int, n_in: int, n_out: int) -> None:
             super().__init__()

@@ -1,9 +1,9 @@
 """Differential attention (Ye et al. 2024, arXiv:2410.05258): two softmaxes over halves of the heads, one subtracted
 from the other.
 
-(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V with values twice as wide as keys, then a norm of each head that has no weights.
-It runs as two usual attentions over the two halves of V, as fused kernels need it and transformers does it
-(models/diffllama): the scores twice.
+(softmax(Q₁K₁ᵀ) − λ·softmax(Q₂K₂ᵀ))·V, where values are twice as wide as keys, then a norm per head without weights. It
+runs as two standard attentions over the two halves of V, as fused kernels require and as in transformers
+(models/diffllama), so scores are computed twice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 
 class DifferentialAttention(GroupedQueryMixer):
-    """Attention whose heads are two softmaxes, of which one is subtracted from the other.
+    """Attention whose heads subtract one softmax from another.
 
-    num_key_value_heads: an even number, because values are halved by heads.
-    attention_bias: all projections have a bias.
-    norm_eps: of the norm of each head's output, which has no weights.
-    lambda_init: λ before the learned part is added to it.
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads; even, because values are halved by heads.
+    head_dim: the size of a head.
+    attention_bias: whether all projections have a bias, false by default.
+    norm_eps: the ε of the norm on each head's output, which has no weights; 1e-5 by default.
+    lambda_init: the initial λ, which the learned part is added to; 0.8 by default.
+    position: RoPE on queries and keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -58,7 +61,7 @@ class DifferentialAttention(GroupedQueryMixer):
         return self
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """Itself for an odd number, of which no half can be taken."""
+        """The same part with other key and value heads; unchanged for an odd number, which cannot be halved."""
         return self if number % 2 else super().with_kv_heads(number, width)
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -84,12 +87,12 @@ class DifferentialAttention(GroupedQueryMixer):
         half = Axis("half_heads", exact_div(heads.size, 2)), wide
         plus, minus = f.split(both, half, half)
         share = f.add(self._share(f, "1", dim), self._share(f, "2", dim))
-        y = f.add(plus, f.mul(minus, share))  # one term subtracted from the other, in both sums
+        y = f.add(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
         y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (wide,))
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _share(self, f: Flow, which: str, dim: Axis) -> Value:
-        """One of the two exponentials of products that λ is made of."""
+        """One of the two terms exp(λq·λk) of λ."""
         product = f.mul(f.vector(f"lambda_q{which}", dim), f.vector(f"lambda_k{which}", dim))
         return f.act(f.step("sum", "", (product,), Value(ONCE, ())), "exp")
 
@@ -115,7 +118,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class DifferentialReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
             super().__init__()

@@ -1,10 +1,9 @@
-"""Attention under a mask that is learned from the values: Doge (Shi et al. 2024, arXiv:2412.11834, dynamic mask
-attention).
+"""Attention with a mask learned from the values: Doge's dynamic mask attention (Shi et al. 2024, arXiv:2412.11834).
 
-A small map of every value that is held, softplus and one weight a head give each key a strength, which is added to its
-scores; of the keys that a token may see it attends to the keep_window_size strongest. The strengths are no part of the
-cache: every pass maps all values again, those of earlier tokens too. The mask is dense: scores of all keys are computed
-and those of the others covered, while decoding too. transformers: models/doge.
+A small projection of every cached value, softplus and one weight per head give each key a strength, which is added to
+its scores. Among the keys that a token may attend to, only the keep_window_size strongest are kept. Strengths are not
+cached: every pass projects all values again, including those of earlier tokens. The mask is dense: scores of all keys
+are computed and then masked, in decoding too. transformers: models/doge.
 """
 
 from __future__ import annotations
@@ -30,12 +29,17 @@ if TYPE_CHECKING:
 
 
 class DynamicMaskAttention(WindowedMixer):
-    """Attention under a mask that is learned from the values.
+    """Attention with a mask learned from the values.
 
-    keep_window_size: how many keys a token attends to at most.
-    sliding_window: how many tokens a token sees, itself included; the keys are chosen among those.
-    attention_bias: all projections have a bias.
-    norm: the norm of each head's query and key, before RoPE.
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    keep_window_size: the largest number of keys that a token attends to.
+    sliding_window: the number of tokens that each token may attend to, itself included; the keys are selected among
+        them. All by default.
+    attention_bias: whether all projections have a bias, false by default.
+    norm: the norm on each query and key head, before RoPE.
+    position: RoPE on queries and keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -104,14 +108,14 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """mask: what is added to the scores, [batch, heads, queries, keys]."""
+        """mask: the term added to the scores, [batch, heads, queries, keys]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class DynamicMaskReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
             super().__init__()
@@ -134,8 +138,7 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
-            """v: [batch, heads, keys, d], seen:
-            [queries, keys] → the strength of each key that is kept, −∞ for the others.
+            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each selected key, −∞ for the others.
             """
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
@@ -144,7 +147,7 @@ def _reference() -> type[nn.Module]:
                 return mask
             ranked = mask.round(
                 decimals=4
-            )  # the same token has the same value but for rounding: of equals, the first are kept
+            )  # repeated tokens have equal values up to rounding: of equal keys, the first are selected
             best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.spec.keep_window_size]
             return torch.full_like(mask, float("-inf")).scatter(-1, best, mask.gather(-1, best))
 

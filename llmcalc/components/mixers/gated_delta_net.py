@@ -56,6 +56,7 @@ class GatedDeltaNet(TokenMixer):
 
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     linear_num_key_heads: LinearKeyHeads

@@ -1,4 +1,4 @@
-"""What mixers with grouped queries answer alike, whose heads have a size of their own."""
+"""Base classes of token mixers with grouped queries and a head_dim field."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class GroupedQueryMixer(TokenMixer):
-    """Attention with num_key_value_heads keys and values for num_attention_heads queries, each of head_dim, with RoPE.
+    """Attention with num_attention_heads query heads, num_key_value_heads key and value heads, head_dim and RoPE.
 
-    A subclass declares these fields, in the order in which they are written.
+    A subclass declares these fields, in this order.
     """
 
     if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class GroupedQueryMixer(TokenMixer):
 
 
 class WindowedMixer(GroupedQueryMixer):
-    """The same where a token may see the last sliding_window tokens alone, itself included."""
+    """A grouped-query mixer with an optional sliding window of sliding_window tokens, the token itself included."""
 
     if TYPE_CHECKING:
         type: str
@@ -58,5 +58,5 @@ class WindowedMixer(GroupedQueryMixer):
 
     @property
     def cache_kind(self) -> str:
-        """What `llmcalc kv` lists its cache under."""
+        """The kind that `llmcalc kv` lists its cache under."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"

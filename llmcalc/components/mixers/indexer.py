@@ -1,9 +1,9 @@
-"""Which earlier tokens a token attends to: DeepSeek sparse attention's indexer.
+"""DeepSeek sparse attention's indexer, which selects the earlier tokens that a token attends to.
 
-DeepSeek-V3.2 (arXiv:2512.02556), §2.1: each token scores those before it with a few small heads of its own, and the
-best index_topk are attended to. Its keys are cached beside the latent. Nothing of it has a gradient from the model's
-loss (the choice has none; the paper trains it by a loss of its own). GLM-5.2 lets most layers share the choice of one
-below.
+DeepSeek-V3.2 (arXiv:2512.02556), §2.1: a few small heads score all earlier tokens, and the index_topk best are attended
+to. The indexer's keys are cached beside the latent. No gradient of the model's loss reaches its parameters: selection
+is not differentiable, and the paper trains them with a separate loss. In GLM-5.2, most layers reuse the selection of a
+lower layer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 class Indexer(Part):
-    """index_n_heads small queries from the compressed query, against one key a token.
+    """Small query heads, computed from the compressed query, against one key per token.
 
-    shared: there is none in this layer, which takes the choice of the last layer below that has one.
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a query and of a key.
+    index_topk: the number of selected tokens.
+    shared: whether the layer has no indexer and reuses the selection of the nearest lower layer with one; false by
+        default.
     """
 
     index_n_heads: Heads
@@ -40,7 +44,9 @@ class Indexer(Part):
         return "DeepSeek-V3.2 2025, §2.1"
 
     def flow(self, f: Flow, x: Value, compressed: Value | None = None) -> Value:
-        """The scores of all earlier tokens. compressed: the query's latent, which the indexer's queries are made of."""
+        """The scores of all earlier tokens. compressed: the query's latent, the input of the indexer's query
+        projection.
+        """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         assert compressed is not None
         q = f.linear("q_proj", compressed, heads, dim)
@@ -48,11 +54,11 @@ class Indexer(Part):
         weights = f.linear("weights_proj", x, heads)
         (keys,) = f.cache("cache", "indexer", keys)
         keys = keys.seen(Axis("one", 1), dim)
-        scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then their weighted sum
+        scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then summed with weights
         return f.mul(scores, weights)
 
     def reference(self, around: Around, query: int, rope: int, theta: float) -> nn.Module:
-        """query: width of the compressed query. rope: how much of a query and a key is turned."""
+        """query: the width of the compressed query. rope: the number of dimensions with RoPE in a query and a key."""
         return _reference()(self, around.hidden_size, query, rope, theta)
 
 
@@ -62,8 +68,8 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, queries, heads, d], k: [batch, keys, d], weights:
-        [batch, queries, heads] → [batch, queries, keys].
+        """q: [batch, queries, heads, d], k: [batch, keys, d], weights: [batch, queries, heads] → [batch, queries,
+        keys].
         """
 
         def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
@@ -84,7 +90,7 @@ def _reference() -> type[nn.Module]:
             self.cache, self.core = cache_class()(), Core()
 
         def _turned(self, x: Tensor, run: Run) -> Tensor:
-            """x: [batch, …, tokens, d]; its first dimensions turned."""
+            """RoPE on the first dimensions of x: [batch, …, tokens, d]."""
             return torch.cat(
                 [rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1
             )

@@ -48,6 +48,9 @@ class KimiDeltaAttention(TokenMixer):
 
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = (
+        "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
+    )
 
     type: Literal["kimi_delta_attention"] = "kimi_delta_attention"
     linear_num_heads: LinearHeads

@@ -35,6 +35,7 @@ class LightningAttention(TokenMixer):
 
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays of lightning attention"
 
     type: Literal["lightning"] = "lightning"
     num_attention_heads: Heads

@@ -1,10 +1,10 @@
-"""Attention to near tokens in both directions, computed in blocks, and perhaps to sums over blocks of the whole
-sequence.
+"""Attention of an encoder to nearby tokens in both directions, computed in blocks, and optionally to block sums of the
+whole sequence.
 
-LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1): a token sees those at most local_radius away, `local`. A block of
-local_radius + 1 tokens meets itself and its two neighbours, and the last block is filled up. `transient-global` adds,
-in every layer anew, the normed sum of each global_block_size tokens, which the same maps make a key and a value of and
-which every token sees. transformers: models/longt5.
+LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
+block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
+every layer also computes the normalized sum of each global_block_size tokens. The layer's projections give it a key and
+a value, which every token attends to. transformers: models/longt5.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
 
 class LocalAttention(TokenMixer):
-    """Multi-head attention of an encoder to near tokens, and perhaps to sums over blocks of the whole sequence.
+    """Multi-head attention of an encoder to nearby tokens, and optionally to block sums of the whole sequence.
 
-    local_radius: how many tokens a token sees each way.
-    global_block_size: how many tokens one sum is of; none, if not given. Tokens after the last whole block are added to
-        the last sum.
-    global_norm: the norm of the sums.
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    local_radius: the number of tokens in each direction that a token attends to.
+    global_block_size: the number of tokens per block sum; by default there are no sums. Tokens after the last whole
+        block are added to the last sum.
+    global_norm: the norm on the sums, none by default.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -82,7 +84,7 @@ class LocalAttention(TokenMixer):
             read = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
         q = f.linear("q_proj", x, heads, dim)
         k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
-        near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core counts the sums itself
+        near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core itself counts the sums
         bias: Value | None = f.memo.get("relative_bias")
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
         y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, bias=bias, **limits)
@@ -104,7 +106,7 @@ class LocalAttention(TokenMixer):
             ),
             cls(
                 num_attention_heads=4, head_dim=5, local_radius=20, global_block_size=20
-            ),  # one block, and no whole one to sum
+            ),  # a single block, not whole, so there is no sum
         ]
 
 
@@ -114,8 +116,8 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → as q.
-        Scores are not scaled, as T5's.
+        """q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d] → shape of q. Like T5's, scores
+        are not scaled.
         """
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,14 +126,14 @@ def _reference() -> type[nn.Module]:
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class Sums(nn.Module):
-        """x: [batch, tokens, hidden], of_token: which sum each token is in → [batch, sums, hidden]."""
+        """x: [batch, tokens, hidden], of_token: the index of each token's sum → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, of_token: Tensor, sums: Tensor) -> Tensor:
             out: Tensor = (sums[:, None] == of_token[None]).to(x.dtype) @ x
             return out
 
     class LocalReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LocalAttention, around: Around) -> None:
             super().__init__()
@@ -145,7 +147,7 @@ def _reference() -> type[nn.Module]:
             self.core, self.o_proj = Core(), nn.Linear(width, around.hidden_size, bias=False)
 
         def _blocks(self, x: Tensor) -> Tensor:
-            """[batch, tokens, …] → [batch, blocks, block, …], the last one filled up with zeros."""
+            """[batch, tokens, …] → [batch, blocks, block, …], with the last block padded with zeros."""
             size = self.spec.local_radius + 1
             missing = x.new_zeros(x.shape[0], -x.shape[1] % size, *x.shape[2:])
             whole: Tensor = torch.cat([x, missing], 1).unflatten(1, (-1, size))
@@ -164,9 +166,9 @@ def _reference() -> type[nn.Module]:
         def _seen(
             self, run: Run, tokens: int, of_token: Tensor | None, sums: Tensor | None, device: Any
         ) -> tuple[Tensor, Tensor | None]:
-            """Which keys each query of a block may see [blocks, 1, block, keys], and what is added to their scores."""
+            """The mask of keys for each query of a block [blocks, 1, block, keys], and the term added to the scores."""
             radius = self.spec.local_radius
-            at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 is what blocks are filled up with
+            at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(at)
             spots = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             near = ((spots[None] - spots[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[:, None]

@@ -47,6 +47,7 @@ class Mamba(TokenMixer):
 
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
+    uncounted: ClassVar[str] = "the state update of Mamba's scan"
 
     type: Literal["mamba"] = "mamba"
     intermediate_size: Inner

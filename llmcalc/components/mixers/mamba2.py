@@ -42,6 +42,7 @@ class Mamba2(TokenMixer):
 
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
+    uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
 
     type: Literal["mamba2"] = "mamba2"
     num_heads: Heads

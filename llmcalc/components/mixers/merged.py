@@ -1,8 +1,8 @@
-"""Self-attention and cross-attention in one: the same maps make keys and values of a decoder's own tokens and of the
-encoder's output.
+"""Self-attention and cross-attention in one: the same projections make keys and values of the decoder's own tokens and
+of the encoder's output.
 
-T5Gemma 2 (Zhang et al. 2025): one softmax over both, whose own tokens alone have positions and a window. transformers:
-models/t5gemma2.
+T5Gemma 2 (Zhang et al. 2025): one softmax covers both. Only the decoder's own tokens have positions and a window.
+transformers: models/t5gemma2.
 """
 
 from __future__ import annotations
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
 
 
 class MergedAttention(WindowedMixer):
-    """A decoder's attention over its own tokens and the output of an encoder of its width at once.
+    """Decoder attention over its own tokens and the encoder's output at once. The encoder must have the decoder's
+    width.
 
-    sliding_window: how many of its own tokens a token sees, itself included. It always sees all of the encoder's.
-    attention_bias: all projections have a bias.
-    norm: the norm of each head's query and key, before RoPE.
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    sliding_window: limits only the decoder's own tokens: the number that each token attends to, itself included. All by
+        default.
+    attention_bias: whether all projections have a bias, false by default.
+    attn_logit_softcapping: the soft cap of the scores, none by default.
+    norm: the norm on each query and key head, before RoPE.
+    position: RoPE on queries and on the decoder's own keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -68,7 +75,7 @@ class MergedAttention(WindowedMixer):
         return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """One softmax runs over the scores of both cores; each core has the products with its own keys and values."""
+        """One softmax covers the scores of both cores; each core has the products with its own keys and values."""
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
@@ -121,13 +128,13 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Products(nn.Module):
-        """Scores of queries and keys, and later what the weights make of values: [batch, heads, queries, ·]."""
+        """The scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x @ y
 
     class MergedReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden: int) -> None:
             super().__init__()

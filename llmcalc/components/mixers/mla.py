@@ -1,10 +1,11 @@
 """Multi-head latent attention: keys and values are expanded from one small latent vector a token, and only that is
 cached.
 
-DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). In a full pass keys and
-values are expanded and attention runs per head; while decoding, the expansion is absorbed into query and output
-(§2.1.2), so that each head attends to the latent itself. With an indexer (DeepSeek-V3.2) a token attends to few of
-those before it.
+DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). It runs in one of two forms,
+which compute the same. Expanded: keys and values of each head are made of all latents that are read, those of earlier
+tokens included, whose keys and values are not kept. Absorbed (§2.1.2): the expansion is applied to query and output, so
+that each head attends to the latents. Decoding absorbs and every other pass expands, unless the execution says
+otherwise. With an indexer (DeepSeek-V3.2) a token attends to few of those before it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
+from ...run.derived import WithPast
 from ..base import Around, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
@@ -120,10 +122,10 @@ class MLA(TokenMixer):
         head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Keys and values of each head are made of the latent."""
-            made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))))
+            """Keys and values of each head are made of every latent that is read, not of the new tokens' alone."""
+            made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
             k_nope, values = f.split(made, (heads, nope), (heads, size))
-            q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head))
+            q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             return f.attention("core", q, k, values, causal=f.causal, **limits)
 
         def absorbed() -> Value:
@@ -311,7 +313,7 @@ def _reference() -> type[nn.Module]:
                     mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, run.selected, True)
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
-            if run.past:
+            if run.mla == "absorbed" or (run.mla == "auto" and run.past and x.shape[1] == 1):
                 q = torch.cat([self.kv_b_proj(q_nope, absorb="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)

@@ -42,6 +42,7 @@ class MLSTM(TokenMixer):
 
     node_name: ClassVar[str] = "mlstm"
     kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
 
     type: Literal["mlstm"] = "mlstm"
     num_heads: Heads

@@ -1,9 +1,8 @@
-"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as JetMoE has it (Shen et al. 2024,
-arXiv:2404.07413, §2.2).
+"""Mixture of attention heads (Zhang et al. 2022, arXiv:2210.05144), as in JetMoE (Shen et al. 2024, arXiv:2404.07413,
+§2.2).
 
-A router chooses for each token among experts that map to queries and from their attention's output; keys and values are
-shared.
-transformers: models/jetmoe.
+A router selects a few experts per token. Experts have their own query and output projections; keys and values are
+shared by all. transformers: models/jetmoe.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ if TYPE_CHECKING:
 
 
 class MixtureOfAttention(TokenMixer):
-    """Attention whose queries and output are projected by a few of many experts, with keys and values for all of them.
+    """Attention with query and output projections in a mixture of experts, and keys and values shared by all experts.
 
-    num_experts: how many experts there are.
-    num_experts_per_tok: how many of them a token goes to.
-    num_key_value_heads: the heads of the keys and values, and the query heads of each expert. A token has
+    num_experts: the number of experts.
+    num_experts_per_tok: the number of experts per token.
+    num_key_value_heads: the number of key and value heads, and of query heads per expert. A token has
         num_experts_per_tok times as many query heads.
+    head_dim: the size of a head.
+    position: RoPE on queries and keys.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -63,7 +64,9 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """Itself: an expert has as many query heads as there are key/value heads, so its queries would change too."""
+        """Unchanged: an expert has as many query heads as there are key and value heads, so its queries would change
+        too.
+        """
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:
@@ -110,7 +113,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class MixtureOfAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
             super().__init__()

@@ -1,6 +1,6 @@
 """A gate on the output of attention's heads: it is multiplied by the sigmoid of a projection of the layer's input.
 
-Qiu et al. 2025 (arXiv:2505.06708). Qwen3-Next holds that projection in q_proj; transformers: models/qwen3_next.
+Qiu et al. 2025 (arXiv:2505.06708). In Qwen3-Next, q_proj contains that projection; transformers: models/qwen3_next.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class OutputGate(Part):
-    """The gate. The attention that has it holds its projection as `gate_proj`.
+    """The gate. Its projection is named `gate_proj` in the attention module.
 
-    per: whether there is one value per `element` of the heads' output or one per `head`.
+    per: one gate value per `element` of the heads' output, or one per `head`.
     bias: whether the projection has a bias, false by default.
     """
 
@@ -26,7 +26,7 @@ class OutputGate(Part):
     bias: Flag = False
 
     def flow(self, f: Flow, x: Value, y: Value) -> Value:
-        """x: the layer's input. y: the output of the heads, of axes (heads, size)."""
+        """x: the layer's input. y: the output of the heads, with axes (heads, size)."""
         gates = y.axes if self.per == "element" else y.axes[:1]
         return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
 

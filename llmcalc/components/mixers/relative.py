@@ -1,9 +1,10 @@
-"""Transformer-XL's attention in both directions, with segments: XLNet (Yang et al. 2019, arXiv:1906.08237, §2.4 and
+"""XLNet's attention: Transformer-XL's in both directions, with segments (Yang et al. 2019, arXiv:1906.08237, §2.4 and
 §2.5).
 
-Scores are (q + u)·k + (q + v)·r with r a map of the distance's sinusoid, of every distance from −tokens + 1 to tokens,
-for each sequence by itself. A third term, (q + s)·segment, says whether two tokens are of one segment: it is held here,
-and no part of a pass whose tokens are all of one. transformers: models/xlnet.
+Scores are (q + u)·k + (q + v)·r, where r is a projection of the distance's sinusoid, for every distance from −tokens +
+1 to tokens, computed separately for each sequence. A third term, (q + s)·segment, depends on whether two tokens are in
+the same segment. Its parameters are counted here; its computation is not, because all tokens are in one segment.
+transformers: models/xlnet.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class RelativeAttention(TokenMixer):
-    """Multi-head attention of an encoder with relative positions; no projection has a bias."""
+    """Multi-head attention of an encoder with relative positions; no projection has a bias.
+
+    num_attention_heads: the number of heads.
+    head_dim: the size of a head.
+    """
 
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -79,9 +84,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d], bias:
-        added to the scores before they are scaled → [batch, heads, tokens, d].
-        """
+        """q, k, v: [batch, heads, tokens, d], bias: added to the scores before scaling → [batch, heads, tokens, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
@@ -94,7 +97,7 @@ def _reference() -> type[nn.Module]:
             return q @ r.transpose(-1, -2)
 
     class RelativeReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()

@@ -39,6 +39,7 @@ class RGLRU(TokenMixer):
 
     node_name: ClassVar[str] = "recurrent"
     kind: ClassVar[str] = "linear_attention"
+    uncounted: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth

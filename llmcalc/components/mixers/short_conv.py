@@ -1,8 +1,9 @@
-"""LFM2's gated short convolution in place of attention (Liquid AI 2025, arXiv:2511.23404, §2): y = out(C ⊙ conv(B ⊙
-x)).
+"""LFM2's gated short convolution, used instead of attention (Liquid AI 2025, arXiv:2511.23404, §2):
+y = out(C ⊙ conv(B ⊙ x)).
 
-B, C and x are maps of the input; the convolution sees the last `conv_L_cache` tokens of each channel; in a tower of
-images, the patches of a square around each. transformers: models/lfm2, models/lfm2_moe, models/lfm3, models/lfm3_vl.
+B, C and x are projections of the input. The convolution covers the last `conv_L_cache` tokens of each channel; in a
+vision encoder, it covers a square of patches centred on each patch. transformers: models/lfm2, models/lfm2_moe,
+models/lfm3, models/lfm3_vl.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 class ShortConv(TokenMixer):
     """A gated short convolution, under LFM2's field names.
 
-    conv_L_cache: how many tokens the convolution sees; as many are cached.
-    conv_bias: whether the convolution and both projections have a bias.
-    grid: whether it sees a square of conv_L_cache × conv_L_cache patches of an image, and caches none (only in a vision
-        encoder).
+    conv_L_cache: the kernel size of the convolution, 3 by default; as many tokens are cached.
+    conv_bias: whether the convolution and both projections have a bias, false by default.
+    grid: whether it covers a square of conv_L_cache × conv_L_cache patches of an image, without a cache (only in a
+        vision encoder); false by default.
     """
 
     node_name: ClassVar[str] = "conv"
@@ -88,7 +89,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ShortConvReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortConv, hidden: int) -> None:
             super().__init__()

@@ -1,8 +1,7 @@
-"""Bytes of quantised weights: what a scheme stores of each tensor, by part (weights, scales, zeros, …) and by
-component.
+"""Bytes of quantised weights under a scheme, by part (weights, scales, zeros, …) and by component.
 
-`base` walks the model, `linear` and `formats` hold the schemes that convert linear maps, `gguf` llama.cpp's mixes,
-`mlx` mlx-lm's, `config` reads a Hugging Face `quantization_config`, `named` what `--quantize` takes.
+`base` walks the model. `linear` and `formats` have the schemes that convert linear layers, `gguf` has llama.cpp's mixes
+and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_config`, `named` the names of `--quantize`.
 """
 
 from .base import PARTS, Parts, QuantizedSize, Scheme, quantized

@@ -1,8 +1,7 @@
-"""What a scheme stores of each tensor, summed over a model.
+"""The bytes that a quantization scheme stores for each tensor, summed over a model.
 
-All sizes are those of the tensors that a checkpoint of the scheme holds, tensor by tensor: its header and metadata are
-not counted. Layers are taken one by one, since a scheme may treat them differently; stacked experts are one matrix
-each.
+Sizes are those of the tensors in a checkpoint of the scheme; its header and metadata are not counted. Layers are
+counted one by one, since a scheme may treat them differently. Each expert of a stacked tensor is one matrix.
 """
 
 from __future__ import annotations
@@ -20,15 +19,18 @@ from ...optional import TOWERS
 from ...units import DTYPE_BITS, bits_to_bytes
 
 MOST_TAKEN_APART = 1000
-"""Layers of a stack whose tensors are counted one by one."""
+"""Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes. weights: the codes of converted weights. scales: what they are multiplied with, scales of scales included.
+    """Bytes of stored tensors, by their purpose.
 
-    zeros: zero points, or minima. other: group indices, code books, stored shapes, scales of activations. unconverted:
-    all tensors that keep a plain number format.
+    weights: codes of the converted weights.
+    scales: scales of the weights, with scales of scales.
+    zeros: zero points or minima.
+    other: group indices, code books, stored shapes, scales of activations.
+    unconverted: all tensors that keep a plain number format.
     """
 
     weights: Number = 0
@@ -51,7 +53,7 @@ class Parts:
         return total
 
     def data(self) -> dict[str, Number]:
-        """By name, zeros included."""
+        """The bytes by field name, with fields that are 0."""
         return {name: getattr(self, name) for name in PARTS}
 
 
@@ -59,18 +61,22 @@ PARTS = tuple(field.name for field in fields(Parts))
 
 
 def plain(elements: Number, dtype: str) -> Parts:
-    """Elements that keep a plain number format."""
+    """Bytes of elements that keep a plain number format."""
     bits = DTYPE_BITS[dtype]
     return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One tensor of one layer. path: of its module, as in the reference model. kind: the component it counts under.
+    """One tensor of one layer.
 
-    layer: which one of its stack, None outside of layers. times: more than 1 only where the depth is no integer.
-    parent: the node that its module stands in. optional: the option that counts it in (`mtp`), empty for the model's
-    own.
+    path: path of its module, as in the reference model.
+    kind: the component that it belongs to.
+    tensor: its shape and role.
+    times: number of such tensors; more than 1 only if the depth is not an integer (a symbol or an array).
+    layer: index of the layer in its stack; None outside of layers.
+    parent: the parent node of its module.
+    optional: the optional part that it belongs to (`mtp`, `towers`); empty for the model itself.
     """
 
     path: str
@@ -83,17 +89,17 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The last step of its path."""
+        """The last component of the path."""
         return self.path.rpartition(".")[2]
 
 
 def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[Site]:
-    """Every trainable tensor, layer by layer, in the order of the tree; a tied one once."""
+    """Yields every trainable tensor, layer by layer, in the order of the tree; a tied one once."""
     yield from _below(tree.place(), Site("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
 def _below(place: Place, here: Site, include: frozenset[str]) -> Iterator[Site]:
-    """here: where the node stands, as a site whose tensor is not looked at."""
+    """Yields the tensors below a node. here: the site of the node itself, whose tensor is ignored."""
     for below in place.children():
         child = below.node
         if child.optional and child.optional not in include:
@@ -112,8 +118,11 @@ def _below(place: Place, here: Site, include: frozenset[str]) -> Iterator[Site]:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How weights are stored. label: its short name. source: where its layout is from.
-    remarks: what its reader has to say.
+    """A quantization scheme of weights.
+
+    label: its short name.
+    source: the source of its layout.
+    remarks: notes for the user from the function that created it.
     """
 
     label: str
@@ -121,24 +130,25 @@ class Scheme:
     remarks: tuple[str, ...] = ()
 
     def store(self, spec: ModelSpec, found: list[Site], dtype: str) -> Iterator[tuple[Site, Parts]]:
-        """Each of the tensors with the bytes that are stored of one of it. dtype: of what is not converted.
+        """Yields each tensor with the bytes that one copy of it takes.
 
-        Raises `InputError` for a tensor that the format cannot hold.
+        dtype: number format of unconverted tensors.
+        Raises `InputError` for a tensor that the format cannot store.
         """
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def notes(self) -> list[str]:
-        """What it converts and how, for the user."""
+        """Notes for the user: the converted tensors and their format."""
         return [f"{self.label}: {self.source}", *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
-        """The format of what is not converted, where the model's is `dtype`."""
+        """The number format of unconverted tensors in a model whose format is `dtype`."""
         return dtype
 
 
 @dataclass(frozen=True)
 class QuantizedSize:
-    """Bytes of a model's weights under a scheme. dtype: of the tensors that are not converted."""
+    """Bytes of a model's weights under a scheme. dtype: number format of the unconverted tensors."""
 
     scheme: Scheme
     dtype: str
@@ -153,24 +163,24 @@ class QuantizedSize:
 def quantized(
     spec: ModelSpec, scheme: Scheme, dtype: str = "bfloat16", include: frozenset[str] = frozenset()
 ) -> QuantizedSize:
-    """Bytes of all parameters, a tied one once; those of towers are not converted.
+    """Computes the bytes of all parameters, a tied weight once. Vision and audio encoders are not converted.
 
-    dtype: full name of the number format of what is not converted. include: optional parts to count in (`mtp`,
-    `towers`). Raises `InputError` for a tensor that the scheme's format cannot hold.
+    dtype: full name of the number format of unconverted tensors; default bfloat16.
+    include: optional parts to include (`mtp`, `towers`).
+    Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     total, by_component = Parts(), dict[str, Parts]()
     deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(deepest, int) and deepest > MOST_TAKEN_APART:
         raise InputError(
-            f"num_hidden_layers: {deepest} layers are too many to take one by one; expected at most "
-            f"{MOST_TAKEN_APART} for a scheme"
+            f"num_hidden_layers: {deepest} layers are too many for --quantize; expected at most {MOST_TAKEN_APART}"
         )
     found = list(sites(spec.tree(), include))
     text, towers = [s for s in found if s.optional != TOWERS.name], [s for s in found if s.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
-            f"{TOWERS.option}: {scheme.label} stores no towers: they are a file of their own; expected a count "
-            "without them"
+            f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
+            f"file; remove {TOWERS.option}"
         )
     beside = ((site, plain(site.tensor.size, dtype)) for site in towers)
     for site, each in chain(scheme.store(spec, text, dtype), beside):

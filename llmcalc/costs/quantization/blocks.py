@@ -1,4 +1,4 @@
-"""ggml's block formats (ggml-common.h): how many elements share a block, and what its bytes are of."""
+"""ggml's block formats (ggml-common.h): elements per block, and the bytes of its codes, scales and minima."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ BLOCKS: dict[str, tuple[int, int, int, int]] = {
     "IQ4_XS": (256, 128, 8, 0),
     "MXFP4": (32, 16, 1, 0),
 }
-"""Type → elements a block, and of its bytes those of codes, of scales and of minima."""
+"""Type → elements per block, bytes of its codes, bytes of its scales, bytes of its minima."""

@@ -1,9 +1,8 @@
-"""Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with a format of its
-own.
+"""Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with its own format.
 
-Layouts: `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20 (`weight_g_idx`, of
-actorder "group", at 0.10). ModelOpt's NVFP4 holds `weight_scale_2` and `input_scale` in fp32, its FP8 `weight_scale`
-and `input_scale`.
+The layouts are in `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20
+(`weight_g_idx`, for actorder "group", at 0.10). ModelOpt stores fp32 `weight_scale_2` and `input_scale` for NVFP4, and
+`weight_scale` and `input_scale` for FP8.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ FORMATS = (
 )
 KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
 ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
-"""Fields of how weights or activations are quantised that every scheme has; some are looked at below."""
+"""Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
 def compressed_tensors(c: Fields) -> Scheme:
-    """Every group of `config_groups`, in their order."""
+    """Reads a compressed-tensors config: the groups of `config_groups`, in their order."""
     c.ignore("version")
     for name in ("sparsity_config", "transform_config"):
         c.must(name, None, {})
@@ -83,9 +82,7 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
 
 
 def _static(inputs: Fields | None) -> Static:
-    """What is stored of the scales of activations:
-    nothing where they are computed as the model runs, one where only those of groups are.
-    """
+    """The stored scales of activations: none if they are dynamic, one if only the scales of groups are dynamic."""
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
@@ -146,7 +143,7 @@ def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
         indexed = w.get("actorder") in ("group", True)
         packed = PackedInt(bits, group if strategy == "group" else None, symmetric, indexed, whole=strategy == "tensor")
         return packed, f"w{bits}a16" + (f"-g{group}" if strategy == "group" else "")
-    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)  # each in a byte of its own
+    w.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)  # each code takes one byte
     w.one_of("strategy", strategy, "channel", "tensor", "group")
     shared: int | Whole = (
         "tensor" if strategy == "tensor" else "row" if strategy == "channel" or group is None else group
@@ -155,7 +152,7 @@ def _format(w: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
 
 
 def modelopt(c: Fields) -> Scheme:
-    """NVFP4 or FP8 of all linear maps but those excluded."""
+    """Reads a ModelOpt config: NVFP4 or FP8 for all linear layers that the config does not exclude."""
     c.ignore("config_groups", "group_size", "version")
     algorithm = c.get("quant_algo")
     remarks = (KV,) if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else ()

@@ -1,7 +1,7 @@
-"""A Hugging Face `quantization_config` → the scheme that the checkpoint was made with.
+"""Reads the quantization scheme of a checkpoint from its Hugging Face `quantization_config`.
 
 Fields are those of `transformers.utils.quantization_config` and, for compressed-tensors and ModelOpt, of those
-libraries' own configs. A field that is not known is refused: it could change what is stored.
+libraries' own configs. An unknown field is an error, because it could change the stored tensors.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ WITHOUT = "--quantize none counts without it"
 
 
 def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
-    """The scheme of a parsed `config.json`; None where it has no `quantization_config`, or one that stores plain
-    weights.
+    """Returns the scheme of a parsed `config.json`; None for plain weights.
 
-    Raises `InputError` for a method or a field that is not known, or a value that its method does not have.
+    Raises `InputError` for an unknown method or field, and for a value that the method does not support.
     """
     if config is None:
         return None
@@ -35,7 +34,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if table is None and isinstance(config.get("text_config"), dict):
         table = config["text_config"].get("quantization_config")
     if table is None:
-        table = config.get("quantization")  # mlx-lm's, before it wrote both
+        table = config.get("quantization")  # older mlx-lm wrote this field alone
     if table is None:
         return None
     if not isinstance(table, dict):
@@ -58,7 +57,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
 
 def _unnamed(table: Mapping[str, Any]) -> str | None:
-    """Early bitsandbytes configs do not name their method, nor do those of mlx-lm."""
+    """Returns the method of a config without `quant_method`: an early bitsandbytes config, or one of mlx-lm."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"
     return "mlx" if "group_size" in table and "bits" in table else None
@@ -69,17 +68,17 @@ def _kept(c: Fields, *names: str) -> Named:
 
 
 def _every(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """The scheme as `transformers` converts a model: every `nn.Linear` but those that the list under one of `names`
-    names.
+    """Returns the scheme as `transformers` applies it: every `nn.Linear` except those in the config's list.
 
-    The output head stays as it is only where there is no list, or one that names it.
+    names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
+    it.
     """
     listed = any(c.get(name) is not None for name in names)
     return replace(scheme, head=listed, everywhere=True, kept=_kept(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
-    """DeepSeek-V3's, and FP8 of AutoFP8 with one scale a tensor."""
+    """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor."""
     c.ignore("fmt", "dequantize")
     block, scheme = c.pair("weight_block_size"), c.get("activation_scheme", "dynamic")
     scale, experts = c.get("scale_fmt", "float"), c.get("expert_dtype", "fp8")
@@ -234,7 +233,7 @@ def _mxfp4(c: Fields) -> Scheme:
 
 
 def _bitnet(c: Fields) -> Scheme | None:
-    """Online, a checkpoint holds the weights that training steps on, in a plain number format."""
+    """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     c.ignore("rms_norm_eps", "quantization_mode")
     mode, linear = c.get("quantization_mode", "offline"), c.get("linear_class", "bitlinear")
     c.one_of("quantization_mode", mode, "offline", "online")
@@ -268,4 +267,4 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "eetq": _eetq,
     "mlx": mlx,
 }
-"""`quant_method` → its reader."""
+"""`quant_method` → the function that reads its config."""

@@ -1,4 +1,4 @@
-"""A table of a config, read field by field: what is asked for is checked, what nobody asked for is refused."""
+"""Reads a table of a config field by field: values are checked, and fields that were never read are an error."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from ...errors import InputError, shown
 
 COMMON = frozenset({"quant_method", "quantization_status", "global_compression_ratio", "provider", "producer"})
-"""Fields that say what made a checkpoint."""
+"""Fields that name the software that made the checkpoint; they are ignored."""
 
 LARGEST = 2**20
 
 
 class Fields:
-    """data: the table. where: what errors call it."""
+    """A table of a config. data: its fields. where: its name in error messages."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         self.data, self.where, self.asked = data, where, set[str](COMMON)
 
     def get(self, name: str, absent: Any = None) -> Any:
-        """The value, `absent` where there is none."""
+        """Returns the value of a field, or `absent` if the field is missing."""
         self.asked.add(name)
         return self.data.get(name, absent)
 
     def lower(self, name: str, absent: Any = None) -> Any:
-        """The value, a text in lower case."""
+        """Returns the value of a field; a string in lower case."""
         value = self.get(name, absent)
         return value.lower() if isinstance(value, str) else value
 
     def ignore(self, *names: str) -> None:
-        """Fields that change no size."""
+        """Marks fields as ignored, because they change no size."""
         self.asked.update(names)
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
         try:
             text = repr(value)
-        except (ValueError, RecursionError):  # a number of thousands of digits, or lists without end
+        except (ValueError, RecursionError):  # a number of thousands of digits, or a list that contains itself
             text = shown(value)
         return InputError(f"{self.where}: {name}: {text if len(text) <= 60 else text[:57] + '…'}; expected {expected}")
 
@@ -45,11 +45,11 @@ class Fields:
             raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
 
     def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
-        """Raises `InputError` where the field has another value than is counted for."""
+        """Raises `InputError` if the field has a value that is not supported."""
         self.one_of(name, self.get(name, absent), *allowed)
 
     def texts(self, *names: str) -> list[str]:
-        """The list of texts under the first of the names that is there; nothing where none is."""
+        """Returns the list of strings in the first of the fields that is present; empty if none is."""
         for name in names:
             value = self.get(name)
             if value is None:
@@ -62,7 +62,7 @@ class Fields:
         return []
 
     def group(self, name: str, absent: int | None = None) -> int | None:
-        """Columns that share a scale; None for a whole row, which configs write as −1 or null."""
+        """Returns the number of columns that share a scale; None for a whole row (−1 or null in configs)."""
         value = self.get(name, absent)
         if value is None or (type(value) is int and value == -1):
             return None
@@ -83,7 +83,7 @@ class Fields:
         return value[0], value[1]
 
     def table(self, name: str) -> Fields | None:
-        """A table below this one."""
+        """Returns a table inside this one; None if it is missing."""
         value = self.get(name)
         if value is None:
             return None
@@ -92,7 +92,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def all_read(self) -> None:
-        """Raises `InputError` for a field that nobody asked for."""
+        """Raises `InputError` for a field that was neither read nor ignored."""
         unknown = sorted(str(name) for name in self.data if name not in self.asked)
         if unknown:
             known = ", ".join(sorted(self.asked - COMMON))

@@ -1,22 +1,21 @@
-"""How one linear map is stored: n_out × n_in weights as the tensors of each format, in bytes.
+"""Storage formats of a linear layer: the bytes of the tensors that store its n_out × n_in weights.
 
-- FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one a block of 128 × 128,
-  ⌈·⌉ on both axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one a row).
-- FP4: OCP Microscaling Formats 1.0, §5.2-5.3 (MXFP4: 32 elements of 4 bits under one e8m0 byte); NVIDIA NVFP4: 16
-  elements under one e4m3 byte, and one fp32 for the tensor.
+- FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one per block of 128 × 128,
+  ⌈·⌉ on both axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one per row).
+- FP4: OCP Microscaling Formats 1.0, §5.2-5.3 (MXFP4: 32 elements of 4 bits with one e8m0 byte); NVIDIA NVFP4: 16
+  elements with one e4m3 byte, and one fp32 scale per tensor.
 - AWQ: AutoAWQ WQLinear_GEMM: qweight int32 [in, out/8], qzeros int32 [in/g, out/8], scales fp16 [in/g, out] (Lin 2023,
   arXiv:2306.00978).
 - GPTQ: AutoGPTQ, GPTQModel: qweight int32 [in·b/32, out], qzeros int32 [⌈in/g⌉, out·b/32], scales fp16 [⌈in/g⌉, out],
   g_idx int32 [in].
-- bitsandbytes Linear4bit (Dettmers 2023, arXiv:2305.14314, §3): two codes a byte, absmax fp32 a block of 64, quant_map
-  of 16 fp32; double
-  quantisation: absmax in one byte each, nested_absmax fp32 a block of 256 of them, nested_quant_map of 256 fp32.
-  Linear8bitLt (arXiv:2208.07339): int8, SCB fp32 a row, weight_format of one byte.
+- bitsandbytes Linear4bit (Dettmers 2023, arXiv:2305.14314, §3): two codes per byte, absmax fp32 per block of 64,
+  quant_map of 16 fp32; double quantisation: absmax of one byte each, nested_absmax fp32 per block of 256 of them,
+  nested_quant_map of 256 fp32. Linear8bitLt (arXiv:2208.07339): int8, SCB fp32 per row, weight_format of one byte.
 - compressed-tensors: weight_packed int32 [out, ⌈in·b/32⌉], weight_scale [out, ⌈in/g⌉] in the model's dtype,
-  weight_shape of two int64, weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] where asymmetric, weight_g_idx int32 [in]
-  where reordered; of static activations input_scale and, where asymmetric, input_zero_point.
-- `transformers` BitLinear: four ternary weights a byte [out/4, in], weight_scale [1]; EetqLinear: int8, weight_scales
-  fp16 [out].
+  weight_shape of two int64, weight_zero_point int32 [⌈out·b/32⌉, ⌈in/g⌉] if asymmetric, weight_g_idx int32 [in] if
+  columns are reordered; for static activations input_scale and, if asymmetric, input_zero_point.
+- `transformers` BitLinear: four ternary weights per byte [out/4, in], weight_scale [1]; EetqLinear: int8,
+  weight_scales fp16 [out].
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ Whole: TypeAlias = Literal["row", "tensor"]
 
 @dataclass(frozen=True, slots=True)
 class LinearFormat:
-    """How one linear map is stored."""
+    """The storage format of a linear layer."""
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        """Bytes of its tensors. plain_bytes: of one element of the model's own number format."""
+        """Bytes of the layer's tensors. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        """Why a matrix of that shape cannot be stored; empty where it can."""
+        """Returns why a matrix of this shape cannot be stored; empty if it can."""
         return ""
 
     def describe(self) -> str:
@@ -53,7 +52,7 @@ def _divides(what: str, size: Number, divisor: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """What a map stores of how its activations are quantised: scales, and zero points of one byte."""
+    """The stored scales of a layer's activations. scales: their number. zeros: zero points of one byte each."""
 
     scales: int = 0
     zeros: int = 0
@@ -61,11 +60,12 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class FP8(LinearFormat):
-    """One byte a weight. over: what shares a scale, a block (rows, columns), a `row` or the `tensor`.
+    """FP8: one byte per weight.
 
-    scale_bytes: of each, that of the model's number format if None. static: scales of activations, in that format too
-    or in fp32.
-    static_zeros: their zero points, of one byte.
+    over: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
+    scale_bytes: bytes per scale; None for the model's number format.
+    static: number of activation scales, in the model's format if scale_bytes is None, else in fp32.
+    static_zeros: number of their zero points, of one byte each.
     """
 
     over: tuple[int, int] | Whole
@@ -89,13 +89,17 @@ class FP8(LinearFormat):
     def describe(self) -> str:
         each = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
         over = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
-        return f"fp8, one scale ({each}) a {over}"
+        return f"fp8, one scale ({each}) per {over}"
 
 
 @dataclass(frozen=True, slots=True)
 class FP4(LinearFormat):
-    """Half a byte a weight; `block` of a row under one scale of `scale_bytes`;
-    tensor_scales: fp32 scales of the whole tensor.
+    """FP4: half a byte per weight.
+
+    block: weights of a row that share a scale.
+    tensor_scales: number of fp32 scales of the whole tensor.
+    static: number of fp32 activation scales.
+    scale_bytes: bytes per block scale; default 1.
     """
 
     block: int
@@ -115,33 +119,33 @@ class FP4(LinearFormat):
         return _divides("columns", n_in, self.block)
 
     def describe(self) -> str:
-        return f"4 bits, one scale of {8 * self.scale_bytes} bits a block of {self.block}" + (
-            ", one fp32 scale a tensor" if self.tensor_scales else ""
+        return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
+            ", one fp32 scale per tensor" if self.tensor_scales else ""
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AWQ(LinearFormat):
-    """group: columns that share a scale and a zero point; None for a whole row."""
+    """AWQ. group: columns that share a scale and a zero point; None for a whole row."""
 
     group: int | None
     bits: int = 4
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
-        words = floor_div(n_out * self.bits, 32)  # int32 a row of codes
+        words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
         return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _divides("columns", n_in, self.group or 1) or _divides("rows", n_out, 32 // self.bits)
 
     def describe(self) -> str:
-        return f"AWQ int{self.bits}, one fp16 scale and one zero point a {_group(self.group)}"
+        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}"
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQ(LinearFormat):
-    """group: as AWQ's. Zero points are stored for symmetric weights, too."""
+    """GPTQ. group: as in `AWQ`. Zero points are also stored for symmetric weights."""
 
     bits: int
     group: int | None
@@ -157,7 +161,8 @@ class GPTQ(LinearFormat):
 
     def describe(self) -> str:
         return (
-            f"GPTQ int{self.bits}, one fp16 scale and one zero point a {_group(self.group)}, one int32 index a column"
+            f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}, one int32 index per "
+            "column"
         )
 
 
@@ -166,7 +171,7 @@ BNB_BLOCK, BNB_NESTED = 64, 256
 
 @dataclass(frozen=True, slots=True)
 class Bnb4(LinearFormat):
-    """nf4 or fp4 of bitsandbytes. double: scales are quantised once more."""
+    """nf4 or fp4 of bitsandbytes. double: whether the scales are quantised too (double quantisation)."""
 
     double: bool = False
 
@@ -178,9 +183,9 @@ class Bnb4(LinearFormat):
         return Parts(weights=ceil_div(n, 2), scales=scales, other=maps)
 
     def describe(self) -> str:
-        more = f", one fp32 scale for {BNB_NESTED} of these" if self.double else ""
-        scales = f"one {8 if self.double else 32}-bit scale a block of {BNB_BLOCK}{more}"
-        return f"4 bits, {scales}, and the maps of their codes"
+        more = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
+        scales = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{more}"
+        return f"4 bits, {scales}, and the code tables (quant_map)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +196,16 @@ class Bnb8(LinearFormat):
         return Parts(weights=n_out * n_in, scales=n_out * FP32, other=1)
 
     def describe(self) -> str:
-        return "int8, one fp32 scale a row, one byte that names the layout"
+        return "int8, one fp32 scale per row, one byte for the layout"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(LinearFormat):
-    """`pack-quantized` of compressed-tensors. group: columns that share a scale; None for a row.
-    whole: one scale for the tensor.
+    """`pack-quantized` of compressed-tensors.
+
+    group: columns that share a scale; None for a whole row.
+    indexed: whether a group index per column is stored.
+    whole: whether one scale serves the whole tensor.
     """
 
     bits: int
@@ -216,13 +224,15 @@ class PackedInt(LinearFormat):
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
         over = "tensor" if self.whole else _group(self.group)
-        return f"packed int{self.bits}, one scale (in the model's format){zero} a {over}, the shape as two int64"
+        return f"packed int{self.bits}, one scale (in the model's format){zero} per {over}, the shape as two int64"
 
 
 @dataclass(frozen=True, slots=True)
 class WholeInt(LinearFormat):
-    """`int-quantized` of compressed-tensors and EETQ: one byte a weight. over: what shares a scale.
-    scale_bytes: of each, as FP8's.
+    """`int-quantized` of compressed-tensors and EETQ: one byte per weight.
+
+    over: the weights that share a scale: a number of columns, a `row` or the `tensor`.
+    scale_bytes: bytes per scale; None for the model's number format.
     """
 
     over: int | Whole = "row"
@@ -241,12 +251,12 @@ class WholeInt(LinearFormat):
 
     def describe(self) -> str:
         each = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        return f"int8, one scale ({each}) a {_group(self.over) if isinstance(self.over, int) else self.over}"
+        return f"int8, one scale ({each}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ternary(LinearFormat):
-    """BitNet's −1, 0 and 1: four rows a byte, one scale in the model's number format."""
+    """BitNet's ternary weights −1, 0 and 1: four rows per byte, one scale in the model's number format."""
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
@@ -255,7 +265,7 @@ class Ternary(LinearFormat):
         return _divides("rows", n_out, 4)
 
     def describe(self) -> str:
-        return "ternary, four weights a byte, one scale (in the model's format) a tensor"
+        return "ternary, four weights per byte, one scale (in the model's format) per tensor"
 
 
 def _group(group: int | None) -> str:

@@ -1,15 +1,15 @@
-"""llama.cpp's mixes: which ggml type each tensor of a `.gguf` file gets, and how many bytes that is.
+"""llama.cpp's mixes: the ggml type of each tensor of a `.gguf` file, and its bytes.
 
 Rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization, llama_tensor_get_type_impl, use_more_bits,
-tensor_type_fallback) as of 2026-09. Blocks: ggml-common.h. What is not quantised has the type that the converter wrote
-(conversion/base.py, prepare_tensors): F32 for 1-D tensors, biases, norms, routers, convolutions and tables of
-positions; 16 bits for the few maps that the quantiser leaves alone. Of MLA the file holds kv_b_proj as two tensors, the
-keys' one turned.
+tensor_type_fallback) as of 2026-09. Blocks: ggml-common.h. Tensors that are not quantised have the type that the
+converter wrote (conversion/base.py, prepare_tensors): F32 for 1-D tensors, biases, norms, routers, convolutions and
+position embeddings; 16 bits for the few matrices that the quantiser skips. For MLA the file has kv_b_proj as two
+tensors, and the keys' one is transposed.
 
-q, k and v are three tensors, or, where the checkpoint holds them in one, `attn_qkv`. Since #19770 (2026-03) that one is
-typed as `attn_v`; before, it was Q5_K in Q4_K_M, Q6_K in Q5_K_M, Q4_K in Q3_K_M and Q3_K_L, of the mix's own type in
-the rest. Not taken: the exceptions for Falcon, layers of prediction modules that some converters count among the
-model's (they move the eighths of the depth).
+q, k and v are three tensors, or one tensor `attn_qkv` if the checkpoint fuses them. Since #19770 (2026-03) `attn_qkv`
+has the type of `attn_v`; before, it was Q5_K in Q4_K_M, Q6_K in Q5_K_M, Q4_K in Q3_K_M and Q3_K_L, and the mix's own
+type in the others. Not supported: the exceptions for Falcon, and layers of MTP modules that some converters include in
+the model's depth (they move the eighths of the depth).
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ MIXES = {
     "IQ4_XS": "IQ4_XS",
     "MXFP4_MOE": "MXFP4",
 }
-"""Mix → the type of most tensors in it."""
+"""Mix → the type of most of its tensors."""
 
 FALLBACK = {"IQ4_XS": "IQ4_NL", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""Type → that of a tensor whose rows are no whole blocks of it."""
+"""Type → the type used instead if the rows of a tensor are not a multiple of the type's block."""
 
 MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS")
 
 
 @dataclass(frozen=True)
 class GGUFMix(Scheme):
-    """mix: as llama-quantize names it. imatrix: whether it was given an importance matrix, which changes the types of
-    some tensors.
+    """One of llama.cpp's mixes.
 
-    fused: whether the file holds q, k and v of a layer in one tensor.
+    mix: its name in llama-quantize.
+    imatrix: whether an importance matrix is used, which changes the types of some tensors.
+    fused: whether q, k and v of a layer are one tensor in the file.
     """
 
     mix: str = "Q4_K_M"
@@ -70,21 +71,22 @@ class GGUFMix(Scheme):
             yield site, model.parts(site)
 
     def types(self, spec: ModelSpec) -> dict[str, int]:
-        """How many tensors have each type, as llama.cpp lists them when it loads a file (F32 ones:
-        those of the parameters).
+        """The number of tensors of each type, as llama.cpp lists them when it loads a file.
+
+        Its F32 count has only the parameters.
         """
         counts: dict[str, int] = {}
         found = list(sites(spec.tree()))
         model = self._rules(spec, found)
         for site in found:
             if model.category(site) == "attn_qkv" and site.name != "q_proj" and site.tensor.role == "matrix":
-                continue  # one tensor with q's
+                continue  # fused with q_proj
             for kind in model.types(site):
                 counts[kind] = counts.get(kind, 0) + 1
         return counts
 
     def _rules(self, spec: ModelSpec, found: list[Site]) -> _Model:
-        """Raises `InputError` for a model that they are not for."""
+        """Returns the rules for a model; raises `InputError` for a model that they do not support."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
@@ -125,11 +127,11 @@ class GGUFMix(Scheme):
 
 
 class _Model:
-    """What the rules look at: depth, experts, grouped queries, and how many tensors of a kind came before."""
+    """The facts of a model that the rules use: depth, experts, query groups, and the order of its tensors."""
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, found: list[Site]) -> None:
         self.mix, self.layers = mix, spec.main.num_hidden_layers
-        ordered = sorted(found, key=lambda site: -1 if site.layer is None else site.layer)  # as a file's tensors are
+        ordered = sorted(found, key=lambda site: -1 if site.layer is None else site.layer)  # the order of tensors in a file
         self.values = _numbered(_module(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
         self.downs = _numbered(site.path for site in ordered if _category(site) == "ffn_down")
         self.experts = next(
@@ -139,7 +141,7 @@ class _Model:
         self.gqa = _grouped(found)
 
     def category(self, site: Site) -> str:
-        """The kind of tensor that the rules know it as; empty for one that stays F32."""
+        """The category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
         category = _category(site)
         if site.name in ("q_proj", "k_proj", "v_proj") and category:
             beside = {child.name for child in site.parent.children}
@@ -148,14 +150,14 @@ class _Model:
         return category
 
     def parts(self, site: Site) -> Parts:
-        """Bytes of one tensor, or of the two that it is held as."""
+        """Bytes of one tensor, or of the two tensors that the file has for it."""
         total = Parts()
         for kind, (rows, columns) in zip(self.types(site), _held_as(site), strict=True):
             total += _stored(rows * columns, kind)
         return total
 
     def types(self, site: Site) -> list[str]:
-        """The type of each tensor that one is held as."""
+        """The type of each tensor that the file has for one tensor."""
         category = self.category(site)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(_held_as(site))
@@ -163,7 +165,7 @@ class _Model:
         return [self._fitting(wanted, columns, site) for _, columns in _held_as(site)]
 
     def _type(self, category: str, site: Site) -> str:
-        """llama_tensor_get_type: the mix's type for one tensor."""
+        """The mix's type for one tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
             if mix == "MXFP4_MOE" or site.tensor.shape[-1] % BLOCKS[default][0]:
@@ -184,7 +186,7 @@ class _Model:
         return default
 
     def _values(self, mix: str, default: str, i: int) -> str:
-        """i: how many layers with such a tensor came before."""
+        """The type of `attn_v` or `attn_qkv`. i: number of earlier layers with such a tensor."""
         kind, n = default, len(self.values)
         if mix == "Q2_K":
             kind = "Q4_K" if self.gqa >= 4 else "Q3_K"
@@ -194,7 +196,7 @@ class _Model:
             kind = "Q5_K"
         elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(i, n):
             kind = "Q6_K"
-        if self.layers == 80 and self.gqa > 1 and kind in ("Q3_K", "Q4_K"):  # what llama.cpp knows as 70B
+        if self.layers == 80 and self.gqa > 1 and kind in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
             kind = "Q5_K"
         return "Q8_0" if self.experts == 8 else kind
 
@@ -217,9 +219,10 @@ class _Model:
         return default
 
     def _fitting(self, kind: str, columns: int, site: Site) -> str:
-        """tensor_type_fallback: the type, or another one where rows of `columns` are no whole blocks of it.
+        """The type, or its fallback if `columns` is not a multiple of the type's block (tensor_type_fallback).
 
-        Raises `InputError` where llama-quantize has none; files in Q8_0 are the converter's, which falls back to F16.
+        Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
+        F16.
         """
         if columns % BLOCKS[kind][0] == 0:
             return kind
@@ -236,17 +239,17 @@ class _Model:
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:
-    """Each name once → how many others came before it."""
+    """Distinct name → the number of distinct names before it."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
 def _module(site: Site) -> str:
-    """The path of what its map stands in."""
+    """The path of the parent module of a linear layer."""
     return site.path.rpartition(".")[0]
 
 
 def _more_bits(i: int, n: int) -> bool:
-    """The first and last eighth of the layers, and every third of those between."""
+    """Whether layer i of n is in the first or last eighth, or is every third layer between (use_more_bits)."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -254,8 +257,9 @@ CATEGORIES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_pro
 
 
 def _category(site: Site) -> str:
-    """The kind of tensor that the rules know it as;
-    empty for one that stays F32, `kept` for one that stays in the converter's 16 bits.
+    """The category of a tensor in llama.cpp's rules.
+
+    It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
     kind, name = site.kind, site.name
     if site.path in ("embed_tokens", "per_layer_embedding.embed"):
@@ -269,34 +273,34 @@ def _category(site: Site) -> str:
         or {"left", "right"} <= beside
         or site.tensor.shape[0] == 1
     ):
-        return "kept"  # altup, per_layer_model_proj, laurel; one row is one dimension
+        return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
     if ".indexer." in site.path:
         return (
             "other" if "weights_proj" in beside else "kept"
-        )  # blocks are chosen by maps too small to quantise (MiniMax)
+        )  # MiniMax: the block indexer's matrices are too small to quantise
     if kind == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
     if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
     if kind == "attention" or (
         kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= beside and not _gated_delta(site)
-    ):  # Kimi's
+    ):  # KDA (Kimi Linear)
         return CATEGORIES.get(name, "other")
     return "other"
 
 
 def _gated_delta(site: Site) -> bool:
-    """A gated DeltaNet's: of its maps q, k and v are one tensor, `attn_qkv`, in every file."""
+    """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are one tensor `attn_qkv` in every file."""
     return site.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
         child.name for child in site.parent.children
     }
 
 
 def _grouped(found: list[Site]) -> Number:
-    """Query heads a key-value head in the first layer (n_gqa): 0 where that has none, 1 in a model without any.
+    """Query heads per key/value head in the first layer (n_gqa).
 
-    A converter writes one number for all layers of a model with gated DeltaNets, and one for each layer of other
-    hybrids.
+    It is 0 if the first layer has no attention, and 1 if no layer has. For a model with gated DeltaNets the converter
+    writes one number for all layers, for other hybrids one per layer.
     """
     with_keys = [
         site for site in found if site.name == "k_proj" and site.kind == "attention" and ".indexer." not in site.path
@@ -311,7 +315,7 @@ def _grouped(found: list[Site]) -> Number:
 
 
 def _held_as(site: Site) -> list[tuple[Number, Number]]:
-    """(rows, columns) of the tensors that one is held as."""
+    """(rows, columns) of each tensor that the file has for one tensor."""
     shape = site.tensor.shape
     core = next((child for child in site.parent.children if isinstance(child.op, AttentionCore)), None)
     if site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
@@ -331,7 +335,7 @@ PLAIN = {"F32": "float32", "F16": "float16"}
 
 
 def _stored(elements: int, kind: str) -> Parts:
-    """Bytes of so many elements in whole blocks."""
+    """Bytes of a number of elements, which is a multiple of the type's block."""
     if kind in PLAIN:
         return plain(elements, PLAIN[kind])
     block, codes, scales, minima = BLOCKS[kind]

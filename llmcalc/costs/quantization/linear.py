@@ -1,10 +1,14 @@
-"""Schemes that convert the linear maps of a model, each by itself, and leave everything else as it is.
+"""Schemes that convert each linear layer of a model separately and leave all other tensors unconverted.
 
-Left unconverted: embeddings, norms, biases, convolutions, everything that is no matrix of a product; routers, which
-published checkpoints keep whatever the scheme; maps between residual streams, which are no modules of their own; a
-matrix that stands for several outside of experts, for such block-diagonal maps are no `nn.Linear`, but for that of an
-attention's output (DeepSeek-V4), which is; the output head, unless the scheme is told to convert it; towers of other
-modalities; and what the config names.
+Unconverted tensors:
+- embeddings, norms, biases, convolutions, and any other tensor that is not a weight matrix
+- routers, which published checkpoints never convert
+- projections between parallel residual streams, which are not modules
+- stacked block-diagonal matrices outside of experts, which are not `nn.Linear`; the grouped attention output of
+  DeepSeek-V4 is one, so it is converted
+- the output head, unless the scheme converts it
+- vision and audio encoders
+- modules that the config lists
 """
 
 from __future__ import annotations
@@ -25,21 +29,22 @@ from .patterns import Named
 Scope: TypeAlias = Literal["linear", "experts"]
 
 HEADS = ("lm_head", "classifier")
-"""Components whose maps make the output."""
+"""Components with the linear layers of the output."""
 
 KEPT = ("router", "residual", "mtp")
-"""Components that no scheme converts:
-of prediction modules that is the map of their input (`eh_proj`), which DeepSeek-V3 holds in bf16.
-"""
+"""Components that no scheme converts. `mtp` is the input projection of MTP modules (`eh_proj`), bf16 in DeepSeek-V3."""
 
 OUTSIDE = ("embedding", "pooler", *HEADS)
-"""Components outside of layers, of which AutoAWQ and AutoGPTQ convert nothing."""
+"""Components outside of layers, which AutoAWQ and AutoGPTQ do not convert."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Maps that share a format. named: which ones; None for all.
-    experts: the format of routed experts, where that is another.
+    """Linear layers that share a format.
+
+    format: their storage format.
+    named: the layers; None for all.
+    experts: the format of routed experts; None for the same format.
     """
 
     format: LinearFormat
@@ -49,9 +54,14 @@ class Group:
 
 @dataclass(frozen=True)
 class LinearScheme(Scheme):
-    """scope: linear maps, or routed experts alone. head: whether output heads are converted. everywhere: whether every
-    `nn.Linear` is, outside of layers and the gate of shared experts, a map to one number, too. kept: modules that stay
-    unconverted. Of several groups, the first that names a map holds.
+    """A scheme that converts linear layers.
+
+    groups: the first group that names a layer gives its format.
+    scope: all linear layers, or routed experts only.
+    head: whether output heads are converted; default False.
+    everywhere: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are converted;
+        default False.
+    kept: modules that stay unconverted.
     """
 
     groups: tuple[Group, ...] = ()
@@ -77,13 +87,13 @@ class LinearScheme(Scheme):
                 )
             yield site, chosen.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not converted:
-            what = "routed experts" if self.scope == "experts" else "linear maps that are not left out"
+            what = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise InputError(
                 f"--quantize {self.label}: converts {what}, and this model has none; expected another scheme"
             )
 
     def _format(self, site: Site) -> LinearFormat | None:
-        """The format that a tensor is converted to, None where it is not."""
+        """The format that a tensor is converted to; None if it stays unconverted."""
         experts = site.kind == "experts" and len(site.tensor.shape) == 3
         single = (len(site.tensor.shape) == 2 or _grouped(site)) and self.scope == "linear"
         if site.tensor.role != "matrix" or site.kind in KEPT or not (experts or single):
@@ -101,18 +111,18 @@ class LinearScheme(Scheme):
         return group.experts if experts and group.experts is not None else group.format
 
     def notes(self) -> list[str]:
-        what = "routed experts alone" if self.scope == "experts" else "linear maps"
+        what = "routed experts only" if self.scope == "experts" else "linear layers"
         texts = [f"{self.label} ({self.source}): {what}: {'; '.join(dict.fromkeys(self._formats()))}"]
         head = "" if self.head else ", output head"
         others = ", attention" if self.scope == "experts" else ""
         texts.append(
             f"unconverted: embeddings{head}{others}, norms, biases, routers"
-            + (" and what the config names" if self.kept.entries else "")
+            + (" and the modules that the config lists" if self.kept.entries else "")
         )
         unused = self.kept.unused
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            texts.append(f"the config leaves out modules that are not in this model: {', '.join(unused[:3])}{more}")
+            texts.append(f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{more}")
         return [*texts, *self.remarks]
 
     def _formats(self) -> Iterator[str]:
@@ -123,18 +133,18 @@ class LinearScheme(Scheme):
 
 
 def _beside(site: Site) -> bool:
-    """Whether it is a map that quantisers which go through layers leave out."""
+    """Whether a linear layer is skipped by quantisers that convert layer by layer."""
     return site.name == "shared_expert_gate" or site.kind in OUTSIDE
 
 
 def _grouped(site: Site) -> bool:
-    """A map in groups, all of which every token passes, that is one `nn.Linear` of all their rows."""
+    """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
     op = next((child.op for child in site.parent.children if child.name == site.name), None)
     return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
 def _matrices(site: Site) -> tuple[Number, Number, Number]:
-    """(how many, rows, columns)."""
+    """(number of matrices, rows, columns) of a tensor."""
     shape = site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)

@@ -1,10 +1,9 @@
-"""What mlx-lm stores: the `quantization` table of its configs (mlx-community), which newer versions repeat as
-`quantization_config`.
+"""The formats of mlx-lm: the `quantization` table of its configs (mlx-community).
 
-mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding: weight uint32 [out, in·b/32]; in mode affine scales and
-biases [out, in/g], of the model's number format; in mxfp4, mxfp8 and nvfp4 scales of one byte and no biases). mlx-lm:
-utils.quantize_model (what has no whole groups stays as it is; the table names the modules that are stored otherwise),
-utils.load_model.
+Newer versions repeat the table as `quantization_config`. mlx: python/mlx/nn/layers/quantized.py (Linear and Embedding:
+weight uint32 [out, in·b/32]; in mode affine scales and biases [out, in/g] in the model's number format; in mxfp4, mxfp8
+and nvfp4 scales of one byte and no biases). mlx-lm: utils.quantize_model (a module whose columns are not a multiple of
+the group stays unconverted; the table lists the modules with another format), utils.load_model.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import Named
 
 KNOWN = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
-"""Components that mlx-lm converts in every model;
-whether a router or a part of a recurrence is a module of its own differs by class.
-"""
+"""Components that mlx-lm converts in every model. For routers and parts of a recurrence it depends on the class."""
 
 
 @dataclass(frozen=True, slots=True)
 class MLXAffine(LinearFormat):
-    """bits: of a code. group: columns that share a scale and a bias."""
+    """The affine mode of MLX. bits: bits per code. group: columns that share a scale and a bias."""
 
     bits: int
     group: int
@@ -40,12 +37,12 @@ class MLXAffine(LinearFormat):
         return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=each, zeros=each)
 
     def describe(self) -> str:
-        return f"int{self.bits}, one scale and one bias (in the model's format) a group of {self.group} columns"
+        return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a module is stored. group: columns that must divide its own."""
+    """The storage format of a module. group: a module is converted if its columns are a multiple of this number."""
 
     format: LinearFormat
     group: int
@@ -53,7 +50,11 @@ class Stored:
 
 @dataclass(frozen=True)
 class MLXScheme(Scheme):
-    """usual: how all modules are stored but those that one of `others` names; None as they are."""
+    """The scheme of an mlx-lm config.
+
+    usual: format of all modules that `others` does not list.
+    others: (modules, their format; None for unconverted) of the modules that the config lists.
+    """
 
     usual: Stored = Stored(MLXAffine(4, 64), 64)
     others: tuple[tuple[Named, Stored | None], ...] = field(default=())
@@ -77,9 +78,9 @@ class MLXScheme(Scheme):
             )
 
     def _of(self, site: Site) -> Stored | None:
-        """How a tensor is stored, None where it keeps its number format.
+        """The format of a tensor; None if it stays unconverted.
 
-        Raises `InputError` for one of which the config does not say.
+        Raises `InputError` if the config does not tell whether a tensor is converted.
         """
         if site.tensor.role == "vector":
             return None
@@ -93,16 +94,16 @@ class MLXScheme(Scheme):
         return None if other is None or (isinstance(columns, int) and columns % other.group) else other
 
     def notes(self) -> list[str]:
-        more = "; some modules otherwise, as the config says" if self.others else ""
+        more = "; other formats for some modules, as listed in the config" if self.others else ""
         return [
-            f"{self.label} ({self.source}): linear maps, embeddings and output head: "
+            f"{self.label} ({self.source}): linear layers, embeddings and output head: "
             f"{self.usual.format.describe()}{more}",
             "unconverted: norms, biases",
         ]
 
 
 def mlx(c: Fields) -> Scheme:
-    """The table's own format, and those of the modules that it names."""
+    """Reads an mlx-lm table: its format, and the formats of the modules that it lists."""
     names = [name for name in c.data if name not in ("group_size", "bits", "mode", "quant_method")]
     usual, label = _stored(c)
     others: dict[Stored | None, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What `--quantize` takes: the name of a scheme, with its sizes where it has any (`gptq-int4-g128`)."""
+"""The scheme names of `--quantize`, with bits and group size in the name (`gptq-int4-g128`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .gguf import MIXES, GGUFMix
 from .linear import Group, LinearScheme
 
 MOST = 2**20
-"""The largest group or block that is read."""
+"""The largest group or block size that is supported."""
 
 AWQ_SOURCE = "AutoAWQ, arXiv:2306.00978"
 GPTQ_SOURCE = "AutoGPTQ, arXiv:2210.17323"
@@ -29,19 +29,22 @@ BITNET_SOURCE = "transformers BitLinear"
 EETQ_SOURCE = "transformers EetqLinear"
 
 STACKED = (
-    "experts as maps of their own, as transformers 4 held them; transformers 5 stacks them and leaves them unconverted"
+    "experts are separate linear layers, as in transformers 4; transformers 5 stacks them and does not convert them"
 )
-ZERO_BIASES = "checkpoints that AutoGPTQ made hold a bias for every map, too, zeros of 2 bytes a row: not counted"
-BLOB = "each weight's description, some 100 bytes of JSON in a checkpoint, is not counted"
+ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear layer, 2 bytes per row: not counted"
+BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
 def layers(label: str, source: str, one: LinearFormat, *remarks: str) -> LinearScheme:
-    """All linear maps of layers alike, but for the gate of shared experts, which published checkpoints keep."""
+    """Returns a scheme for all linear layers inside layers, except the gate of shared experts.
+
+    Published checkpoints do not convert that gate.
+    """
     return LinearScheme(label, source, remarks, (Group(one),))
 
 
 def every(label: str, source: str, one: LinearFormat, *remarks: str) -> LinearScheme:
-    """Every `nn.Linear` alike, but for output heads and routers, as `transformers` converts them."""
+    """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
     return LinearScheme(label, source, remarks, (Group(one),), everywhere=True)
 
 
@@ -88,20 +91,20 @@ _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = 
         lambda label, bits, group: layers(label, COMPRESSED, PackedInt(bits, group)),
     ),
 )
-"""How a name is written, what it matches, and what it makes. Without a group, a scale a row."""
+"""(name as printed, pattern, function that builds the scheme). A name without a group has one scale per row."""
 
 COMMON = ("fp8-block128", "awq-int4-g128", "gptq-int4-g128", "w4a16-g128", *_FIXED, *(mix.lower() for mix in MIXES))
-"""Names with the sizes that most published models have."""
+"""Scheme names with the sizes of most published models."""
 
 NAMES = (*(name for name, _, _ in _SIZED), *_FIXED, *(mix.lower() for mix in MIXES))
-"""Every name, with N for a size and B for bits."""
+"""Every scheme name, with N for a size and B for bits."""
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:
-    """The scheme of that name. After a llama.cpp mix: `-imatrix`, made with an importance matrix; `-qkv`, q, k and v
-    are one tensor.
+    """Returns the scheme of a name.
 
-    Raises `InputError`, which lists all names, for one that is not known.
+    A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
+    tensor). Raises `InputError`, which lists all names, for an unknown name.
     """
     label = name.strip().lower()
     if label in _FIXED:

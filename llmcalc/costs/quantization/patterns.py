@@ -1,12 +1,13 @@
-"""Which modules a config's list names, though our modules are called otherwise.
+"""Matches the module names in a config's list with the modules of the reference model.
 
-A module of ours has the names that published models give it (`mlp.router` is `mlp.gate` in most); a list names a module
-where it names any of them. Rules of matching:
-- `transformers`, should_convert_module: a name is the start of the module's up to a step, or its end, or a regular
-  expression at its start.
-- AutoAWQ: part of a name; taken here as whole steps of it, so that `gate` does not name `gate_proj`.
-- compressed-tensors, match_name: the whole name, or `re:` and a regular expression at its start.
-- ModelOpt: the whole name with `*` for anything.
+A module here has all the names that published models give it (`mlp.router` is `mlp.gate` in most). An entry matches a
+module if it matches any of these names. The rules of matching:
+- `transformers`, should_convert_module: the entry is a prefix of the name up to a dot, or a suffix of the name, or a
+  regular expression that matches at its start.
+- AutoAWQ: the entry is part of the name; here only whole components match, so that `gate` does not match `gate_proj`.
+- compressed-tensors, match_name: the entry is the whole name, or `re:` and a regular expression that matches at its
+  start.
+- ModelOpt: the entry is the whole name, with `*` for any text.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "mamba": ("mamba", "mixer"),
     "self_attn": ("self_attn", "attention", "attn"),
 }
-"""A step of our paths → what else published models call it."""
+"""Component of a path here → its names in published models."""
 
 LEAVES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q_proj", "qkv_proj"), "k_proj": ("k_proj", "qkv_proj"), "v_proj": ("v_proj", "qkv_proj"),
@@ -45,17 +46,18 @@ EXPERTS: dict[str, tuple[str, ...]] = {
 }
 
 NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
-"""Entries that may name nothing here and are no surprise: norms under other names than ours, heads that are tied."""
+"""Entries that may match no module without a note: norms with other names, tied output heads."""
 
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 WORDS = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
 MOST_WAYS, WAYS_TO_REPEAT = 24, 6
-"""A config may come from anyone: no pattern is tried that could match in more than 2^24 ways.
-A repeat has about 2^6, a choice 2.
+"""Limits for patterns, because a config may come from anyone: a pattern may match in at most 2^24 ways.
+
+A repetition counts as about 2^6 ways, an alternative as 2.
 """
 
 LONGEST_MATCHING = 1.0
-"""Seconds that all patterns of a list may take."""
+"""Time limit for matching all patterns of a list, in seconds."""
 
 MOST_ENTRIES = 5000
 
@@ -64,7 +66,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 @cache
 def names_of(path: str) -> tuple[str, ...]:
-    """Every name that a module of ours may have in a published model."""
+    """Returns every name that a module may have in a published model."""
     steps = path.split(".")
     ours = "experts" in steps
     choices: list[tuple[str, ...]] = [STEPS.get(step, (step,)) for step in steps[:-1]]
@@ -76,11 +78,10 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 class Named:
-    """Modules that a list names. Remembers which of its entries named one.
+    """The modules that a list names; it also remembers which entries matched.
 
-    Raises `InputError` for an entry that is no regular expression where it must be one or a slow one, and for one that
-    names single
-    experts: experts are counted alike.
+    Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
+    single expert: all experts of a layer are counted alike.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Named:
         self._field, self._spent = field, 0.0
 
     def _test(self, entry: str, field: str) -> Callable[[str], bool] | None:
-        """How an entry that is more than a name is tested."""
+        """Returns the test for an entry that is a pattern; None for a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, entry)) if set(entry) & set("*?[") else None
         text, boundary = entry, ""
@@ -166,19 +167,19 @@ class Named:
 
     @property
     def unused(self) -> list[str]:
-        """Entries that have named nothing yet, but for those of modules that no scheme converts."""
+        """Entries that have matched no module yet, without entries for modules that no scheme converts."""
         return [entry for entry in self.entries if entry not in self.used and not NEVER_CONVERTED.search(entry)]
 
 
 def _ways(pattern: str) -> int:
-    """The power of two of the ways in which a pattern may match, at most: a choice of words is one or the other."""
+    """An upper bound on the number of ways in which a pattern may match, as a power of two."""
     rest, words = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", rest))
     return words + rest.count("|") + optional + WAYS_TO_REPEAT * sum(rest.count(one) for one in "*+{")
 
 
 def _runs(name: str) -> Iterable[str]:
-    """Every run of whole steps of a path."""
+    """Every sequence of consecutive components of a path."""
     steps = name.split(".")
     return (".".join(steps[i:j]) for i in range(len(steps)) for j in range(i + 1, len(steps) + 1))
 

@@ -1,0 +1,99 @@
+"""What was measured of each model preset: by the class of transformers that computes it, else by the PyTorch reference.
+
+`tests/data/presets.json` holds it, with a digest of the description that was measured; `test_presets.py` holds every
+preset to it. `python -m tests.verify.presets` measures the presets whose description has changed, or those that are
+named, and writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.flops import forward_of
+from llmcalc.costs.params import total_of
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.optional import EVERY_PART, WITHOUT_FLOPS
+from llmcalc.sources.preset import Preset
+from llmcalc.sources.presets import load_preset, model_names
+from llmcalc.units import bits_to_bytes
+from llmcalc.verify.checks import Verdict
+from llmcalc.verify.reference import LEAST_SEQ, verify_reference
+from llmcalc.verify.transformers import verify_transformers
+from tests.builders import json_lines, sight
+from tests.verify.verdicts import FOLLOWED, QUANTITIES, found
+
+REFERENCE = "reference"
+RECORD = Path(__file__).parents[1] / "data" / "presets.json"
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Preset → `digest` of its description; `witness`, the class that was measured or `reference`; `text`, whether the
+    text model was measured without its towers; `seq`, the tokens of its pass; and each quantity as it was measured. A
+    quantity in which the class departs from its architecture is `followed`.
+    """
+    known: dict[str, dict[str, Any]] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return known
+
+
+def digest(spec: ModelSpec) -> str:
+    """A short hash of a description with all its defaults."""
+    return sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+
+
+def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
+    """The count of what was measured: of the whole model and one sequence, the parameters with all that was built."""
+    spec, run = (without_towers(preset) if record["text"] else preset).model, sight(seq=record["seq"])
+    if quantity == "parameters":
+        built = EVERY_PART if record["witness"] == REFERENCE else WITHOUT_FLOPS
+        return int(spec.tree().total(total_of, include=built))
+    if quantity == "forward_flops":
+        return int(spec.tree().total(forward_of, run))
+    return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
+
+
+def without_towers(preset: Preset) -> Preset:
+    """The text model alone, for which there is a class where there is none for the whole."""
+    return preset.model_copy(update={"model": preset.model.model_copy(update={"towers": {}})})
+
+
+def measure(name: str) -> dict[str, Any]:
+    """What is recorded of a preset. Raises `AssertionError` where a witness disagrees."""
+    preset = load_preset(name)
+    kept: dict[str, Any] = {"digest": digest(preset.model), "seq": LEAST_SEQ}
+    for one in (preset, without_towers(preset)):
+        kept["text"] = one.model.towers != preset.model.towers
+        try:
+            verdict = verify_transformers(one, seq=LEAST_SEQ)
+        except (InputError, RuntimeError, MemoryError):
+            continue
+        assert verdict.ok, (name, verdict.failures[:3])
+        return kept | {"witness": verdict.info["class"]} | _numbers(verdict, found(one.model, verdict))
+    verdict = verify_reference(preset.model, name, seq=LEAST_SEQ)
+    assert verdict.ok, (name, verdict.failures[:3])
+    return kept | {"text": False, "witness": REFERENCE} | _numbers(verdict, {})
+
+
+def _numbers(verdict: Verdict, words: dict[str, str]) -> dict[str, Any]:
+    """The measured totals of the whole model; `followed` where the class departs from its architecture."""
+    checks = [c for c in verdict.checks if c.node == "model" and c.quantity in QUANTITIES]
+    return {c.quantity: FOLLOWED if words.get(c.quantity) == FOLLOWED else c.measured for c in checks}
+
+
+def main(names: list[str]) -> None:
+    """Measures the presets that are named, else those that have changed, and writes the file after each."""
+    known = {name: one for name, one in recorded().items() if name in model_names()}
+    wanted = names or [n for n in model_names() if known.get(n, {}).get("digest") != digest(load_preset(n).model)]
+    for name in wanted:
+        known[name] = measure(name)
+        print(name, known[name]["witness"], flush=True)
+        RECORD.write_text(json_lines(dict(sorted(known.items()))) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
