@@ -25,6 +25,30 @@ CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob
 """The folders of published configs with what was measured of their classes."""
 
 
+SOME_PRESETS = [
+    "bart-large",
+    "bert-base",
+    "bloom-560m",
+    "deepseek-v3",
+    "falcon-7b",
+    "gemma3-4b",
+    "gpt-oss-20b",
+    "gpt2",
+    "llama3-8b",
+    "mamba2-130m",
+    "mixtral-8x7b",
+    "mpt-7b",
+    "olmo2-7b",
+    "opt-350m",
+    "phi-2",
+    "qwen3-next-80b-a3b",
+    "t5-v1.1-xl",
+    "whisper-tiny",
+    "zamba2-1.2b",
+]
+"""A preset of each lineage."""
+
+
 def json_lines(mapping: Mapping[str, Any], indent: str = "") -> str:
     """A JSON object with a line for each key: how files are written that a command makes and people read."""
     lines = (f"{indent}  {json.dumps(key)}: {json.dumps(value)}" for key, value in mapping.items())

@@ -214,5 +214,7 @@ def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = froz
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "train") and workload.context:
-        raise InputError(f"--context: {workload.phase} starts from nothing; expected --phase prefill or decode")
+        raise InputError(
+            f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
+        )
     return FlopCount(spec, spec.tree(), sight, include)

@@ -163,12 +163,11 @@ _STATES: dict[Optimizer, Callable[[list[Held], str], dict[str, Number]]] = {
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 _SPLITS = {
-    "muon": "momentum for the matrices of products in the layers; AdamW for embeddings, output head, norms, biases "
+    "muon": "momentum for the weight matrices in the layers; AdamW for embeddings, output head, norms, biases "
     "and other vectors",
-    "adafactor": "a matrix keeps one mean a row and one a column, a vector all of its second moment",
-    "adam8bit": f"tensors of under {LEAST_8BIT:,} elements keep fp32 states; the others a byte an element and an "
-    f"fp32 scale a block of {BLOCK} "
-    "(as bitsandbytes' source has it; not run against it)",
+    "adafactor": "a matrix has one mean per row and one per column, a vector its whole second moment",
+    "adam8bit": f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an "
+    f"fp32 scale per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)",
 }
 
 

@@ -47,9 +47,9 @@ MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 NOT_COUNTED = (
     "activations",
     "temporary workspaces",
-    "parallel layouts: all of it is counted on one device",
-    "the CUDA context or what else the runtime takes",
-    "fragmentation of the allocator",
+    "parallelism (TP, PP, FSDP): everything is assumed on one device",
+    "CUDA context and other runtime overhead",
+    "allocator fragmentation",
 )
 
 
@@ -315,7 +315,8 @@ def _wide(setup: Setup, published: str) -> str:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(setup.dtype)] < 16:
         raise InputError(
-            f"--dtype {setup.dtype}: with --quantize that of the tensors left unconverted; expected 16 bits or more"
+            f"--dtype {setup.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 bits "
+            "or more"
         )
     return dtype(setup.dtype)
 

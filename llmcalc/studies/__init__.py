@@ -1,1 +1,1 @@
-"""Questions over one model or several: how they compare, which shapes cost the same, what rules of thumb say."""
+"""Studies of one model or several: comparison, shapes of equal cost, and rules of thumb."""

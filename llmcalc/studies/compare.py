@@ -1,8 +1,8 @@
-"""What tells one model's shape from another's: sizes, ratios of sizes, and cost a token.
+"""Comparison of models: sizes, ratios of sizes, and cost per token.
 
-Nothing is counted here that another file of this package counts; this one puts those counts over one another. Ratios
-are those that papers report: aspect ratio h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h,
-key/value heads over heads (Ainslie 2023, arXiv:2305.13245).
+The counts come from `costs`; this file computes ratios of them. The ratios are those that papers report: aspect ratio
+h/L (Kaplan 2020, arXiv:2001.08361, §3.1), d_ff/h, heads × head size over h, key/value heads over heads (Ainslie 2023,
+arXiv:2305.13245).
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from ..model import ModelSpec
 from ..run.workload import Workload
 
 DENSE_BAND = (100, 130)
-"""h/L, rounded to a whole number, of most large dense decoders:
-Chinchilla and LLaMA 65B 102, GPT-3 and Llama 3 8B 128, Llama 3.1 405B 130.
+"""Range of h/L of most large dense decoders, rounded to a whole number.
+
+Chinchilla and LLaMA 65B have 102, GPT-3 and Llama 3 8B 128, Llama 3.1 405B 130.
 """
 
 VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
-"""Where a weight with a row for each token of the vocabulary stands."""
+"""Paths of the weights with one row per token of the vocabulary."""
 
 
 def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
-    """Whether h/L, rounded to a whole number, lies in the band of dense decoders."""
+    """Whether h/L, rounded to a whole number, is in the range of large dense decoders, `DENSE_BAND`."""
     least, most = DENSE_BAND
     return least <= round(hidden_size / num_hidden_layers) <= most
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """The shape of one stack of layers, and of the most frequent kind of its layers.
+    """The shape of one stack of layers, taken from its most frequent kind of layer.
 
-    feed_forward_width: of the network that one token passes through; in a mixture of experts, experts a token × expert
-    width + width of the shared experts. head_dim: of a query and key. num_key_value_heads: None for latent attention.
-    Fields of attention are None where no layer has heads.
+    feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
+        width of the shared experts.
+    head_dim: size of one head's query and key.
+    num_key_value_heads: number of key/value heads; None for latent attention.
+    The attention fields are None if no layer has heads.
     """
 
     num_hidden_layers: int
@@ -68,7 +71,7 @@ class StackShape:
 
     @property
     def feed_forward_ratio(self) -> float | None:
-        """d_ff/h; active width over h in a mixture of experts."""
+        """d_ff/h; in a mixture of experts, active width over h."""
         return None if self.feed_forward_width is None else self.feed_forward_width / self.hidden_size
 
     @property
@@ -88,13 +91,15 @@ class StackShape:
 
 @dataclass(frozen=True)
 class Quantities:
-    """One model's sizes and costs.
+    """The sizes and costs of one model.
 
-    shape: of the stack that makes the output; encoder: of an encoder that stands beside it. vocabulary_parameters:
-    every weight with a row a token, tied ones once. forward_flops_per_token: at `seq` tokens, full pairs, logits at
-    every position; an encoder-decoder reads as many in its encoder. kv_bytes_per_token: None for an encoder, which
-    keeps none.
-    longest: tokens that a table of learned positions has, None where there is no table.
+    shape: shape of the stack that computes the output.
+    encoder: shape of the encoder of an encoder-decoder; None for other models.
+    vocabulary_parameters: parameters of all weights with one row per vocabulary token, tied ones once.
+    forward_flops_per_token: forward FLOPs per token at `seq` tokens, with full pairs and logits at every position; the
+        encoder of an encoder-decoder reads as many tokens.
+    kv_bytes_per_token: bytes of cache per token; None for an encoder, which has no cache.
+    longest: number of learned positions; None without a learned position embedding.
     """
 
     spec: ModelSpec
@@ -116,7 +121,7 @@ class Quantities:
 
     @property
     def shapes(self) -> tuple[StackShape, ...]:
-        """Of every stack, in the order in which they run."""
+        """The shape of every stack, in the order in which the stacks run."""
         return (self.shape,) if self.encoder is None else (self.encoder, self.shape)
 
 
@@ -137,12 +142,14 @@ SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
     "flops": lambda q: q.forward_flops_per_token,
     "kv": lambda q: q.kv_bytes_per_token,
 }
-"""What `--sort` can be told to sort by."""
+"""Value of `--sort` → the quantity to sort by."""
 
 
 def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Quantities:
-    """Everything that is compared, of one model. seq: tokens of the sequence that FLOPs are given for.
+    """Computes all compared quantities of one model.
 
+    seq: tokens per sequence for the FLOPs; default 2048.
+    dtype: number format of the cache; default bfloat16.
     Raises `InputError` for an unknown dtype.
     """
     count, workload = params(spec), Workload(batch=1, seq=seq)
@@ -169,9 +176,9 @@ def _vocabulary(tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """The shape of a stack, by its most frequent kind of layer (of equals, the lowest in the stack).
+    """Returns the shape of a stack, from its most frequent kind of layer (the first in the stack among equals).
 
-    Heads are those of the most frequent layer with attention; of a stack without any, those of another mixer.
+    Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
     groups = [(name, block, count) for name, block, count, _ in stack.groups() if count]
     block = max(groups, key=lambda g: g[2])[1]
@@ -202,9 +209,9 @@ def _heads(layer: Layer, width: int) -> HeadSizes | None:
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:
-    """The quantity that `--sort` names.
+    """Returns the quantity that `--sort` names.
 
-    Raises `InputError` with the list of names for one that is not known.
+    Raises `InputError`, which lists all names, for an unknown name.
     """
     if name not in SORT_KEYS:
         raise InputError(
@@ -214,9 +221,9 @@ def sort_key(name: str) -> Callable[[Quantities], float | None]:
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
-    """Indices of the models by a quantity, smallest first, those that lack it last; as given where no key is.
+    """Returns the indices of the models sorted by a quantity, smallest first, models without it last.
 
-    Raises `InputError` for an unknown key.
+    Without a key the order is unchanged. Raises `InputError` for an unknown key.
     """
     order = list(range(len(models)))
     if key is None:

@@ -1,9 +1,9 @@
-"""What published studies say of depth against width, each with its source, and with what it does not cover.
+"""Findings of published studies on depth against width, each with its source and its limits.
 
-A figure stands here only where the source states it. Kaplan 2020 (arXiv:2001.08361, §3.1 and Figure 5), Hoffmann 2022
+Every figure here is stated by its source: Kaplan 2020 (arXiv:2001.08361, §3.1 and Figure 5), Hoffmann 2022
 (arXiv:2203.15556, §3 and Table 4), Tay 2021 (arXiv:2109.10686, its DeepNarrow recommendation), Fahim & Karim 2026
-(arXiv:2601.20994, abstract and Figure 1). The last gives exponents; its fitted constants are not used, only the one
-critical depth that its Figure 1(b) names.
+(arXiv:2601.20994, abstract and Figure 1). From the last, only its exponents and the one critical depth in its
+Figure 1(b) are used, not its fitted constants.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ CHINCHILLA = (80, 8192)
 """(layers, hidden size): Hoffmann 2022, Table 4."""
 
 TAY_LAYERS = (32, 36)
-"""Layers at which the gain from stacking more converges (Tay 2021)."""
+"""Range of depths, in layers, at which the gain from more layers converges (Tay 2021)."""
 
 DEPTH_EXPONENT, WIDTH_EXPONENT, CRITICAL_EXPONENT = 0.12, 0.34, 0.44
-"""Fahim & Karim 2026: optimal depth and width against compute, critical depth against width."""
+"""Exponents of Fahim & Karim 2026: optimal depth and width against compute, critical depth against width."""
 
 CRITICAL_ANCHOR = (16, 512)
-"""(layers, hidden size): the critical depth read off in their Figure 1(b)."""
+"""(layers, hidden size) of the critical depth in Figure 1(b) of Fahim & Karim 2026."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One study. says: what it found. limits: what it did not look at."""
+    """The finding of one study. says: the result. limits: what the study did not examine."""
 
     key: str
     source: str
@@ -77,22 +77,24 @@ FINDINGS = (
 
 
 def kaplan_range() -> tuple[float, float]:
-    """h/L of Kaplan's two models: 33.3 and 714.7."""
+    """The range of h/L given by Kaplan's two models: 33.3 and 714.7."""
     return KAPLAN_DEEP[1] / KAPLAN_DEEP[0], KAPLAN_SHALLOW[1] / KAPLAN_SHALLOW[0]
 
 
 def critical_depth(hidden_size: int) -> float:
-    """Layers beyond which, in Fahim & Karim 2026, loss rises: 16·(h/512)^0.44."""
+    """The critical depth of Fahim & Karim 2026, in layers, beyond which loss rises: 16·(h/512)^0.44."""
     layers, width = CRITICAL_ANCHOR
     return float(layers * (hidden_size / width) ** CRITICAL_EXPONENT)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the studies' figures make of one shape.
+    """One shape compared with the figures of the studies.
 
-    in_kaplan_range: h/L between those of Kaplan's two models. past_tay: more layers than where Tay's gain converges.
-    critical_depth: Fahim & Karim's, in layers; past_critical: deeper than that.
+    in_kaplan_range: whether h/L is between those of Kaplan's two models.
+    past_tay: whether the shape has more layers than the depth at which Tay's gain converges.
+    critical_depth: critical depth of Fahim & Karim, in layers.
+    past_critical: whether the shape is deeper than critical_depth.
     """
 
     in_kaplan_range: bool
@@ -102,7 +104,7 @@ class Verdicts:
 
 
 def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
-    """Where a shape lies against each study's figures."""
+    """Compares a shape with the figures of each study."""
     least, most = kaplan_range()
     critical = critical_depth(hidden_size)
     inside = least <= hidden_size / num_hidden_layers <= most
@@ -110,7 +112,8 @@ def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:
-    """(h, L) that Fahim & Karim's exponents make of a shape, were it the best at its compute,
-    at `compute_ratio` times that.
+    """The optimal (h, L) at `compute_ratio` times the compute of a shape, by the exponents of Fahim & Karim.
+
+    It assumes that the given shape is optimal at its own compute.
     """
     return hidden_size * compute_ratio**WIDTH_EXPONENT, num_hidden_layers * compute_ratio**DEPTH_EXPONENT

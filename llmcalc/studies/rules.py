@@ -1,13 +1,13 @@
-"""Rules of thumb for FLOPs, beside the exact count of the same workload.
+"""Rules of thumb for FLOPs, compared with the exact count of the same workload.
 
-Each is stated as its source states it and applied as it stands, to architectures it was not made for too; `remark` says
-what it leaves out. Sources: Kaplan et al. 2020 (arXiv:2001.08361), §2.1 and Table 1; Hoffmann et al. 2022
+Each rule is stated as in its source and applied unchanged, also to architectures that it was not made for. `remark`
+says what it leaves out. Sources: Kaplan et al. 2020 (arXiv:2001.08361), §2.1 and Table 1; Hoffmann et al. 2022
 (arXiv:2203.15556), appendix F; Chowdhery et al. 2022 (arXiv:2204.02311), appendix B; Narayanan et al. 2021
 (arXiv:2104.04473), eq. 3; Korthikanti et al. 2022 (arXiv:2205.05198), appendix A.
 
-A rule for training alone gives a third of itself for a forward pass, and a rule for the forward pass three times itself
-for training (backward = 2 × forward, which all five sources assume). Where tokens come before the new ones, the rule's
-sequence length is all of them together.
+A rule that its source states for training only is divided by three for a forward pass; a rule for the forward pass is
+multiplied by three for training (backward = 2 × forward, which all five sources assume). With cached tokens, the
+sequence length of a rule is cached and new tokens together.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from ..model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to say how many FLOPs a workload has.
+    """One rule for the FLOPs of a workload, and its result.
 
-    name: what a table calls it. formula: as the source writes it. source: where. total: FLOPs. error_full,
-    error_causal: total over the exact count under that convention of pairs, minus 1. remark: what was put into it, or
-    what it leaves out.
+    name: its name in tables.
+    formula: the formula as the source writes it.
+    source: paper and section.
+    total: the FLOPs that it gives.
+    error_full, error_causal: total over the exact count with full or causal pairs, minus 1.
+    remark: the inputs of the formula, or what it leaves out.
     """
 
     key: str
@@ -45,10 +48,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the rules are written in, summed over layers where layers differ.
+    """The sizes that the rules use, as sums over layers if layers differ.
 
-    width: h, d_model. layers: L. heads: Σ heads of all layers. keys: Σ heads × head size (L·H·Q, n_layer·d_attn).
-    feed_forward: Σ width of the feed-forward network that one token passes through. vocab: V.
+    width: h, d_model.
+    layers: L.
+    heads: Σ heads of all layers.
+    keys: Σ heads × head size (L·H·Q, n_layer·d_attn).
+    feed_forward: Σ active width of the FFN per token.
+    vocab: V.
     """
 
     width: int
@@ -60,13 +67,13 @@ class Sizes:
 
 
 def _is_plain_transformer(spec: ModelSpec) -> bool:
-    """One stack of attention and feed-forward networks: all that the rules with an attention term are about."""
+    """Whether a model is one stack of attention and FFN layers, as the rules with an attention term assume."""
     layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
     return spec.kind != "encoder-decoder" and all(_widths(layer, spec.hidden_size) is not None for layer in layers)
 
 
 def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
-    """(heads, head size, active width of the network) of a layer of attention and a network and nothing beside them."""
+    """(heads, head size, active FFN width) of a layer with only attention and an FFN; None for other layers."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
@@ -77,9 +84,9 @@ def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
 
 
 def sizes(spec: ModelSpec) -> Sizes:
-    """The dimensions of the stack that makes the output.
+    """Returns the sizes of the stack that computes the output.
 
-    Raises `ArithmeticError` for any model that is no plain transformer.
+    Raises `ArithmeticError` for any model that is not a plain transformer.
     """
     heads = keys = inner = 0
     for _, layer, count, _ in spec.main.groups():
@@ -95,14 +102,14 @@ def sizes(spec: ModelSpec) -> Sizes:
 
 
 def kaplan_table_1(n: int, keys: int, context: int) -> int:
-    """2N + 2·n_layer·n_ctx·d_attn: forward FLOPs a token (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
+    """Forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
     return 2 * n + 2 * context * keys
 
 
 def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
     """Forward FLOPs of one sequence (Hoffmann 2022, appendix F).
 
-    As its text lists them. The ratios to 6ND that its table A4 prints come out without the embedding and the logits.
+    The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
     """
     h, v, s = d.width, d.vocab, seq
     embeddings = 2 * s * v * h
@@ -117,15 +124,15 @@ def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
 
 
 def palm_appendix_b(n: int, keys: int, seq: int) -> int:
-    """6N + 12LHQT: FLOPs of training a token (Chowdhery 2022, appendix B). keys = L·H·Q."""
+    """Training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
     return 6 * n + 12 * keys * seq
 
 
 def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
     """FLOPs of one training iteration.
 
-    With recomputation 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3), without 72Bsℓh²(1 + s/6h + V/12ℓh)
-    (Korthikanti 2022, appendix A).
+    With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
+    Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
     """
     passes = 4 if recompute else 3
     b, s, h, layers, v = batch, seq, d.width, d.layers, d.vocab
@@ -133,7 +140,7 @@ def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
 
 
 def conventions(count: FlopCount) -> list[Rule]:
-    """The exact count under both conventions of pairs, then every rule that is defined for the model."""
+    """Returns the exact counts with full and causal pairs, then every rule that is defined for the model."""
     full, causal = count.full, count.causal
 
     def rule(key: str, name: str, formula: str, source: str, total: int, remark: str = "") -> Rule:
@@ -147,7 +154,7 @@ def conventions(count: FlopCount) -> list[Rule]:
 
 
 Found: TypeAlias = tuple[str, str, str, str, int, str]
-"""(key, name, formula, source, FLOPs, remark)."""
+"""A rule before comparison: (key, name, formula, source, FLOPs, remark)."""
 
 
 def _rules(count: FlopCount) -> Iterator[Found]:
@@ -166,16 +173,19 @@ KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", 
 MEGATRON, MEGATRON_AGAIN = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
 HALF, DENSE = (
     "N non-embedding (active); half of all pairs; no logits",
-    "for MHA and an ungated feed-forward; counts the embedding as a product, and softmax",
+    "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax",
 )
 EVERY, MHA = (
     "N all parameters (active), embedding included",
-    "for MHA with heads × head_dim = h and an ungated 4h feed-forward",
+    "for MHA with heads × head_dim = h and a non-gated FFN with d_ff = 4h",
 )
 
 
 def _forward_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Iterator[Found]:
-    """reach: tokens of a sequence, those in the cache included. All per-sequence forms have a factor of it."""
+    """Yields the rules for a forward pass.
+
+    reach: cached and new tokens per sequence; every formula per sequence has it as a factor.
+    """
     kaplan = kaplan_table_1(_kaplan_n(p), d.keys, reach)
     yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
     chinchilla = exact_div(chinchilla_appendix_f(d, reach), reach)
@@ -227,15 +237,13 @@ def _training_rules(d: Sizes, p: ParameterCount, reach: int, tokens: int) -> Ite
 
 
 def _kaplan_n(p: ParameterCount) -> int:
-    """Kaplan's N: without input tables and an untied output head;
-    of a mixture of experts, what a token passes through.
-    """
+    """Kaplan's N: active parameters without the input embeddings and an untied output head."""
     n: int = p.active - (p.total - p.non_embedding)
     return n
 
 
 def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
-    """What people put in for N: (key, name, what it is, source, N)."""
+    """Yields the common choices of N: (key, name, what it counts, source, N)."""
     active = p.active != p.total
     yield (
         "kaplan",

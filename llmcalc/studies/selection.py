@@ -1,4 +1,4 @@
-"""Which of many models are meant: by kind, attention, experts and size."""
+"""Filters models by kind, attention, experts and size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ KINDS = ("decoder", "encoder", "encoder-decoder")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a model has to be; a field that is None asks for nothing.
+    """The filter for models; a field that is None filters nothing.
 
-    kind: of `KINDS`. attention: of `attention_kinds`. moe: whether it is a mixture of experts. least, most: total
-    parameters.
+    kind: one of `KINDS`.
+    attention: one of the names that `attention_kinds` returns.
+    moe: whether the model is a mixture of experts.
+    least, most: smallest and largest number of total parameters.
     """
 
     kind: str | None = None
@@ -29,7 +31,7 @@ class Selection:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind, and for limits that no number is within."""
+        """Raises `InputError` for an unknown kind, and if least is more than most."""
         if self.kind is not None and self.kind not in KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."
@@ -40,11 +42,11 @@ class Selection:
 
     @property
     def any(self) -> bool:
-        """Whether it asks for anything."""
+        """Whether any filter is set."""
         return self != Selection()
 
     def takes(self, spec: ModelSpec, parameters: int) -> bool:
-        """Whether a model of so many parameters is meant."""
+        """Whether a model with this number of parameters passes the filter."""
         return (
             self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
@@ -55,9 +57,9 @@ class Selection:
 
 
 def require_attention(wanted: str | None, specs: Sequence[ModelSpec]) -> str | None:
-    """The kind of attention as the models have it, whatever its case.
+    """Returns the kind of attention in the models' spelling; the match is case-insensitive.
 
-    Raises `InputError` with those that there are for one that none has.
+    Raises `InputError`, which lists the kinds of the models, if no model has it.
     """
     if wanted is None:
         return None
@@ -70,8 +72,10 @@ def require_attention(wanted: str | None, specs: Sequence[ModelSpec]) -> str | N
 
 
 def attention_kinds(spec: ModelSpec) -> frozenset[str]:
-    """What its layers mix tokens with: `mha`, `gqa` or `mqa` by the heads, `sliding` beside them where a layer has a
-    window, and the names of other mixers (`mla`, `mamba2`, `gated_delta_net`, …).
+    """The kinds of token mixers in the layers of a model.
+
+    Attention is `mha`, `gqa` or `mqa` by its heads, and also `sliding` if a layer has a window. Other mixers have their
+    own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     found: set[str] = set()
     for layer_mixer in _mixers(spec):

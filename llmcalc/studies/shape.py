@@ -1,7 +1,7 @@
-"""Depth against width: shapes of one family of models that cost the same.
+"""Depth against width: the shapes of one family of models that have the same cost.
 
-A family has a model's ratios (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
-norms) and varies hidden size and depth alone. The family is a spec whose sizes are functions of (h, L); the closed
+A family has the ratios of a model (d_ff/h, heads·head_dim/h, key/value heads over heads, head size, vocabulary, tying,
+norms) and varies hidden size and depth only. The family is a spec whose sizes are functions of (h, L); the closed
 forms of `params` and `flops` are evaluated on it with Python integers. Cost grows with h and with L, so the hidden
 sizes that a budget allows, and the depth nearest to the budget at each of them, are found by bisection.
 """
@@ -32,13 +32,13 @@ from .literature import TOKENS_PER_PARAMETER, Verdicts, scaled_optimum, verdicts
 
 HEAD_SIZES = (64, 96, 128, 256)
 LEAST_ASPECT, MOST_ASPECT = 8, 1024
-"""h/L of the deepest and the shallowest shape of a study."""
+"""Smallest and largest h/L of a study's shapes."""
 LEAST_WIDTHS, MOST_WIDTHS = 48, 256
-"""Hidden sizes that a study counts at least, where the budget allows as many, and at most."""
+"""Smallest and largest number of hidden sizes that a study counts; a budget may allow fewer."""
 FEWEST_WIDTHS = 6
 """Where a budget allows fewer hidden sizes than these, their step is halved."""
 UNIT, LEAST_UNIT = 64, 16
-"""What hidden sizes and widths of feed-forward networks are multiples of: usually, and where a budget is small."""
+"""Hidden sizes and FFN widths are multiples of the first number, and for a small budget of the second."""
 LEAST_HEAD_DIM = 16
 """The smallest head size that a study makes by halving a model's head size."""
 LARGEST_WIDTH, LARGEST_DEPTH = 2**21, 2**16
@@ -46,17 +46,18 @@ LARGEST_WIDTH, LARGEST_DEPTH = 2**21, 2**16
 BudgetKind: TypeAlias = Literal["parameters", "train_flops"]
 
 STANDARD, SMALL_STANDARD = "llama3-8b", "smollm2-135m"
-"""The presets whose ratios a budget without a model has: of all sizes, and of small ones."""
+"""The presets whose ratios are used for a budget without a model, and for a small budget without a model."""
 SMALL = 500_000_000
-"""Parameters below which a budget has the ratios of the small standard. SmolLM2's models of 135 M and 360 M parameters
-have the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
+"""Number of parameters below which a budget uses `SMALL_STANDARD`. SmolLM2's models of 135 M and 360 M parameters have
+the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 """
 
 
 def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
-    """The name of the preset whose ratios a budget without a model has.
+    """Returns the name of the preset whose ratios are used for a budget without a model.
 
-    Training FLOPs stand for C/6D parameters, or for sqrt(C/120) at 20 tokens per parameter (Hoffmann 2022, C = 6ND).
+    A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
+    (Hoffmann 2022, C = 6ND).
     """
     if parameters is None and train_flops is not None:
         divisor = 6 * TOKENS_PER_PARAMETER if tokens is None else 6 * tokens
@@ -66,12 +67,12 @@ def standard(parameters: int | None = None, train_flops: int | None = None, toke
 
 @dataclass(frozen=True)
 class Family:
-    """Models that differ in hidden size and depth alone.
+    """A family of models that differ only in hidden size and depth.
 
-    spec: the model whose ratios they have.
-    head_dim, kv_ratio, ffn_ratio: in place of the model's, where given.
-    head_divisor: every head size is the model's divided by this number.
-    unit: what hidden sizes and widths of feed-forward networks are multiples of.
+    spec: the model that the ratios come from.
+    head_dim, kv_ratio, ffn_ratio: replace the model's own if given.
+    head_divisor: every head size is the model's head size divided by this number.
+    unit: hidden sizes and FFN widths are multiples of this number.
     """
 
     spec: ModelSpec
@@ -90,7 +91,7 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth: one of each layer that a pattern names."""
+        """The smallest depth, with one layer of each kind in the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
@@ -103,7 +104,7 @@ class Family:
         return least
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """(heads over h, key/value heads over h or None where there is one for all, head size)."""
+        """(heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
@@ -112,9 +113,9 @@ class Family:
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
     def finer(self, keep_heads: bool) -> Family | None:
-        """The same family with hidden sizes at smaller steps; None where there is none.
+        """Returns the same family with a smaller step of hidden sizes; None if there is none.
 
-        keep_heads: whether head sizes must stay as they are. Otherwise they are halved, if all of them can be.
+        keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
         dims = [(self.head_dim or one.head_dim) // self.head_divisor for one in self._own_heads()]
         even = all(d % 2 == 0 and d // 2 >= LEAST_HEAD_DIM for d in dims)
@@ -122,14 +123,14 @@ class Family:
             half = replace(self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=divisor * self.head_divisor)
             try:
                 half.at(half.step, half.least_depth)
-            except Unscalable:  # rotary dimensions, for one, may need heads of the model's own size
+            except Unscalable:  # for example, the rotary dimensions may require heads of the model's own size
                 continue
             if half.step < self.step:
                 return half
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """The member of that size: ints, or arrays of ints that are multiples of `step`."""
+        """Returns the member of a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
@@ -147,8 +148,9 @@ class Family:
         return block.scaled(self.spec.hidden_size, heads, lambda width: self._widened(width, h))
 
     def _widened(self, width: int, h: Number) -> Number:
-        """A width in proportion, to the nearest multiple of `unit` (or of a smaller power of two, where its own is
-        one).
+        """Scales a width with h, rounded to a multiple of `unit`.
+
+        If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
         """
         ratio, unit = self.ffn_ratio, self.unit
         if ratio is None:
@@ -169,10 +171,10 @@ def family(
     vocab_size: int | None = None,
     tie: bool | None = None,
 ) -> Family:
-    """The family of a model, with some of its ratios and sizes replaced.
+    """Returns the family of a model, with some of its ratios and sizes replaced.
 
     kv_ratio: key/value heads over heads, one over a whole number.
-    tie: whether the language-model head has the embedding's weight.
+    tie: whether the language-model head is tied to the embedding.
     Raises `InputError` for models whose shape is more than hidden size and depth, and for a ratio or size that the
     model cannot have.
     """
@@ -205,7 +207,7 @@ def family(
 
 
 def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
-    """The model with another vocabulary size, or with its head tied to the embedding or not, checked again."""
+    """Returns the model with another vocabulary size or another tying of its head, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
         raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
@@ -219,12 +221,12 @@ def _changed(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> Model
 
 @dataclass(frozen=True)
 class Budget:
-    """What every shape is to cost: parameters, or FLOPs of training.
+    """The cost that every shape must have: parameters or training FLOPs.
 
-    kind: which of the two.
-    value: how many of them.
-    tokens: the number of training tokens; where None, 20 per active parameter (Hoffmann 2022).
-    seq: tokens of a training sequence.
+    kind: parameters or training FLOPs.
+    value: the number of parameters or FLOPs.
+    tokens: number of training tokens; default None (20 per active parameter, Hoffmann 2022).
+    seq: tokens per training sequence.
     """
 
     kind: BudgetKind
@@ -236,7 +238,7 @@ class Budget:
         return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
 
     def spent(self, spec: ModelSpec) -> Number:
-        """What a model, or an array of them, costs; training FLOPs exactly, forward and backward, full pairs."""
+        """The cost of a model or of an array of models. Training FLOPs are exact: forward and backward, full pairs."""
         count = params(spec)
         if self.kind == "parameters":
             return count.total
@@ -251,9 +253,9 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> Budget:
-    """The budget that was asked for; by default the parameters of the model.
+    """Returns the budget of the given options; by default the number of parameters of the model.
 
-    Raises `InputError` where none or two are given, or tokens without training FLOPs.
+    Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
     if parameters is not None and train_flops is not None:
         raise InputError("--params and --flops: expected one budget, not both")
@@ -269,9 +271,9 @@ def budget_for(
 
 
 def proportion(text: str | None, what: str) -> Fraction | None:
-    """`3.5`, `8/3`, `0.125` exactly; None for None.
+    """Parses a ratio exactly: `3.5`, `8/3`, `0.125`; None for None.
 
-    Raises `InputError` naming `what` for anything that is no positive number.
+    Raises `InputError`, which names `what`, for anything that is not a positive number.
     """
     if text is None:
         return None
@@ -286,10 +288,10 @@ def proportion(text: str | None, what: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """One member of the family.
+    """The sizes and the cost of one member of the family.
 
-    target: whether it has the hidden size and the depth of the model that the family is of.
-    embedding_and_head: the parameters of the embedding and of an untied language-model head.
+    target: whether it has the hidden size and the depth of the original model.
+    embedding_and_head: parameters of the embedding and of an untied language-model head.
     difference: its cost over the budget, minus 1.
     head_sizes: the common head sizes that divide h.
     """
@@ -315,11 +317,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Study:
-    """Shapes of one budget, deepest first.
+    """The shapes that cost one budget, deepest first.
 
-    family: what they are members of, with the steps and head sizes that were chosen for the budget.
-    searched: how many shapes were counted to find them.
-    scaled: (h, L, compute over the model's) by published exponents from the model.
+    family: their family, with the step and the head sizes that were chosen for the budget.
+    searched: number of shapes that were counted in the search.
+    scaled: (h, L, compute over the model's) extrapolated from the model with published exponents.
     """
 
     family: Family
@@ -341,10 +343,10 @@ def study(
     seq: int = 2048,
     dtype: str = "bfloat16",
 ) -> Study:
-    """About `rows` shapes that cost the budget to within `percent` of it, evenly spaced in log h/L.
+    """Finds about `rows` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
 
-    own: the model that the family is of; its own shape is one of them where it costs the budget. Raises `InputError`
-    where no shape does.
+    own: the original model of the family; its shape is one of the rows if its cost matches the budget.
+    Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
     own_size = None if own is None else (own.hidden_size, own.main.num_hidden_layers)
@@ -364,7 +366,7 @@ def study(
 
 
 def _costs(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
-    """Whether a shape costs the budget to within `tolerance`; false where its head counts are no integers."""
+    """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
         spent = budget.spent(members.at(*size))
     except ArithmeticError:
@@ -384,9 +386,9 @@ def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
 
 
 def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
-    """The family with steps of hidden size so small that the budget allows `FEWEST_WIDTHS` of them, where it can be.
+    """Reduces the step of hidden sizes until the budget allows `FEWEST_WIDTHS` of them, as far as possible.
 
-    keep_heads: whether head sizes must stay as they are.
+    keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
         finer = members.finer(keep_heads)
@@ -397,9 +399,9 @@ def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool)
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number from `low` on for which a condition holds, by bisection; `high` where none below it does.
+    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if none below does.
 
-    The condition holds for every number above one for which it holds.
+    The condition must be monotonic: if a number satisfies it, all larger numbers do.
     """
     while low < high:
         middle = (low + high) // 2
@@ -411,13 +413,14 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _depths(members: Family, h: int) -> tuple[int, int]:
-    """(smallest, largest) depth with an h/L in range; the first is above the second where there is none."""
+    """(smallest, largest) depth with an h/L in range; if there is none, the first is larger than the second."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
 
 def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
-    """Every hidden size at which some h/L in range costs the budget: the deepest shape of each costs at least as much,
-    the shallowest at most as much.
+    """Returns every hidden size that has a shape with an h/L in range and the cost of the budget.
+
+    Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
     step = members.step
     exact = Fraction(tolerance)
@@ -439,10 +442,10 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
-    """The depth from `low` to `high` that costs nearest to a value; of two equally near ones the smaller.
+    """Finds the depth from `low` to `high` whose cost is nearest to a value; the smaller one of two equally near.
 
-    cost: an exact count that grows with depth. A line through the ends of the bracket says where to look, since most
-    costs are linear in depth; where it does not halve the bracket, the middle does.
+    cost: an exact count that grows with depth. The search interpolates linearly, since most costs are linear in depth,
+    and bisects where that does not halve the bracket.
     """
     below, above = cost(low), cost(high)
     if below >= value:
@@ -465,10 +468,10 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 def search(
     members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """For each hidden size the depth that costs nearest to the budget, if within `tolerance`;
-    and how many shapes were counted.
+    """Finds for each hidden size the depth whose cost is nearest to the budget, if it is within `tolerance`.
 
-    most_widths: of more hidden sizes than these, as many are taken, evenly spaced in log h.
+    It also returns the number of shapes that were counted.
+    most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
     """
     counted: dict[tuple[int, int], int] = {}
 
@@ -496,7 +499,7 @@ def _thinned(widths: range, most: int) -> list[int]:
 
 
 def spread(found: list[tuple[int, int]], rows: int, keep: tuple[int, int] | None = None) -> list[tuple[int, int]]:
-    """At most `rows` of the shapes, evenly spaced in log h/L; `keep` is one of them where it was found."""
+    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `keep` if it was found."""
     ordered = sorted(found, key=lambda size: size[0] / size[1])
     if len(ordered) <= rows:
         return ordered
@@ -535,10 +538,10 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_from(own: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """(h, L, compute ratio) that published exponents make of the model at the budget's training compute; None at its
-    own.
+    """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
 
-    At a budget of parameters, training compute goes as their square, since tokens go as parameters (Hoffmann 2022).
+    It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
+    the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).
     """
     if own is None:
         return None

@@ -19,10 +19,10 @@ LARGEST_TOTAL = 2**63 - 1
 
 
 def sweep(members: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
-    """The parameters of every shape: the total at each (hidden size, depth), element by element.
+    """Counts the total parameters of every shape, element by element of (hidden size, depth).
 
-    hidden_sizes: whole numbers, multiples of the family's step; anything that NumPy makes an array of.
-    depths: whole numbers of layers, of the same length or of one that NumPy broadcasts to it.
+    hidden_sizes: whole numbers that are multiples of the family's step, in any form that NumPy converts to an array.
+    depths: whole numbers of layers, in a shape that NumPy can broadcast with hidden_sizes.
     Raises `InputError` for other numbers, and for totals past 64 bits; `MissingExtra` without NumPy.
     """
     try:

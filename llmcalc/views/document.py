@@ -26,7 +26,8 @@ COLOURS = {"fits": "green", "equal": "green", "ok": "green", "tight": "yellow", 
 
 class Column(NamedTuple):
     """key: its name in CSV, with the unit. title: its heading in text. write: a raw value as text.
-    wrap: it may break lines. verdict: its values are verdicts, which have a colour on a terminal.
+    wrap: it may break lines. verdict: its values are verdicts, which have a colour on a terminal. brief: a value that is
+    text already, as text for people has it.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Column(NamedTuple):
     justify: Justify = "right"
     wrap: bool = False
     verdict: bool = False
+    brief: Callable[[str], str] = str
 
     def colour(self, text: str) -> str:
         """The colour of a cell; empty for none."""
@@ -168,7 +170,7 @@ def cell_text(column: Column, value: Any) -> str:
     """A cell as a person reads it."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else column.write(value)
+    return column.brief(value) if isinstance(value, str) else column.write(value)
 
 
 def one_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:

@@ -20,13 +20,24 @@ Counted = tuple[Preset, ParameterCount]
 
 BILLION = units.count_scale(10**9)
 
+
+def _short_kind(kind: str) -> str:
+    return "enc-dec" if kind == "encoder-decoder" else kind
+
+
+def _rounded(difference: str) -> str:
+    """`−14,848` as `−14.85 K`; anything else as it is."""
+    digits = difference[1:].replace(",", "")
+    return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
+
+
 LIST_COLUMNS = (
     Column("target", "name", justify="left"),
-    Column("kind", "kind", justify="left"),
-    Column("released", "released", justify="left"),
-    Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:,.3f}"),
-    Column("active", "active", lambda value: f"{value / BILLION.factor:,.3f}"),
-    Column("published", "published"),
+    Column("kind", "kind", justify="left", brief=_short_kind),
+    Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
+    Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
+    Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
+    Column("published", "published", brief=_rounded),
 )
 
 DETAIL_COLUMNS = (

@@ -153,9 +153,7 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
 
 def test_a_field_that_nobody_knows_is_warned_of() -> None:
     (shape, *_) = shapes_of("llama")
-    assert read_config({**shape, **ANY, "author": "somebody"})[1] == [
-        "unrecognised, ignored: author"
-    ]
+    assert read_config({**shape, **ANY, "author": "somebody"})[1] == ["unrecognised, ignored: author"]
 
 
 @pytest.mark.parametrize(("kind", "fields"), CONTRADICTIONS)

@@ -9,31 +9,9 @@ from llmcalc.sources.target import load
 from llmcalc.verify.published import has_exact_count, verify_published
 from llmcalc.verify.reference import LEAST_SEQ, verify_reference
 from llmcalc.verify.transformers import verify_transformers
+from tests.builders import SOME_PRESETS
 from tests.verify.presets import QUANTITIES, closed_form, digest, recorded
 from tests.verify.verdicts import FOLLOWED
-
-SOME = [
-    "bart-large",
-    "bert-base",
-    "bloom-560m",
-    "deepseek-v3",
-    "falcon-7b",
-    "gemma3-4b",
-    "gpt-oss-20b",
-    "gpt2",
-    "llama3-8b",
-    "mamba2-130m",
-    "mixtral-8x7b",
-    "mpt-7b",
-    "olmo2-7b",
-    "opt-350m",
-    "phi-2",
-    "qwen3-next-80b-a3b",
-    "t5-v1.1-xl",
-    "whisper-tiny",
-    "zamba2-1.2b",
-]
-"""A preset of each lineage."""
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -54,14 +32,14 @@ def test_every_published_count_is_met(name: str) -> None:
     assert verify_published(load(name)).ok
 
 
-@pytest.mark.parametrize("name", [*SOME, "grok-1", "cogview-4b", "lamda-137b", "transformer-base"])
+@pytest.mark.parametrize("name", [*SOME_PRESETS, "grok-1", "cogview-4b", "lamda-137b", "transformer-base"])
 def test_some_agree_with_their_reference(name: str) -> None:
     verdict = verify_reference(load(name).model, name)
     assert verdict.ok, verdict.failures[:5]
     assert {c.quantity for c in verdict.checks} >= {"parameters", "forward_flops", "train_flops"}
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SOME_PRESETS)
 def test_some_agree_with_their_class(name: str) -> None:
     """At one length; the small shapes of every family are compared at two."""
     verdict = verify_transformers(load(name, ("towers={}",)), seq=LEAST_SEQ)

@@ -1,1 +1,1 @@
-"""Parts that work on each token by itself, one file each."""
+"""Parts that work on each token separately, one file each: feed-forward networks, experts, routers."""

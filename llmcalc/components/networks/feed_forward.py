@@ -1,7 +1,7 @@
 """The position-wise feed-forward network: plain (Vaswani 2017, §3.3) or gated (Shazeer 2020, arXiv:2002.05202).
 
 SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReLU (So 2021) is `relu2`. xIELU (Huang
-2024, arXiv:2411.13010) has two weights of its own.
+2024, arXiv:2411.13010) has two learned weights.
 """
 
 from __future__ import annotations
@@ -47,10 +47,15 @@ PLAIN_NAMES = {
 
 
 class FeedForward(Network):
-    """hidden → intermediate → hidden; a gated one has two maps up, of which one is activated and multiplies the other.
+    """A feed-forward network, hidden → intermediate → hidden. A gated one multiplies the up projection by the activated
+    gate projection.
 
-    gate_bias, up_bias, down_bias: which of the maps has a bias. sub_norm: on the intermediate values, before the map
-    down (Sub-LN: Wang 2022, arXiv:2210.06423; BitNet).
+    intermediate_size: the intermediate width (d_ff).
+    hidden_act: the activation.
+    gated: whether there is a gate projection, false by default.
+    gate_bias, up_bias, down_bias: whether each projection has a bias, false by default.
+    sub_norm: the norm on the intermediate values, before the down projection (Sub-LN: Wang 2022, arXiv:2210.06423;
+        BitNet); none by default.
     """
 
     node_name: ClassVar[str] = "mlp"
@@ -73,7 +78,7 @@ class FeedForward(Network):
 
     @property
     def style(self) -> str:
-        """What papers call it: `SwiGLU`, `GELU`, …"""
+        """The name papers use for it: `SwiGLU`, `GELU`, …"""
         plain = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {plain}") if self.gated else plain
 
@@ -93,7 +98,7 @@ class FeedForward(Network):
         inner = Axis("ffn", self.intermediate_size)
         gate = f.linear("gate_proj", x, inner, bias=self.gate_bias) if self.gated else None
         up = f.linear("up_proj", x, inner, bias=self.up_bias)
-        if self.hidden_act == "xielu":  # α of either side; β and ε are held beside them
+        if self.hidden_act == "xielu":  # α of both sides are parameters, β and ε are buffers
             with f.scope("xielu"):
                 f.vector("alpha", Axis("sides", 2))
                 f.buffer("constants", Axis("sides", 2))
@@ -122,7 +127,7 @@ class FeedForward(Network):
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """The activation of that name."""
+    """Applies the activation of that name."""
     import torch.nn.functional as F
 
     if name == "relu2":
@@ -148,9 +153,7 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("values", torch.tensor([0.5, -1e-6]))
 
     class XIELU(nn.Module):
-        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below;
-        the weights are what softplus makes α₊ and α₋ − β of.
-        """
+        """α₊x² + βx above 0, α₋(exp(min(x, ε)) − 1 − x) + βx below. softplus(weights) gives α₊ and α₋ − β."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -165,7 +168,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class FeedForwardReference(nn.Module):
-        """x: [..., hidden] → the same."""
+        """x: [..., hidden] → same shape."""
 
         def __init__(self, spec: FeedForward, hidden_size: int) -> None:
             super().__init__()

@@ -1,8 +1,8 @@
-"""Mixture of experts: a router sends each token through a few of many feed-forward networks.
+"""Mixture of experts: a router sends each token to a few of many feed-forward networks.
 
-Shazeer 2017 (arXiv:1701.06538), Fedus 2021 (Switch), Jiang 2024 (Mixtral); shared experts from Dai 2024 (DeepSeekMoE,
-arXiv:2401.06066), their gate from Qwen1.5-MoE, the score correction without auxiliary loss from DeepSeek-V3
-(arXiv:2412.19437, §2.1.2), experts that compute nothing from LongCat-Flash (arXiv:2509.01322, §2.1).
+Shazeer 2017 (arXiv:1701.06538), Fedus 2021 (Switch), Jiang 2024 (Mixtral). Shared experts are from Dai 2024
+(DeepSeekMoE, arXiv:2401.06066), their gate from Qwen1.5-MoE, the expert score-correction bias without an auxiliary loss
+from DeepSeek-V3 (arXiv:2412.19437, §2.1.2), zero-computation experts from LongCat-Flash (arXiv:2509.01322, §2.1).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class IdentityExperts(Part):
-    """Experts beside the others that hand on what they read (LongCat-Flash).
+    """Additional experts that return their input unchanged (LongCat-Flash).
 
-    zero_expert_num: the number of identity experts. How many of a token's experts are such depends on the data: every
-        token is counted as if all of its num_experts_per_tok were real ones, which is the most that it can cost.
+    zero_expert_num: the number of identity experts. How many of a token's experts are identity experts depends on the
+        data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
     """
 
     zero_expert_num: ZeroExperts
 
     def flow(self, f: Flow, y: Value) -> Value:
-        """y: the output of the experts, whose maps stand before it in the scope."""
+        """y: the output of the experts, whose linear layers are recorded before it in the scope."""
         maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return f.core("zero_experts", identity, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -50,9 +50,9 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A width that the routed experts read and write, with a projection into it and one out of it (Nemotron 3).
+    """A latent width of the routed experts, with a projection into it and one out of it (Nemotron 3).
 
-    moe_latent_size: the width.
+    moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
     """
 
@@ -60,15 +60,15 @@ class Latent(Part):
     bias: Flag = False
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """The projection into the width."""
+        """The projection to the latent width."""
         return f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
 
     def out_of(self, f: Flow, y: Value, out: Shape) -> Value:
-        """The projection out of the width."""
+        """The projection from the latent width."""
         return f.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, around: Around) -> tuple[nn.Module, nn.Module]:
-        """The projection into the width, and the one out of it."""
+        """The projections to and from the latent width."""
         from torch import nn
 
         width, latent = around.hidden_size, self.moe_latent_size
@@ -76,9 +76,9 @@ class Latent(Part):
 
 
 class VisionExperts(Part):
-    """A second set of as many experts, with a router of its own, that image tokens use (ERNIE 4.5 VL). Text uses none.
+    """A second set of num_experts experts, with its own router, used by image tokens only (ERNIE 4.5 VL).
 
-    expert: one expert.
+    expert: the feed-forward network of one expert.
     router: the router, linear by default.
     """
 
@@ -110,19 +110,19 @@ class VisionExperts(Part):
 
 
 class MoE(Network):
-    """`num_experts` routed experts, of which each token uses `num_experts_per_tok`.
+    """A mixture of `num_experts` routed experts; each token is routed to `num_experts_per_tok` of them.
 
     num_experts: the number of routed experts.
-    num_experts_per_tok: the number of experts that each token uses.
-    expert: one routed expert.
-    identity_experts: further experts that hand on what they read, none by default.
+    num_experts_per_tok: the number of experts per token.
+    expert: the feed-forward network of one routed expert.
+    identity_experts: additional experts that return their input unchanged, none by default.
     shared_expert: all shared experts, which every token uses, as one network of their total width; none by default.
     shared_expert_gate: whether the shared expert's output has a sigmoid gate, one value per token; false by default.
-    router: what decides which experts a token goes to; one linear map with a softmax by default.
-    vision_experts: a second set of experts, which image tokens use; none by default.
-    latent: a width that the routed experts read and write instead of hidden_size, none by default.
+    router: the part that selects the experts of each token; a linear layer with a softmax by default.
+    vision_experts: a second set of experts for image tokens; none by default.
+    latent: a latent width of the routed experts, used instead of hidden_size; none by default.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
-    router_aux_loss_coef, router_z_loss_coef: training settings, recorded; they cost no parameter.
+    router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
 
     node_name: ClassVar[str] = "mlp"
@@ -191,7 +191,7 @@ class MoE(Network):
         return "Shazeer et al. 2017, §2"
 
     def flow(self, f: Flow, x: Value, seen: Value | None = None) -> Value:
-        """seen: what the router reads, where it is not what the experts read."""
+        """seen: the router's input where it differs from the experts' input."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         scores = self.router.flow(f, x if seen is None else seen, experts, top_k, add(self.num_experts, identities))
@@ -211,7 +211,7 @@ class MoE(Network):
         return y
 
     def _shared(self, f: Flow, expert: FeedForward, x: Value) -> Value:
-        """The expert that every token passes."""
+        """The output of the shared expert, which every token uses."""
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)
         if not self.shared_expert_gate:
@@ -275,7 +275,7 @@ class MoE(Network):
 
 
 def _check_expert(expert: FeedForward) -> None:
-    """Raises `ValueError` for what a routed expert cannot have."""
+    """Raises `ValueError` for fields that a routed expert cannot have."""
     if expert.hidden_act == "xielu":
         raise ValueError("expert.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own")
     if expert.sub_norm is not None:
@@ -283,7 +283,7 @@ def _check_expert(expert: FeedForward) -> None:
 
 
 def _mapped(f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape) -> Value:
-    """The feed-forward network of every expert at once."""
+    """Records the feed-forward networks of all experts at once."""
     inner = Axis("expert_ffn", expert.intermediate_size)
     gate = f.experts("gate_proj", rows, experts, top_k, inner, bias=expert.gate_bias) if expert.gated else None
     up = f.experts("up_proj", rows, experts, top_k, inner, bias=expert.up_bias)
@@ -298,7 +298,7 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """x: [rows, n_in], chosen: [rows] → [rows, n_out], each row through the map of its own expert."""
+        """x: [rows, n_in], chosen: [rows] → [rows, n_out]: each row through the linear layer of its own expert."""
 
         def __init__(self, experts: int, n_in: int, n_out: int, bias: bool) -> None:
             super().__init__()
@@ -307,7 +307,7 @@ def expert_map_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
 
         def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-            if x.is_meta:  # no data to group the rows by: one product a row, of the same size in all
+            if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
                 out = torch.bmm(self.weight[chosen], x[:, :, None])[:, :, 0]
                 return out if self.bias is None else out + self.bias[chosen]
             out = x.new_zeros(x.shape[0], self.weight.shape[1])
@@ -350,14 +350,14 @@ def _routed_class() -> type[nn.Module]:
         def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
             if not hasattr(self, "zero_experts"):
                 return self.real(x, chosen)
-            # a token of an identity expert runs a real one too, so that what runs does not depend on the data
+            # tokens of identity experts run a real expert too, so that the computation does not depend on the data
             identity = chosen >= self.count
             computed = self.real(x, chosen.masked_fill(identity, 0))
             out: Tensor = torch.where(identity[:, None], self.zero_experts(x), computed)
             return out
 
     class Routed(nn.Module):
-        """A router and its experts. The router's modules are held under their own names, beside the experts."""
+        """A router and its experts. The router's modules are registered under their own names, beside the experts."""
 
         def __init__(
             self,
@@ -375,7 +375,8 @@ def _routed_class() -> type[nn.Module]:
                 self.add_module(name, module)
 
         def mixed(self, x: Tensor, read: Tensor, run: Run | None) -> Tensor:
-            """The weighted sum of the experts' outputs. x: [rows, width] of the experts. read: of the router."""
+            """The weighted sum of the experts' outputs. x: the experts' input, [rows, width]. read: the router's input.
+            """
             weights, chosen = self.routing(read, run)
             out = self.experts(x.repeat_interleave(self.top_k, 0), chosen.flatten()).unflatten(0, (-1, self.top_k))
             summed: Tensor = (out * weights.to(x.dtype)[..., None]).sum(1)
@@ -387,7 +388,7 @@ def _routed_class() -> type[nn.Module]:
 @cache
 def _vision_class() -> type[nn.Module]:
     class VisionReference(_routed_class()):  # type: ignore[misc]
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, around: Around, experts: int, top_k: int) -> None:
             super().__init__(
@@ -412,7 +413,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class MoEReference(_routed_class()):  # type: ignore[misc]
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, around: Around) -> None:
             hidden, count, top_k = around.hidden_size, spec.num_experts, spec.num_experts_per_tok
@@ -439,7 +440,7 @@ def _reference() -> type[nn.Module]:
                 self.output_bias = vector(torch.zeros(hidden))
 
         def forward(self, x: Tensor, run: Run | None = None, seen: Tensor | None = None) -> Tensor:
-            """seen: what the router reads, where it is not what the experts read."""
+            """seen: the router's input where it differs from the experts' input."""
             flat = x.flatten(0, 1)
             read = flat if seen is None else seen.flatten(0, 1)
             mixed = self.mixed(self.latent_in(flat) if hasattr(self, "latent_in") else flat, read, run)

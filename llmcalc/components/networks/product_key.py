@@ -1,11 +1,11 @@
-"""Very many experts of one unit each, found by pairs of keys: Doge's cross-domain mixture of experts (Shi et al. 2024,
-arXiv:2412.11834).
+"""Very many experts of one unit each, selected by product keys: Doge's cross-domain mixture of experts (Shi et al.
+2024, arXiv:2412.11834).
 
-Experts stand in a square of num_keys by num_keys: a map gives each token a score for every row and every column, and an
-expert's is the sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An expert is one
-vector that meets the token and one that it gives (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`),
-which takes rows of one token for columns of another in a pass over several; here each token's are its own, at the same
-cost.
+Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every row and every column of the grid, and
+an expert's score is the sum of its row's and its column's (product keys: Lample et al. 2019, arXiv:1907.05242). An
+expert is one input vector and one output vector (He 2024, arXiv:2407.04153). transformers: models/doge (`DogeCDMoE`).
+That class mixes up the rows and columns of different tokens in a pass over several tokens; here each token uses its
+own, at the same cost.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 
 class ProductKeyMoE(Network):
-    """Experts of one unit each, which product keys choose, beside a feed-forward network for every token.
+    """Experts of one unit each, selected by product keys, beside a feed-forward network that every token uses.
 
-    num_experts: how many experts there are; each has one vector in and one vector out.
-    num_keys: the rows, and the columns, of the square that experts stand in. Experts beyond num_keys² are never chosen.
-    num_experts_per_tok: how many experts a token uses.
-    shared_expert: the feed-forward network that every token passes through.
+    num_experts: the number of experts; each has one input vector and one output vector.
+    num_keys: the number of rows, and of columns, of the grid of experts. Experts beyond num_keys² are never selected.
+    num_experts_per_tok: the number of experts per token.
+    hidden_act: the activation of each expert.
+    shared_expert: the feed-forward network that every token uses.
     """
 
     node_name: ClassVar[str] = "mlp"
@@ -138,7 +139,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class ProductKeyReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProductKeyMoE, around: Around) -> None:
             super().__init__()

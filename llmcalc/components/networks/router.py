@@ -1,10 +1,10 @@
-"""Routers: what decides which experts a token goes to, and with which weights.
+"""Routers, which select the experts of each token and their weights.
 
-`linear`: one map to a score per expert (Shazeer 2017, arXiv:1701.06538), with a correction of the scores (DeepSeek-V3,
-arXiv:2412.19437, §2.1.2), a norm before it and a weight per expert (Gemma 4).
-`mlp`: an MLP, to whose features those of the router in the layer below are added (ZAYA1: Zyphra 2025, arXiv:2511.17127;
+`linear`: a linear layer to one score per expert (Shazeer 2017, arXiv:1701.06538), with optional score correction
+(DeepSeek-V3, arXiv:2412.19437, §2.1.2), norm before it and weight per expert (Gemma 4).
+`mlp`: an MLP, which adds the features of the router in the layer below (ZAYA1: Zyphra 2025, arXiv:2511.17127;
 transformers: models/zaya, `ZayaRouter`).
-`token_table`: the token itself decides, by a table; a linear map still gives the weights (DeepSeek-V4; transformers:
+`token_table`: a table lists the experts of each token id; a linear layer gives the weights (DeepSeek-V4; transformers:
 models/deepseek_v4).
 """
 
@@ -31,11 +31,11 @@ Correction: TypeAlias = Literal["buffer", "parameter"]
 
 
 class Router(Part):
-    """What every router has. Its modules stand in the mixture itself, beside the experts.
+    """The base class of routers. A router's modules are registered in the mixture, beside the experts.
 
-    sends_to_identities: class attribute: the router can choose identity experts.
-    reads_token_ids: class attribute: the router reads the tokens' ids beside their vectors.
-    scoring_func: the function that makes scores of logits; `sqrtsoftplus` is the root of their softplus.
+    sends_to_identities: whether the router can select identity experts (class attribute).
+    reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
+    scoring_func: the function from logits to scores, softmax by default; `sqrtsoftplus` is the square root of softplus.
     """
 
     kind: ClassVar[str] = "router"
@@ -45,19 +45,19 @@ class Router(Part):
     scoring_func: Scoring = "softmax"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
-        """The scores of each token. classes: how many experts, identity experts among them, can be chosen."""
+        """The scores of each token. classes: the number of experts to select from, identity experts included."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
-        """A callable (x [rows, hidden], run) → weights and chosen experts, each [rows, top_k].
+        """A callable (x [rows, hidden], run) → weights and selected experts, each [rows, top_k].
 
-        Its `modules` are the router's, under the names that they have in the mixture.
+        Its `modules` are the router's modules, by their names in the mixture.
         """
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
 def _corrected(f: Flow, how: Correction | None, classes: Axis) -> None:
-    """The correction of the scores, where there is one."""
+    """Records the score correction, if there is one."""
     if how == "parameter":
         f.vector("score_correction", classes, kind="router")
     elif how == "buffer":
@@ -65,12 +65,13 @@ def _corrected(f: Flow, how: Correction | None, classes: Axis) -> None:
 
 
 class LinearRouter(Router):
-    """One linear map to a logit per expert.
+    """A linear layer to one logit per expert.
 
-    bias: whether the map has a bias, false by default.
-    norm: the norm before the map, none by default.
-    score_correction: a value per expert that shifts which experts are chosen and not their weights; `buffer` where no
-        gradient reaches it (DeepSeek-V3), `parameter` where the model holds it as a parameter, none by default.
+    bias: whether it has a bias, false by default.
+    norm: the norm before it, none by default.
+    score_correction: a bias per expert that affects the selection but not the weights (e_score_correction_bias):
+        `buffer` if it receives no gradient (DeepSeek-V3), `parameter` if it is a parameter of the model; none by
+        default.
     expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
     """
 
@@ -96,14 +97,15 @@ class LinearRouter(Router):
 
 
 class RouterMLP(Router):
-    """hidden_size → router_hidden_size → twice itself → one logit per expert.
+    """An MLP: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
 
     router_hidden_size: the width of the features.
     hidden_act: the activation after each of the two layers, `gelu` by default.
     norm: the norm on the features, an RMSNorm by default.
-    adds_below: whether the features of the router in the layer below are added, each with a weight; false by default.
-    skip: whether there is one more class beside the experts, for none of them; false by default.
-    score_correction: as in a linear router, none by default.
+    adds_below: whether the features of the router in the layer below are added, with a weight per feature; false by
+        default.
+    skip: whether there is one more class, for no expert at all; false by default.
+    score_correction: a bias per expert that affects the selection, as in a linear router; none by default.
     """
 
     type: Literal["mlp"] = "mlp"
@@ -134,9 +136,9 @@ class RouterMLP(Router):
 
 
 class TokenTableRouter(Router):
-    """A table that holds the experts of each token; a linear map gives their weights.
+    """A table with the experts of each token id; a linear layer gives their weights.
 
-    vocab_size: the rows of the table, which no gradient reaches.
+    vocab_size: the number of rows of the table, a buffer without gradient.
     """
 
     reads_token_ids: ClassVar[bool] = True
@@ -212,9 +214,9 @@ def _references() -> dict[str, type[Any]]:
             return logits
 
     class Routing:
-        """x: [rows, hidden] → the weights of the chosen experts and which they are, each [rows, top_k].
+        """x: [rows, hidden] → the weights and indices of the selected experts, each [rows, top_k].
 
-        modules: what it holds. It is no module itself: a mixture holds these under their own names.
+        modules: its modules. It is not an nn.Module itself: a mixture registers these under their own names.
         """
 
         def __init__(self, scoring: str, top_k: int, **modules: nn.Module) -> None:
@@ -227,7 +229,7 @@ def _references() -> dict[str, type[Any]]:
             return logits.sigmoid() if self.scoring == "sigmoid" else nn.functional.softplus(logits).sqrt()
 
         def best(self, scores: Tensor) -> Tensor:
-            """The experts of the highest scores, once these are corrected."""
+            """The experts with the highest corrected scores."""
             correction: Any = self.modules.get("score_correction")
             return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
 
@@ -267,7 +269,7 @@ def _references() -> dict[str, type[Any]]:
             scores = self.scored(self.modules["router"](x, run))
             chosen = self.best(scores)
             weights = self.weights(scores, chosen)
-            if self.none_of_them is not None:  # such a token passes an expert too, and nothing of it is used
+            if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skips = chosen == self.none_of_them
                 weights, chosen = weights.masked_fill(skips, 0.0), chosen.masked_fill(skips, 0)
             return weights, chosen

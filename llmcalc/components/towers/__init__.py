@@ -1,7 +1,6 @@
-"""Encoders of images and of sound that stand beside a text model, and what maps their output to its width. One file
-each.
+"""Vision and audio encoders beside a text model, and projectors from their output to its width. One file each.
 
-Their parameters are counted; their FLOPs are not, for most of them see as many patches or frames as an image or a sound
+Their parameters are counted. Their FLOPs are not, because most of them process as many patches or frames as the input
 has.
 """
 
@@ -45,13 +44,13 @@ else:
 NAMES = r"^([a-z0-9]+_)*(vision|visual|image|audio|modal|mm|projector|resampler|connector)(_[a-z0-9]+)*$"
 
 TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
-"""What a class calls it: `vision_tower`, `multi_modal_projector`."""
+"""The name of an encoder or a projector in its class: `vision_tower`, `multi_modal_projector`."""
 
 
 def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Each tower with the names of those whose output it may read.
+    """Yields each tower with the names of the towers whose output it may read.
 
-    A projector reads the encoder above it, or the projector just above it. Other towers read none.
+    A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
     above: list[str] = []
     for name, tower in towers.items():
@@ -64,8 +63,8 @@ def below(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` where a projector reads another width than the encoder above it gives,
-    or the projector just above it.
+    """Raises `ValueError` where a projector's input width is neither that of the encoder before it nor that of the
+    projector just before it.
     """
     for name, tower, above in below(towers):
         given = {one: towers[one].gives for one in above}
@@ -75,7 +74,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with the value that it reads, and gives back the output of each by its name."""
+    """Records every tower with its input. Returns name → output."""
     made: dict[str, Value] = {}
     for name, tower, above in below(towers):
         own = tower.reads()
@@ -85,7 +84,7 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _source(read: Value, given: list[Value]) -> Value | None:
-    """Which of several outputs is as wide as what is read; the encoder's where both are, or neither is known to be."""
+    """The output with the width of `read`: the encoder's output if several match or none is known to match."""
     alike = (value for value in given if same(value.width, read.width))
     return next(alike, given[0] if given else None)
 

@@ -1,5 +1,4 @@
-"""A transformer over the frames of a sound: Whisper's encoder (Radford 2022, arXiv:2212.04356, §2.2) beside a text
-model.
+"""An audio encoder: a transformer over frames of audio, as in Whisper (Radford 2022, arXiv:2212.04356, §2.2).
 
 transformers: models/qwen2_audio, models/voxtral.
 """
@@ -30,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class AudioTower(TowerPart):
-    """Frames → the stack's stem, positions and layers, which see both ways → hidden_size."""
+    """An audio encoder: frames → the stack's stem, positions and bidirectional layers → hidden_size.
+
+    hidden_size: the width.
+    stack: the stem, positions and layers.
+    """
 
     type: Literal["audio"] = "audio"
     hidden_size: Width
@@ -86,14 +89,14 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class AudioTowerReference(nn.Module):
-        """frames: [sounds, num_mel_bins, 2 × max_source_positions] → [sounds, max_source_positions, hidden]."""
+        """frames: [clips, num_mel_bins, 2 × max_source_positions] → [clips, max_source_positions, hidden]."""
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
             stack = spec.stack.reference(Around(spec.hidden_size, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
-            self._stack = (stack,)  # in a tuple: its children are this tower's own
+            self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
             out: Tensor = self._stack[0].forward(frames, Run())

@@ -1,4 +1,4 @@
-"""What every encoder of another modality and every projector answers."""
+"""The base class of vision encoders, audio encoders and projectors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..base import Component
 
 
 class TowerPart(Component):
-    """An encoder of images or of sound, or a projector, beside a text model."""
+    """A vision encoder, an audio encoder or a projector beside a text model."""
 
     @property
     def gives(self) -> int:
@@ -15,5 +15,5 @@ class TowerPart(Component):
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
     def reads(self) -> Value:
-        """Its input: patches of pixels, frames of sound, or for a projector vectors of its input size."""
+        """Its input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")

@@ -1,10 +1,9 @@
-"""Conformers (Gulati 2020, arXiv:2005.08100): encoders of sound whose layers hold attention and a convolution between
-two half feed-forward networks.
+"""Conformers (Gulati 2020, arXiv:2005.08100): audio encoders whose layers have attention and a convolution between two
+half-weighted feed-forward networks.
 
-Gemma's is that of the Universal Speech Model (Zhang 2023, arXiv:2303.01037): windows, and scores of distances mapped
-from their sinusoids; Phi-4-multimodal's has a table of distances that all layers share, biases everywhere and a gated
-network.
-transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
+Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows, and scores against projected
+sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases everywhere and a
+gated network. transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -33,11 +32,14 @@ if TYPE_CHECKING:
 
 
 class ConformerAttention(Part):
-    """Attention within a window, or over all where the contexts are not given.
+    """Attention within a window, or over all positions without context_left.
 
-    bias: on each of the four maps. context_left: positions that a query sees up to its own, that included;
-    context_right: beyond.
-    relative_keys: the sinusoid of each distance is mapped to a key, and each dimension of a query has a learned scale.
+    num_attention_heads: the number of heads.
+    bias: whether the four projections have a bias, false by default.
+    relative_keys: whether the sinusoid of each distance is projected to a key and each query dimension has a learned
+        scale; false by default.
+    context_left: the number of positions up to the query's own, included; by default there is no window.
+    context_right: the number of positions after it, 0 by default.
     """
 
     num_attention_heads: Heads
@@ -47,7 +49,7 @@ class ConformerAttention(Part):
     context_right: int = Field(default=0, ge=0, le=2**40, strict=True)
 
     def flow(self, f: Flow, x: Value, bias: Value | None) -> Value:
-        """bias: a value of each head for each distance, which is added to the scores."""
+        """bias: a value per head and distance that is added to the scores."""
         dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         each = (Axis("heads", self.num_attention_heads), dim)
         q, k, v = (f.linear(f"{which}_proj", x, *each, bias=self.bias) for which in "qkv")
@@ -62,11 +64,16 @@ class ConformerAttention(Part):
 
 
 class ConformerConvolution(Part):
-    """hidden → 2 × hidden, of which one half gates the other, → a convolution of each channel → hidden.
+    """The convolution module: hidden → 2 · hidden, where one half gates the other → depthwise convolution → hidden.
 
-    gate_act: on the half that gates. gate_bias: a vector added to either half. bias: on every map and convolution.
-    causal: it sees no later position. multiplier: channels that the convolution makes of one. separable: a map back to
-    hidden after it. norm: on what it gives.
+    kernel_size: the kernel size of the depthwise convolution.
+    hidden_act: the activation before the last projection, silu by default.
+    gate_act: the activation on the gating half, sigmoid by default.
+    gate_bias: whether a vector is added to each half, false by default.
+    bias: whether all projections and the convolution have a bias, false by default.
+    multiplier: the number of output channels of the convolution per input channel, 1 by default.
+    separable: whether a projection back to hidden follows the convolution, false by default.
+    norm: the norm before the last activation, none by default.
     """
 
     kernel_size: Kernel
@@ -101,12 +108,18 @@ class ConformerConvolution(Part):
 
 
 class Conformer(TowerPart):
-    """Frames of a spectrum → fewer, of hidden_size → the layers → output_size, where a map follows.
+    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → output_size.
 
-    norm: before each part of a layer and after the whole; with `norm_placement = "sandwich"` after attention and
-    feed-forward network too. relative_buckets: rows of a table of distances, a value for each head, that every layer
-    adds to its scores.
-    clamps: bounds held beside the maps of each layer, in values a layer (Gemma 4).
+    hidden_size: the width.
+    subsampling: the convolutions that reduce the number of frames.
+    num_hidden_layers: the number of layers.
+    attention, convolution, feed_forward: the parts of a layer.
+    norm: the norm before each part of a layer and after the layer.
+    norm_placement: `pre` by default; `sandwich` adds a norm after attention and after the feed-forward networks.
+    relative_buckets: the number of rows of a table of distances, with a value per head, that every layer adds to its
+        scores; none by default.
+    output_size: the output width of a final projection; none by default.
+    clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
     """
 
     type: Literal["conformer"] = "conformer"
@@ -159,7 +172,8 @@ class Conformer(TowerPart):
         return x
 
     def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
-        """Half a feed-forward network, attention, a convolution, and half a network again; then a norm."""
+        """A half-weighted feed-forward network, attention, a convolution, another half-weighted network, then a norm.
+        """
         x = self._half(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
@@ -172,7 +186,7 @@ class Conformer(TowerPart):
         return f.part("norm", self.norm, x)
 
     def _half(self, f: Flow, name: str, x: Value) -> Value:
-        """x, and half of what the feed-forward network of that name makes of it."""
+        """x plus half of the output of the feed-forward network of that name."""
         y = f.part(name, self.feed_forward, f.part(f"{name}_pre_norm", self.norm, x))
         return f.add(x, f.scale(self._after(f, name, y), 0.5))
 
@@ -239,7 +253,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """x: [sounds, frames, hidden] → the same. bias: [heads, frames, frames], added to the scores."""
+        """x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames], added to the scores."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
@@ -281,7 +295,7 @@ def _reference() -> type[nn.Module]:
             return out
 
     class Convolution(nn.Module):
-        """x: [sounds, frames, hidden] → the same. A frame sees those before it."""
+        """x: [clips, frames, hidden] → same shape. The convolution is causal."""
 
         def __init__(self, spec: ConformerConvolution, width: int) -> None:
             super().__init__()
@@ -338,9 +352,9 @@ def _reference() -> type[nn.Module]:
             self.register_buffer("bounds", torch.full((many,), float("inf")))
 
     class ConformerReference(nn.Module):
-        """frames: [sounds, frames, num_mel_bins] → [sounds, fewer frames, output_size].
+        """frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].
 
-        Bounds that a checkpoint holds are infinite here. Gemma's classes cap the scores as well.
+        Clipping bounds are infinite here. Gemma's classes also cap the scores.
         """
 
         def __init__(self, spec: Conformer) -> None:
@@ -356,8 +370,8 @@ def _reference() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _bias(self, frames: int, like: Tensor) -> Tensor | None:
-            """Of each distance, [heads, frames, frames]:
-            half of the table is for what comes before, half for what comes after.
+            """The bias for each distance, [heads, frames, frames]: half of the table is for earlier keys, half for
+            later ones.
             """
             if self.buckets is None:
                 return None

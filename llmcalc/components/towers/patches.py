@@ -1,6 +1,6 @@
-"""Patches of an image that no encoder reads: one map, the place of each patch, and norms around both.
+"""Patch embeddings without an encoder: one projection, positions, and norms around both.
 
-transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, all but its last map, which is a projector).
+transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector).
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 
 class PatchEmbedder(TowerPart):
-    """Patches → a norm on their values → vectors of hidden_size → a norm, positions, a norm.
+    """Patches → a norm on the pixel values → vectors of hidden_size → a norm, positions, a norm.
 
-    positions: with `axes = 2` a table for each axis of the image, of which a patch is given the sum.
+    hidden_size: the width.
+    patches: the patches of an image.
+    positions: the position embeddings; with `axes = 2`, the sum of one per axis of the image.
+    norm: each of the three norms.
     """
 
     type: Literal["patches"] = "patches"

@@ -1,9 +1,8 @@
-"""From a tower's width to the text model's: neighbouring patches made one, a norm, one map or several.
+"""Projectors from an encoder's width to the text model's: merged patches, a norm, one or several linear layers.
 
-Gemma 3 takes the mean of a square of patches; Pixtral, Qwen-VL and Kimi put their vectors side by side, which is the
-pixel shuffle of Llama 4, Aya and SmolVLM; ERNIE does it with frames too. transformers: models/gemma3, gemma3n, gemma4,
-mistral3, qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl,
-phi4_multimodal.
+Gemma 3 averages a square of patches. Pixtral, Qwen-VL and Kimi concatenate them, which equals the pixel shuffle of
+Llama 4, Aya and SmolVLM; ERNIE also concatenates frames. transformers: models/gemma3, gemma3n, gemma4, mistral3,
+qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl, phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -28,8 +27,12 @@ if TYPE_CHECKING:
 
 
 class Map(Part):
-    """One linear map. size: of what it gives.
-    hidden_act: on that; where it is `gated`, on its second half, which the first is multiplied by.
+    """One linear layer.
+
+    size: its output width.
+    bias: whether it has a bias, false by default.
+    hidden_act: the activation on its output, identity by default.
+    gated: whether the activated second half of the output multiplies the first half, false by default.
     """
 
     size: Width
@@ -46,15 +49,24 @@ class Map(Part):
 
 
 class Projector(TowerPart):
-    """Patches of input_size → what the text model reads.
+    """A projector: patches of input_size → input of the text model.
 
-    merge: patches of a square of merge × merge that become one: side by side (`concat`), or their mean. frames: images
-    in a row that become one, side by side. norm: on each patch before they are put side by side, on what they give
-    together where it is `norm_of = "merged"`; on the mean, where it is the mean. out_norm: on what the last map gives;
-    out_act: on that. vocab_size: tokens that stand for what is not text, with vectors of input_size and a norm of their
-    own (Gemma 3n). input_marks, output_marks: learned vectors that are put among what the maps read or give (line ends,
-    separators). raw: it reads what no tower gives (frames of sound as they
-    are: the unified Gemma 4).
+    input_size: the width of the input.
+    maps: the linear layers.
+    merge: the side of the square of patches that are merged into one, 1 by default.
+    merged: whether merged patches are concatenated (`concat`, by default) or averaged (`mean`).
+    frames: the number of consecutive images that are concatenated into one, 1 by default.
+    norm: the norm before the linear layers, none by default.
+    norm_of: whether the norm is on each patch before merging (`patch`, by default) or on the merged patches (`merged`).
+        A mean is always normalized after merging.
+    out_norm: the norm on the last layer's output, none by default.
+    out_act: the activation after that, identity by default.
+    vocab_size: the number of special non-text tokens, which have embeddings of input_size and a norm of their own
+        (Gemma 3n); none by default.
+    input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
+        separators); 0 by default.
+    raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
+        default.
     """
 
     type: Literal["projector"] = "projector"
@@ -96,8 +108,8 @@ class Projector(TowerPart):
         return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Gives what is made of patches. Tokens that stand for no text go through the same maps in a pass of their own,
-        of which the look-up and the norm alone are recorded.
+        """Returns the projected patches. Non-text tokens pass the same layers separately; only their embedding and norm
+        are recorded.
         """
         if self.vocab_size is not None and self.norm is not None:
             tokens, _ = f.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
@@ -117,7 +129,7 @@ class Projector(TowerPart):
         return _activated(f, x, self.out_act)
 
     def _merged(self, f: Flow, x: Value) -> Value:
-        """Squares of patches, and the same patches of several frames, as one vector each."""
+        """Merges squares of patches, and the same squares of consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))
@@ -127,7 +139,7 @@ class Projector(TowerPart):
         return f.merge(x, rows, Axis("frames", self.frames), *square)
 
     def _marked(self, f: Flow, name: str, x: Value, many: int, *axes: Axis | Beside) -> Value:
-        """x with learned vectors behind it."""
+        """x with learned vectors appended."""
         marks = f.vector(name, Axis("marks", many), *axes, many=many)
         return f.cat(x, marks, axes=x.axes, rows=WithMore(of=x.rows, more=many))
 
@@ -180,10 +192,10 @@ def _reference() -> type[nn.Module]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ProjectorReference(nn.Module):
-        """x: [images, patches, input_size], row by row of an image of `columns` patches a row → [images / frames,
-        patches / merge², size].
+        """x: [images, patches, input_size], row by row, with `columns` patches per row → [images / frames, patches /
+        merge², size].
 
-        Marks stand behind all the rest, where the published classes put them at the end of rows or of images.
+        Marks are appended at the end; the published classes insert them at the end of rows or of images.
         """
 
         def __init__(self, spec: Projector) -> None:
@@ -207,7 +219,7 @@ def _reference() -> type[nn.Module]:
                 self.out_norm = spec.out_norm.reference(Around(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
-            """What tokens that stand for no text are mapped to."""
+            """The output for non-text tokens."""
             return self._mapped(self.token_norm(self.token_embedding(ids)))
 
         def _mapped(self, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""What stands below an encoder of sound: convolutions over time and pitch that leave fewer frames, and a map of what is
-left to one vector a frame.
+"""The subsampling below an audio encoder: convolutions over time and frequency, and a projection to one vector per
+remaining frame.
 
 transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023,
 arXiv:2305.05084, §2.1).
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 
 class SpectrumConv(Part):
-    """A convolution over time and pitch, and a ReLU. kernel, stride: of time and of pitch; one zero stands on either
-    side of the pitches.
+    """A convolution over time and frequency, then a ReLU. Frequencies are padded with one zero on each side.
 
-    separable: of each channel by itself, then a map of the channels.
+    channels: the number of output channels.
+    kernel, stride: the kernel size and the stride over (time, frequency), (3, 3) and (2, 2) by default.
+    bias: whether it has a bias, false by default.
+    separable: whether it is depthwise-separable: a depthwise convolution, then a pointwise one. False by default.
     """
 
     channels: Width
@@ -39,10 +41,13 @@ class SpectrumConv(Part):
 
 
 class Subsampling(Component):
-    """Frames of num_mel_bins pitches → fewer frames of as many values as the tower is wide.
+    """Frames of num_mel_bins values → fewer frames of the encoder's width.
 
-    norm: on the channels after each convolution. bias: on the map. standardize: a mean and a scale of each pitch that a
-    checkpoint holds and no gradient reaches.
+    num_mel_bins: the number of mel bins per frame.
+    convolutions: the convolutions, in order.
+    norm: the norm on the channels after each convolution, none by default.
+    bias: whether the final projection has a bias, false by default.
+    standardize: whether a mean and a scale per mel bin are stored as a buffer, false by default.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -70,13 +75,13 @@ class Subsampling(Component):
         return "Rekesh et al. 2023, §2.1"
 
     def reads(self) -> Value:
-        """Frames, each of which has a value for each pitch."""
+        """The frames, each with one value per mel bin."""
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """width: the axes of the output, x's by default.
 
-        A convolution runs over each pitch of each frame: those are its rows, and the channels its width.
+        A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
             mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
@@ -117,8 +122,8 @@ def _reference() -> type[nn.Module]:
             return out
 
     class SubsamplingReference(nn.Module):
-        """frames: [sounds, frames, num_mel_bins] → [sounds, fewer frames, hidden].
-        A frame sees its neighbours of both sides.
+        """frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden]. Convolutions cover frames on both
+        sides.
         """
 
         def __init__(self, spec: Subsampling, hidden_size: int) -> None:
@@ -146,7 +151,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):
                 frames = self.standardize(frames)
-            x = frames[:, None]  # [sounds, channels, frames, pitches]
+            x = frames[:, None]  # [clips, channels, frames, mel bins]
             for i, conv in enumerate(self.spec.convolutions, 1):
                 x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
                 if conv.separable or self.spec.norm is not None:

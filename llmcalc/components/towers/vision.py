@@ -1,10 +1,10 @@
-"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, mapped to vectors, through an
+"""A vision transformer (Dosovitskiy 2020, arXiv:2010.11929): patches of an image, projected to vectors, then an
 encoder.
 
-CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have a table of positions, CLIP a class
-vector and SigLIP perhaps a pooling head; Pixtral (Agrawal 2024, arXiv:2410.07073) turns queries and keys instead;
-Qwen's and Kimi's do both; Gemma 4's has a table for each axis of the image; LFM3-VL's has convolutions over the grid of
-patches among its layers.
+CLIP (Radford 2021, arXiv:2103.00020) and SigLIP (Zhai 2023, arXiv:2303.15343) have learned positions, CLIP a class
+embedding and SigLIP an optional pooling head. Pixtral (Agrawal 2024, arXiv:2410.07073) uses RoPE instead; Qwen's and
+Kimi's use both. Gemma 4's has a position table per axis of the image. LFM3-VL's has convolutions over the grid of
+patches in some layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 
 class Patches(Part):
-    """Squares of patch_size × patch_size pixels (of temporal_patch_size frames), each mapped to one vector."""
+    """Patches of an image, each projected to one vector.
+
+    patch_size: the side of a patch in pixels.
+    num_channels: the number of color channels, 3 by default.
+    temporal_patch_size: the number of frames per patch, 1 by default.
+    bias: whether the projection has a bias, false by default.
+    """
 
     patch_size: Width
     num_channels: Width = 3
@@ -49,37 +55,52 @@ class Patches(Part):
 
 
 class PatchPositions(Part):
-    """A table of positions added to the patches. axes: one table for all, or one for each axis of the image."""
+    """Learned positions that are added to the patches.
+
+    rows: the number of positions per table.
+    axes: 1 for one table (default), 2 for one table per axis of the image.
+    """
 
     rows: Positions
     axes: Literal[1, 2] = 1
 
     def flow(self, f: Flow, x: Value) -> tuple[Value, ...]:
-        """What is added to each patch: a look-up for its place, or one for its column and one for its row."""
+        """The positions to add to each patch: one look-up, or one for its column and one for its row."""
         rows = Axis("positions", self.axes * self.rows)
         first, table = f.table("position_embedding", rows, *x.axes, of=x.rows)
         return (first,) if self.axes == 1 else (first, f.look_up(table, x.rows))
 
 
 class AttentionPooling(Part):
-    """One learned query that attends to all patches, and a feed-forward network on what it gets (SigLIP)."""
+    """A pooling head: one learned query that attends to all patches, then a feed-forward network (SigLIP).
+
+    attention: the attention of the query.
+    feed_forward: the network on its output.
+    norm: the norm before the network.
+    """
 
     attention: Attention
     feed_forward: FeedForward
     norm: Norm
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """x: the patches. Gives one vector for each image."""
+        """x: the patches. Returns one vector per image."""
         probe = f.vector("probe", *x.axes).seen(*x.axes, rows=IMAGES)
         pooled = f.part("attention", self.attention, probe, memory=x)
         return f.add(pooled, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled)))
 
 
 class VisionTower(TowerPart):
-    """Patches → vectors of hidden_size → the stack's layers. What stands in `stack` sees both ways.
+    """A vision encoder: patches → vectors of hidden_size → the layers of a bidirectional stack.
 
-    class_embedding: a vector beside those of the patches. standardize: a mean and a scale that a checkpoint holds and
-    no gradient reaches (Gemma 4). clamps: bounds held beside each map of each layer, in values a layer (Gemma 4).
+    hidden_size: the width.
+    patches: the patches of an image.
+    stack: the layers.
+    positions: learned positions of the patches, none by default.
+    class_embedding: whether a class embedding is added to the sequence, false by default.
+    pooling: the pooling head, none by default.
+    standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
+    clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
     """
 
     type: Literal["vision"] = "vision"
@@ -115,7 +136,7 @@ class VisionTower(TowerPart):
         return self.patches.read()
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Gives the patches, which are what a projector reads; what a pooling head gives is read by none."""
+        """Returns the patches, the input of a projector; the pooling head's output is not used by other parts."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = f.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
@@ -217,12 +238,11 @@ def _reference() -> type[nn.Module]:
             return out
 
     class VisionTowerReference(nn.Module):
-        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row; with a head
-        [images, 1, hidden].
+        """pixels: [images, channels, frames, height, width] → [images, patches, hidden], row by row; with a pooling
+        head [images, 1, hidden].
 
-        Rotary positions go by a patch's place in that row, where the published classes turn half of a head by its row
-        and half by its column: angles, and no parameter. A class vector stands last and is left out of what is given
-        back.
+        RoPE uses a patch's index in that order. The published classes rotate half of a head by its row and half by its
+        column; only the angles differ, no parameter. A class embedding comes last and is left out of the result.
         """
 
         def __init__(self, spec: VisionTower) -> None:
@@ -238,7 +258,7 @@ def _reference() -> type[nn.Module]:
             stack = spec.stack.reference(Around(hidden, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
-            self._stack = (stack,)  # in a tuple: its children are this tower's own
+            self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.clamps:
                 many = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = Held(("bounds", torch.full((many,), float("inf"))))

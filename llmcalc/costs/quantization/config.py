@@ -90,7 +90,7 @@ def _fp8(c: Fields) -> Scheme:
     one = FP8(block or "tensor", each if block else 4, 1 if scheme == "static" else 0)
     of_experts = FP4(32, scale_bytes=each, static=one.static) if experts == "fp4" else None
     remarks = (
-        ("scales in one byte, as transformers holds ue8m0; checkpoints of DeepSeek-V3.1 hold them in fp32",)
+        ("scales in one byte, as transformers stores ue8m0; DeepSeek-V3.1 checkpoints store them in fp32",)
         if scale == "ue8m0" and block
         else ()
     )

@@ -47,7 +47,7 @@ class LinearFormat:
 
 
 def _divides(what: str, size: Number, divisor: int) -> str:
-    return f"{size:,} {what} are no multiple of {divisor}" if isinstance(size, int) and size % divisor else ""
+    return f"{size:,} {what} are not a multiple of {divisor}" if isinstance(size, int) and size % divisor else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,17 +107,17 @@ class GGUFMix(Scheme):
     def notes(self) -> list[str]:
         with_matrix = ", with an importance matrix" if self.imatrix else ""
         texts = [
-            f"{self.label} ({self.source}): each tensor in the type that llama-quantize {self.mix} gives "
-            f"it{with_matrix}"
+            f"{self.label} ({self.source}): each tensor has the type that llama-quantize {self.mix} chooses"
+            f"{with_matrix}"
         ]
         texts.append(
-            "norms, biases, routers and tables of positions in F32; metadata and padding of the file are not counted"
+            "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
         if self.fused:
             texts.append("q, k and v as one tensor (attn_qkv), typed as llama.cpp does since March 2026")
         else:
             texts.append(
-                "q, k and v as three tensors; for files that hold them in one (GPT-2, Phi-3, Bloom, …): "
+                "q, k and v as three tensors; for files that fuse them into one (GPT-2, Phi-3, Bloom, …): "
                 f"--quantize {self.label}-qkv"
             )
         return [*texts, *self.remarks]
@@ -231,9 +231,8 @@ class _Model:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are no multiple of {kind}'s "
-                f"{BLOCKS[kind][0]}, and llama-quantize has "
-                "no other type for it; expected another scheme"
+                f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are not a multiple of {kind}'s "
+                f"{BLOCKS[kind][0]}, and llama-quantize has no other type for it; expected another scheme"
             )
         return other if columns % BLOCKS[other][0] == 0 else "F16"
 

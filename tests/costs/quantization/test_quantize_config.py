@@ -241,7 +241,7 @@ def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], mess
         ("q5", DENSE, "--quantize q5: no scheme of that name; expected one of fp8-blockN, awq-int4-gN"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
-        ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are no multiple of 128"),
+        ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of 128"),
         ("mxfp4", DENSE, "converts routed experts, and this model has none"),
         ("gptq-int5-g32", DENSE, "no scheme of that name"),
         ("q4_k_m", DENSE.model_copy(update={"encoder": DENSE.decoder}), "for models of one stack"),
@@ -267,7 +267,7 @@ def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
     assert memory(DENSE, Setup(quantize="int8"), published="float8").weights == size(DENSE, "int8").total
     with pytest.raises(InputError, match="--quantize: a quantised weight takes no gradient"):
         memory(DENSE, Setup("training", quantize="int8"))
-    with pytest.raises(InputError, match="--dtype int4: with --quantize that of the tensors left unconverted"):
+    with pytest.raises(InputError, match="--dtype int4: with --quantize this is the format of the unconverted"):
         memory(DENSE, Setup(quantize="int8", dtype="int4"))
 
 
@@ -320,9 +320,9 @@ def test_state_space_models(case: str) -> None:
     for name in ("q4_k_m", "q8_0", "q2_k", "iq4_xs", "fp8", "nf4-double", "int8", "w8a8"):
         assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
     if case == "mamba-130m":
-        with pytest.raises(InputError, match=r"dt_proj: rows of 48 are no multiple of Q4_0's 32"):
+        with pytest.raises(InputError, match=r"dt_proj: rows of 48 are not a multiple of Q4_0's 32"):
             quantized(spec, scheme_named("q4_0"))
-        with pytest.raises(InputError, match=r"dt_proj: 48 columns are no multiple of 128"):
+        with pytest.raises(InputError, match=r"dt_proj: 48 columns are not a multiple of 128"):
             quantized(spec, scheme_named("awq-int4-g128"))
 
 

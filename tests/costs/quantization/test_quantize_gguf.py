@@ -164,7 +164,7 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
     assert types_by_place(odd, "q8_0")["layers.0.mlp.down_proj"] == ["F16"]  # as convert_hf_to_gguf.py does it
     for name in ("q4_0", "q5_1", "iq4_nl", "mxfp4_moe"):
         with pytest.raises(
-            InputError, match=r"down_proj: rows of 40 are no multiple of .* 32, and llama-quantize has no other type"
+            InputError, match=r"down_proj: rows of 40 are not a multiple of .* 32, and llama-quantize has no other"
         ):
             mix(name).types(odd)
 
