@@ -70,6 +70,7 @@ def explain(
     merged: dict[tuple[object, ...], Section] = {}
     for found in formulas.find(node):
         one = _section(formulas, found, asked)
+        one = replace(one, formulas=_apart(one.formulas))
         key = (found.steps[-1][0], *((f.quantity, f.expression) for f in one.formulas))
         known = merged.get(key)
         merged[key] = one if known is None else replace(known, places=(*known.places, found))
@@ -86,6 +87,12 @@ def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
+def _apart(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
+    """Those of a node by itself: in its absorbed form only where that costs something else."""
+    expanded = [f.expression for f in formulas if f.quantity == "flops"]
+    return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
+
+
 def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> Section:
     answers = [
         q for q in ANSWERS[asked] if found.optional not in WITHOUT_FLOPS or q in ANSWERS["params"]
@@ -93,8 +100,6 @@ def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> 
     made = {q: formula for q in answers if (formula := formulas.formula(found, q)) is not None}
     if "active" in made and made["active"].value == made["params"].value:
         del made["active"]
-    if "flops_absorbed" in made and made["flops_absorbed"].expression == made["flops"].expression:
-        del made["flops_absorbed"]
     return Section((found,), tuple(made.values()), depth)
 
 

@@ -150,11 +150,11 @@ class Formulas:
 
     def formula(self, found: Found, quantity: Quantity) -> Formula | None:
         """What one of the node costs, or None where that is nothing (FLOPs and parameters of nothing are given as 0),
-        and for the absorbed form of a node that has none.
+        and for the absorbed form in a model that has none.
 
         Raises `ArithmeticError` where the formula's value is not the count.
         """
-        if quantity == "flops_absorbed" and not found.numbers.has_form("absorbed"):
+        if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
         numbers, letters = self._terms(quantity)
         value = Fraction(self._sum(self.symbolic.numbers, numbers, found))

@@ -13,7 +13,7 @@ from ..formulas.symbolic import KEYS
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
 from .expression import LATEX, Style, write
-from .notes import MLA, MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
+from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
 from .summary import headline, model_data
 
 LINE = 80
@@ -21,10 +21,11 @@ SHORT = 30
 LONGEST = 4
 """Lines that a whole model's formula with numbers in may take; JSON has it at any length."""
 LATENT_FORMS = (
-    f"FLOPs per token: {MLA['expanded']}, as all passes but decode run it; after C tokens in a cache, a pass over T makes "
-    f"those of C + T; FLOPs, absorbed: {MLA['absorbed']}, as decode runs it with S keys; parts that are not listed "
-    "cost the same in both forms"
+    "FLOPs per token: MLA expanded, as in every pass but decode; after tokens in a cache, kv_b_proj runs over their "
+    "latents once more",
+    "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
 )
+"""Of a formula in each of the two forms of latent attention."""
 RECORDS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),
@@ -304,7 +305,7 @@ def _conventions(explanation: Explanation) -> list[str]:
             f"FLOPs per token: matrix multiplications of a forward pass, {MULTIPLY_ADD}; {PAIRS[setting.pairs]}"
         )
     if "flops_absorbed" in quantities:
-        notes.append(LATENT_FORMS)
+        notes += LATENT_FORMS
     experts = identity_experts(explanation.formulas.symbolic.numbers)
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)

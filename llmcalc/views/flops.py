@@ -27,6 +27,7 @@ from .notes import (
     ONE_STEP,
     PRODUCTS,
     identity_experts,
+    plural,
     tokens_of,
     too_long,
     warned,
@@ -112,7 +113,9 @@ def headline(count: FlopCount) -> str:
 def _notes(count: FlopCount) -> list[str]:
     w = count.workload
     experts = identity_experts(count.tree)
-    notes = [PRODUCTS, f"{FULL_PAIRS}; {CAUSAL_PAIRS}", *([experts] if experts else [])]
+    uncounted = "".join(f"; also not counted, as it is element by element: {part}" for part in _uncounted(count.spec))
+    notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes += [experts] if experts else []
     if w.phase == "decode":
         notes.append(
             f"decode: one new token of each sequence after {w.context:,} in its cache (--context, or --seq where "
@@ -120,24 +123,20 @@ def _notes(count: FlopCount) -> list[str]:
         )
         notes += _decoding_notes(count)
     elif w.phase == "prefill":
-        before = f"{w.context:,} tokens of each sequence are in the cache already; " if w.context else ""
+        before = f"after {plural(w.context, 'token')} of each sequence in its cache; " if w.context else ""
         notes.append(f"prefill: {before}logits at the last position only")
     elif "lm_head" in count.by_component:
         notes.append("logits at every position")
     if w.phase == "train":
         notes += _training_notes(count)
-    notes += _latent_notes(count)
     if count.spec.kind == "encoder-decoder":
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
-    uncounted = _uncounted(count.spec)
-    if uncounted:
-        notes.append(f"not counted: {'; '.join(uncounted)} (element by element, no matrix product)")
     if count.spec.towers:
         notes.append(
-            f"not counted: {', '.join(count.spec.towers)}; only the parameters of vision and audio encoders are counted (llmcalc params "
-            f"{TOWERS.option})"
+            f"not counted: {', '.join(count.spec.towers)}; of vision and audio encoders only the parameters are "
+            f"counted (llmcalc params {TOWERS.option})"
         )
     return notes
 
@@ -146,8 +145,8 @@ def _latent_notes(count: FlopCount) -> list[str]:
     """The form in which latent attention runs, what that means for tokens in the cache, and which option changes it."""
     if count.mla is None:
         return []
-    past = count.workload.context if count.mla == "expanded" else 0
-    again = f", and of the {past:,} tokens in the cache once more, since only latents are kept" if past else ""
+    cached = count.mla == "expanded" and count.workload.context
+    again = ", those of earlier tokens too, since only latents are cached" if cached else ""
     other = "absorbed" if count.mla == "expanded" else "expanded"
     return [f"{MLA[count.mla]}{again} (--mla {other}: the other form)"]
 
@@ -155,11 +154,11 @@ def _latent_notes(count: FlopCount) -> list[str]:
 def _decoding_notes(count: FlopCount) -> list[str]:
     """Where decoding runs something else than a pass over all tokens does for each of them."""
     ops = [place.node.op for place in count.tree.walk()]
-    states = {op.kind for op in ops if isinstance(op, State)}
+    convolves = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
-        *([ONE_OUTPUT] if "conv_state" in states else []),
-        *([ONE_STEP] if "recurrent_state" in states else []),
+        *([ONE_OUTPUT] if convolves else []),
+        *([ONE_STEP] if _uncounted(count.spec) else []),
         *([CHOSEN_KEYS] if chooses else []),
     ]
 

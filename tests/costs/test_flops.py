@@ -98,6 +98,43 @@ def test_latent_attention_reads_the_latent_while_decoding() -> None:
     assert llmcalc.flops(v3, seq=100).scores == 61 * 128 * 2 * 100 * 100 * (192 + 128)  # expanded in a full pass
 
 
+def test_latent_attention_in_both_forms_on_top_of_a_context() -> None:
+    """4,096 tokens after so many. Expanded, the 128 heads have keys of 192 and values of 128, which kv_b_proj makes of
+    cached and new latents; absorbed, keys of 576 and values of 512, and kv_b_proj runs for the new tokens alone.
+    """
+    whole = llmcalc.flops("deepseek-v3", phase="prefill", seq=4096)
+    kv_b = 61 * 2 * 512 * 128 * (128 + 128)  # of one latent
+    for past in (1, 300):
+        expanded, absorbed = (
+            llmcalc.flops("deepseek-v3", phase="prefill", seq=4096, context=past, mla=form)
+            for form in ("expanded", "absorbed")
+        )
+        pairs = 4096 * (past + 4096)
+        assert expanded.scores == 61 * 128 * 2 * pairs * (192 + 128)
+        assert absorbed.scores == 61 * 128 * 2 * pairs * (576 + 512)
+        assert expanded.total - whole.total == expanded.scores - whole.scores + past * kv_b
+        assert absorbed.total - whole.total == absorbed.scores - whole.scores
+        assert llmcalc.flops("deepseek-v3", phase="prefill", seq=4096, context=past).total == expanded.total
+    decode = {form: llmcalc.flops("deepseek-v3", phase="decode", context=99, mla=form) for form in ("expanded", "auto")}
+    assert decode["expanded"].scores == 61 * 128 * 2 * 100 * (192 + 128)
+    products = {form: count.total - count.scores for form, count in decode.items()}
+    assert products["expanded"] - products["auto"] == 99 * kv_b
+
+
+def test_prediction_modules_count_where_they_are_asked_for(run: Any) -> None:
+    """DeepSeek-V3's one module: a map of two vectors to one, a layer with 9 of 257 experts, and the output map."""
+    tokens, h, latent = 100, 7168, 512
+    attention = h * 1536 + 1536 * 128 * 192 + h * (latent + 64) + latent * 128 * (128 + 128) + 128 * 128 * h
+    scores = tokens * 128 * (192 + 128)
+    module = 2 * h * h + attention + scores + 256 * h + 9 * 3 * h * 2048 + 129280 * h
+    without, with_mtp = (llmcalc.flops("deepseek-v3", seq=tokens, with_mtp=asked) for asked in (False, True))
+    assert with_mtp.total - without.total == 2 * tokens * module
+    assert sum(with_mtp.by_component.values()) == with_mtp.total
+    words = ("flops", "deepseek-v3", "--seq", str(tokens), "--format", "json")
+    for more, count in (((), without), (("--with-mtp",), with_mtp)):
+        assert json.loads(run(*words, *more).out)["flops"]["total"] == count.total
+
+
 def test_components_add_up() -> None:
     count = llama(seq=32, phase="train", recompute="full", pairs="causal")
     assert sum(count.by_component.values()) == count.total == count.causal < count.full
@@ -318,7 +355,7 @@ def test_every_level_of_the_tree_adds_up(run: Any) -> None:
     "words", [(), ("--phase", "train", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
 )
 def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
-    code, out, _ = run("flops", "llama3-8b", "deepseek-v3", *words)
+    code, out, _ = run("flops", "llama3-8b", "deepseek-v3", *words, "--notes")
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
     for text in ("total, full pairs", "total, causal pairs", "1 multiply-add = 2 FLOPs", "TFLOPs"):

@@ -26,6 +26,7 @@ from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import kv
+from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.formulas.explain import Explanation, explain
@@ -145,6 +146,32 @@ def test_latent_attention() -> None:
         texts(explain(spec, "self_attn", setting=Setting(dtype="int4")))["layers.self_attn", "kv"]["value"]
         == (32 + 8) / 2
     )
+
+
+def test_both_forms_of_latent_attention() -> None:
+    """A forward pass expands; absorbed is what a decoded token costs with as many keys."""
+    spec, setting = load_preset("deepseek-v3").model, Setting(seq=100)
+    forms = [("flops", flops(spec, sight(seq=100)).total / 100)]
+    forms.append(("flops_absorbed", flops(spec, sight(seq=1, context=99, phase="decode")).total))
+    whole = explain(spec, None, "flops", setting)
+    assert [(f.quantity, f.value) for f in whole.sections[-1].formulas] == forms
+    assert {len(section.formulas) for section in whole.sections} == {2}  # rows of both tables add up
+    (attention,) = explain(spec, "self_attn", "flops", setting).sections
+    expanded, absorbed = (write(formula.expression) for formula in attention.formulas)
+    assert "2·S·a·(n + r + v)" in expanded
+    assert absorbed == expanded.replace("(n + r + v)", "(2·c + r)")
+    for model, one in ((spec, "kv_b_proj"), (spec, "layers.moe.mlp"), (load_preset("llama3-8b").model, "self_attn")):
+        assert [f.quantity for f in explain(model, one, "flops", setting).sections[0].formulas] == ["flops"]
+    for name, node, both in (
+        ("deepseek-v3", None, True),
+        ("deepseek-v3", "self_attn", True),
+        ("deepseek-v3", "kv_b_proj", False),
+        ("llama3-8b", None, False),
+    ):
+        out, preset = io.StringIO(), load_preset(name)
+        render(report(preset, explain(preset.model, node)), out, width=80)
+        text = " ".join(out.getvalue().split())
+        assert ("FLOPs per token: MLA expanded" in text, "FLOPs, absorbed: as decode runs MLA" in text) == (both, both)
 
 
 def test_experts_all_and_those_a_token_uses() -> None:

@@ -51,6 +51,13 @@ def test_a_tied_vocabulary_counts_once() -> None:
     assert q.longest == 1024
 
 
+def test_an_output_map_behind_a_transform_is_of_the_vocabulary() -> None:
+    """BERT's head: `lm_head.decoder`, with one bias for each token whether it is tied or not."""
+    for tied, tables in ((True, 1), (False, 2)):
+        q = quantities(llmcalc.load("bert-base", tie_word_embeddings=tied).model)
+        assert q.vocabulary_parameters == tables * 30522 * 768 + 30522
+
+
 def test_a_mixture_of_experts_shows_its_active_width() -> None:
     deepseek = quantities(llmcalc.load("deepseek-v3").model)
     assert deepseek.shape.mixture_of_experts
@@ -68,6 +75,8 @@ def test_both_stacks_of_an_encoder_decoder() -> None:
     q = quantities(spec)
     assert q.encoder is not None
     assert (q.encoder.num_hidden_layers, q.shape.num_hidden_layers) == (6, 12)
+    # decoder layers × (keys, values) × (its own token, one of the encoder) × 16 heads of 64 × bf16
+    assert q.kv_bytes_per_token == 12 * 2 * 2 * 1024 * 2
     text = run("bart-large", "--set", "encoder.num_hidden_layers=6")
     assert "6 / 12" in text
     assert "encoder / decoder" in text

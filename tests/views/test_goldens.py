@@ -26,6 +26,7 @@ SCREENS = {
     "flops-recompute": "flops deepseek-v3 --phase train --recompute full --attention-backward flash",
     "flops-prefill": "flops llama3-8b --phase prefill --seq 512 --context 1024 --pairs causal",
     "flops-decode": "flops gemma2-9b --phase decode --context 8192 --batch 16",
+    "flops-latent": "flops deepseek-v3 --phase prefill --seq 512 --context 4096 --notes",
     "flops-encoder-decoder": "flops bart-large --seq 512",
     "kv": "kv llama3-8b",
     "kv-window": "kv gemma3-27b --seq 131072 --batch 2",
