@@ -1,8 +1,8 @@
-"""Arithmetic that takes Python ints, NumPy arrays and SymPy symbols alike.
+"""Arithmetic on Python ints, NumPy arrays and SymPy expressions alike.
 
-Closed forms are written once and evaluated three ways, so they may not branch on a size. Where plain `+ - * **` is not
-enough (minimum, maximum, division), they call these. NumPy and SymPy are never imported here on behalf of an integer:
-an argument that is an array or a symbol has brought its library with it.
+Closed forms are written once and evaluated on all three types, so they may not branch on a size. Where plain
+`+ - * **` is not enough (minimum, maximum, division), they call these functions. NumPy and SymPy are never imported
+here for an integer: they are already imported if an argument is an array or an expression.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _is_array(*values: Number) -> bool:
 
 
 def is_zero(value: Number) -> bool:
-    """True for the plain integer 0 alone: a term that can be dropped from a sum without looking at it."""
+    """True only for the integer 0: a term that can be dropped from a sum."""
     return type(value) is int and value == 0
 
 
@@ -44,7 +44,7 @@ def times(left: Number, right: Number) -> Number:
 
 
 def same(left: Number, right: Number) -> bool:
-    """True where the two are known to be equal, for every element of arrays; symbols are equal to themselves alone."""
+    """Whether the two are known to be equal; for arrays, in every element. A symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):
@@ -55,7 +55,7 @@ def same(left: Number, right: Number) -> bool:
 
 
 def minimum(left: Number, right: Number) -> Number:
-    """The smaller of two numbers, element by element for arrays, `Min(left, right)` for symbols."""
+    """The smaller of two numbers; elementwise for arrays, `Min(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -68,9 +68,9 @@ def minimum(left: Number, right: Number) -> Number:
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:
-    """`dividend / divisor` where it is known to come out whole.
+    """`dividend / divisor`, which must be a whole number.
 
-    Raises `ArithmeticError` for integers that do not divide: a count must never be rounded silently.
+    Raises `ArithmeticError` for integers that do not divide: a count is never rounded silently.
     """
     if _is_symbolic(dividend, divisor):
         return dividend / divisor
@@ -93,5 +93,5 @@ def ceil_div(dividend: Number, divisor: Number) -> Number:
 
 
 def triangle(n: Number) -> Number:
-    """1 + 2 + … + n = n(n + 1)/2: the (query, key) pairs of n causal tokens."""
+    """1 + 2 + … + n = n(n + 1)/2, the number of (query, key) pairs of n causal tokens."""
     return exact_div(n * (n + 1), 2)

@@ -106,7 +106,7 @@ def flops(
     maybe_whole("--seq", seq)
     maybe_whole("--context", context, least=0)
     maybe_whole("--source", source)
-    one_of("--phase", phase, Phase)
+    phase = one_of("--phase", phase, Phase)
     one_of("--pairs", pairs, Pairs)
     one_of("--attention-backward", attention_backward, AttentionBackward)
     one_of("--recompute", recompute, Recompute)

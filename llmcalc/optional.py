@@ -1,6 +1,6 @@
-"""The parts of a model that its totals leave out unless they are asked for: what each is called, and what it is.
+"""The optional parts of a model, which totals leave out by default: their names and titles.
 
-A node of such a part has the part's name as its `optional`. A count takes the names of those to count in as `include`.
+A node of such a part has the part's name in its `optional` field. Counts take the names of parts to add as `include`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 
 class OptionalPart(NamedTuple):
-    """name: as nodes, `include`, JSON and the field of the spec have it.
-    title: in sentences.
-    has_flops: whether its FLOPs and caches are counted too, or its parameters alone.
+    """An optional part.
+
+    name: its name in nodes, `include`, JSON and the spec's field.
+    title: its name in sentences.
+    has_flops: whether its FLOPs and caches are counted, or only its parameters; true by default.
     """
 
     name: str
@@ -20,7 +22,7 @@ class OptionalPart(NamedTuple):
 
     @property
     def option(self) -> str:
-        """The command's option that counts it in: `--with-mtp`."""
+        """The command-line option that adds it: `--with-mtp`."""
         return f"--with-{self.name}"
 
 
@@ -28,16 +30,16 @@ MTP = OptionalPart("mtp", "multi-token-prediction modules")
 TOWERS = OptionalPart("towers", "vision and audio encoders with their projectors", has_flops=False)
 
 OPTIONAL_PARTS = {part.name: part for part in (MTP, TOWERS)}
-"""Every optional part by its name."""
+"""Name → optional part."""
 
 EVERY_PART = frozenset(OPTIONAL_PARTS)
-"""The names of all of them, for a count of whatever a checkpoint holds."""
+"""The names of all optional parts, for a count of everything in a checkpoint."""
 
 WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not part.has_flops)
-"""The names of those whose parameters alone are counted."""
+"""The names of optional parts of which only parameters are counted."""
 
 
 def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
-    """The names of the optional parts that were asked into a total."""
+    """The names of the optional parts to include in a total."""
     asked = {MTP: with_mtp, TOWERS: with_towers}
     return frozenset(part.name for part, wanted in asked.items() if wanted)

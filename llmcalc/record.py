@@ -1,6 +1,4 @@
-"""What every description that is read from a file shares: it is checked, it cannot be changed, and it says where its
-facts are from.
-"""
+"""The base class of everything that is read from a file: it is validated, immutable, and states its sources."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NONE = "none"
-"""What a description gives for an optional field that is not there."""
+"""The value of an optional field that is absent."""
 
 
 class Record(BaseModel):
-    """A table of a description: immutable, and refusing any field it does not know.
+    """An immutable table of a spec that rejects unknown fields.
 
-    renamed: of the class: fields that it had under another name, and what to write in their place.
+    renamed: old name of a field → what to write instead (class attribute).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -27,7 +25,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name_new_fields(cls, data: Any) -> Any:
-        """Raises `ValueError`, which says what to write, for a field under the name that it had before."""
+        """Raises `ValueError` for a field under its old name, with what to write instead."""
         for old, new in cls.renamed.items():
             if isinstance(data, dict) and old in data:
                 raise ValueError(f"{old}: this field was renamed; expected {new}")
@@ -36,9 +34,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none(cls, data: Any) -> Any:
-        """`"none"` says that an optional field is not there: TOML knows no null. (As a `type` it is a part of its
-        own.)
-        """
+        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` is a part of its own and is kept."""
         if isinstance(data, dict) and any(
             value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
         ):

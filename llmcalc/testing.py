@@ -1,4 +1,4 @@
-"""For your own test suite: does your model have the parameters, and do the FLOPs, that its description says?
+"""Assertions for your own test suite: that your model has the parameters, and performs the FLOPs, of its spec.
 
 import llmcalc, llmcalc.testing
 
@@ -33,12 +33,15 @@ def assert_counts(
     batch: int = 1,
     seq: int | None = None,
 ) -> None:
-    """Raises `AssertionError` unless the module has the parameters, and with `inputs` the FLOPs, of the spec.
+    """Raises `AssertionError` unless the module has the parameters, and with `inputs` the forward FLOPs, of the spec.
+
+    The message says how large the difference is and, if the module's layers are in a list, which layers differ.
 
     module: any `nn.Module`, on any device, `meta` included; a weight that several modules share counts once.
-    inputs: what to call it with, such as token ids [batch, seq]; its forward FLOPs are then counted as eager attention
-    runs them (every query by every key) and compared. batch, seq: of these inputs, where the first is no tensor of ids.
-    The message says how far off it is, and which layers are where the module keeps its layers in a list.
+    spec: the preset or spec to compare with.
+    inputs: the arguments to call it with, such as token ids [batch, seq]. FLOPs are then compared too, counted as in
+        eager attention (every query against every key). By default only parameters are compared.
+    batch, seq: the sizes of these inputs, needed if the first is not a tensor of token ids.
     """
     require_torch("assert_counts")
     model = spec.model if isinstance(spec, Preset) else spec

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..costs.limits import usual_sequence
+from ..errors import InputError
 from ..formulas.explain import Asked, explain
 from ..formulas.formulas import Setting
 from ..optional import included
@@ -46,6 +47,7 @@ def command(
     pairs: PairsOption = "full",
     dtype: ElementDtype = "bf16",
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -56,9 +58,12 @@ def command(
     output: Output = None,
 ) -> None:
     """Formulas in symbols and with values substituted, each with its source, for the whole model or a part of it."""
+    if bibtex and not latex:
+        raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
     include = included(with_mtp)
     preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)
     with about(preset):
         explanation = explain(preset.model, node, quantity, setting, include)
-    show(report(preset, explanation, latex, records=fmt in ("csv", "markdown")), fmt, output, notes)
+    answer = report(preset, explanation, latex, records=fmt in ("csv", "markdown"), bibtex=bibtex)
+    show(answer, fmt, output, notes)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -28,6 +28,7 @@ from .options import (
     WithMtp,
     about,
     load_all,
+    phase_option,
     show,
     size,
 )
@@ -52,7 +53,7 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
-    phase: Annotated[Phase, typer.Option("--phase", help="Pass to count.")] = "forward",
+    phase: Annotated[str, phase_option(Phase, "Pass to count.")] = "forward",
     pairs: PairsOption = "full",
     attention_backward: Annotated[
         AttentionBackward,
@@ -89,7 +90,7 @@ def command(
                 seq,
                 context,
                 source,
-                phase,
+                cast("Phase", phase),
                 pairs,
                 attention_backward,
                 recompute,

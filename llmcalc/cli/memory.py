@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -32,6 +32,7 @@ from .options import (
     cache_format_option,
     load_one,
     number_format,
+    phase_option,
     show,
     size,
 )
@@ -50,7 +51,7 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
-    phase: Annotated[MemoryPhase, typer.Option("--phase", help="Inference or training.")] = "inference",
+    phase: Annotated[str, phase_option(MemoryPhase, "What the model does.")] = "inference",
     dtype: Annotated[str | None, number_format(DTYPE_HELP)] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[
@@ -127,7 +128,7 @@ def command(
     with about(preset):
         use = memory(
             preset,
-            phase,
+            cast("MemoryPhase", phase),
             dtype=dtype,
             batch=batch,
             seq=seq,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeAlias
+from typing import IO, Annotated, Any, TypeAlias, get_args
 
 import typer
 
@@ -16,7 +16,7 @@ from ..costs.limits import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
 from ..run.counting import Pairs
-from ..run.given import LARGEST, whole
+from ..run.given import LARGEST, one_of, whole
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
@@ -152,6 +152,15 @@ AllowUnknown: TypeAlias = Annotated[
         help="Of a Hugging Face config: ignore misspelt fields and sizes that its model type does not have.",
     ),
 ]
+
+
+def phase_option(words: Any, text: str) -> Any:
+    """An option that takes a phase: one of the words of a `Literal`, or `train` for training. text: its help."""
+
+    def known(given: str) -> str:
+        return str(one_of("--phase", given, words))
+
+    return typer.Option("--phase", metavar="|".join(get_args(words)), callback=known, help=text)
 
 
 def count_option(name: str, text: str) -> Any:

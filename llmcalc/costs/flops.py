@@ -31,7 +31,7 @@ def backward_of(use: Use) -> Number:
 def step_of(use: Use) -> Number:
     """Cost: FLOPs of the workload without recomputation: forward, and backward in training."""
     forward = use.forward_flops()
-    return forward + use.backward_flops() if use.sight is not None and use.sight.phase == "train" else forward
+    return forward + use.backward_flops() if use.sight is not None and use.sight.phase == "training" else forward
 
 
 def scores_of(use: Use) -> Number:
@@ -67,7 +67,7 @@ class FlopCount:
 
     def _recomputed(self, sight: Sight) -> Number:
         """FLOPs of recomputation: checkpointing of every layer runs its forward twice (Chen 2016, arXiv:1604.06174)."""
-        if sight.phase != "train" or sight.execution.recompute == "none":
+        if sight.phase != "training" or sight.execution.recompute == "none":
             return 0
         return sum(place.in_all(forward_of, self.include) for place in self._layers(sight))
 
@@ -101,7 +101,7 @@ class FlopCount:
     @property
     def backward(self) -> Number:
         """FLOPs of the backward pass alone; 0 outside of training."""
-        return self.cost(backward_of) if self.workload.phase == "train" else 0
+        return self.cost(backward_of) if self.workload.phase == "training" else 0
 
     @property
     def recomputed(self) -> Number:
@@ -189,11 +189,11 @@ def sight_of(
         given = usual_sequence(spec) if seq is None else seq
         context = given if context is None else context
         seq, source = 1, context if source is None else source
-    if phase != "train" and recompute != "none":
-        raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase train")
-    if phase != "train" and attention_backward != "eager":
+    if phase != "training" and recompute != "none":
+        raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase training")
+    if phase != "training" and attention_backward != "eager":
         raise InputError(
-            f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase train"
+            f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase training"
         )
     if mla != "auto" and not spec.tree().has_form("absorbed"):
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
@@ -213,7 +213,7 @@ def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = froz
         raise InputError(f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or train")
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
-    if workload.phase in ("forward", "train") and workload.context:
+    if workload.phase in ("forward", "training") and workload.context:
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )

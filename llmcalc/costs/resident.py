@@ -6,7 +6,7 @@ Every counted kind of memory is one entry of `MemoryUse.parts`. `NOT_COUNTED` li
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..algebra import Number, add
@@ -42,7 +42,6 @@ bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, 
 autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
 """
 
-MEMORY_PHASES: tuple[MemoryPhase, ...] = get_args(MemoryPhase)
 
 NOT_COUNTED = (
     "activations",
@@ -270,8 +269,7 @@ def memory(
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
-    if setup.phase not in MEMORY_PHASES:
-        raise InputError(f"--phase {setup.phase}: not known; expected one of {', '.join(MEMORY_PHASES)}")
+    setup = replace(setup, phase=one_of("--phase", setup.phase, MemoryPhase))
     count = ParameterCount(spec, spec.tree(), include)
     return _inference(spec, count, setup, published, config) if setup.phase == "inference" else _training(count, setup)
 

@@ -1,1 +1,1 @@
-"""What a model computes, and the tree of named nodes that is seen of it from above."""
+"""The program that a model computes, and the tree of named nodes derived from it."""

@@ -1,4 +1,4 @@
-"""Named axes: what a value is made of, and how long each of its sides is."""
+"""Named axes: the shape of a value, with a name for each side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ..algebra import Number
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A named extent. The name says what may divide it (`heads`, `ffn`, `experts`), the size how long it is."""
+    """A named axis.
+
+    name: what the axis counts (`heads`, `ffn`, `experts`).
+    size: its length.
+    """
 
     name: str
     size: Number
@@ -19,7 +23,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Several shapes side by side along one axis of one tensor, as fused projections hold them."""
+    """Several shapes concatenated along one axis of a tensor, as in fused projections.
+
+    parts: the shapes.
+    name: the name of the axis.
+    """
 
     parts: tuple[Shape, ...]
     name: str = "beside"
@@ -34,7 +42,7 @@ Shape: TypeAlias = tuple["Axis | Beside", ...]
 
 
 def extent(shape: Iterable[Axis | Beside]) -> Number:
-    """Elements of a shape; 1 of an empty one."""
+    """The number of elements of a shape; 1 if it is empty."""
     n: Number = None
     for axis in shape:
         n = axis.size if n is None else n * axis.size

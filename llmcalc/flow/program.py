@@ -1,7 +1,7 @@
 """A program: the steps that a model runs, in scopes that are its modules. Equal layers are one scope with a repeat.
 
-A program knows of no workload, dtype, device or framework. The tree of nodes is the program seen from above: a scope is
-a node, and so is a step that holds weights or costs something by a name of its own.
+A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
+is a node, and so is every named step with parameters or costs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from .tree import Node
 from .value import Value, Weight
 
 NEVER_RUN = ("idle", "kept")
-"""Roles of what is held and not run."""
+"""The roles of parts that have parameters and never run."""
 
 
 class Step:
-    """One verb applied.
+    """One operation of a program.
 
-    verb: what is done. name: the module that it is, empty where it is none.
-    ins, outs: the values it reads and makes. op: what that costs; None where it costs memory alone.
-    weight: the trained tensor it multiplies by. how: what else decides what is computed (an activation, a window).
-    about: what its node says of itself (`kind`, `source`, `role`).
+    verb: the kind of operation.
+    name: the name of its module; empty if it is not a module.
+    ins, outs: the values it reads and makes.
+    op: its cost; None where it only needs memory.
+    weight: the parameter it multiplies by; None without one.
+    how: further settings of the operation (an activation, a window).
+    about: fields of its node (`kind`, `source`, `role`).
     """
 
     __slots__ = ("about", "how", "ins", "name", "op", "outs", "verb", "weight")
@@ -46,12 +49,12 @@ class Step:
 
 
 class Scope:
-    """A module: steps, further scopes, and alternatives, in the order in which they run.
+    """A module: its steps, inner scopes and alternatives, in the order they run.
 
-    about: what its node says of itself.
-    takes, gives: of a scope with a repeat, what its first run reads and its last one gives; what one gives is what the
-        next one takes. Of a branch of alternatives, `gives` is what it computes.
-    nth: which of several equal modules in a list it is, recorded one by one; the tree shows them as one node.
+    about: fields of its node.
+    takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
+        the next one's input. For a branch of alternatives, `gives` is its output.
+    nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
     """
 
     __slots__ = ("about", "gives", "items", "name", "nth", "takes")
@@ -69,7 +72,7 @@ class Scope:
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
-        """This scope and every one below it, in order; of alternatives those of the first."""
+        """Yields this scope and every scope below it, in order; of alternatives, only the first branch."""
         yield self
         for item in self.items:
             if isinstance(item, Scope):
@@ -79,9 +82,9 @@ class Scope:
                 yield from inner
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
-        """Every step in it and below it, in order; of alternatives those of the first.
+        """Yields every step in it and below it, in order; of alternatives, only the first branch.
 
-        idle: False for those alone that a pass runs.
+        idle: whether to include steps that no pass runs, true by default.
         """
         for item in self.items:
             if isinstance(item, Alternatives):
@@ -95,9 +98,9 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to run one part, by the name of the form; the first runs where no other does.
+    """Several ways to run one part: name of the form → branch. The first is the default.
 
-    All of them have the same nodes with the same parameters.
+    All branches have the same nodes with the same parameters.
     """
 
     __slots__ = ("branches",)
@@ -110,7 +113,7 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """The op of a scope itself, its forms, and its children."""
+    """The op of a scope itself, its forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -132,7 +135,7 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
 
 
 def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """The nodes of the first form; each holds the ops of the others where they differ."""
+    """The nodes of the first form; each has the ops of the other forms where they differ."""
     (_, first), *others = alternatives.branches.items()
     found = [(name, _nodes(branch.items)) for name, branch in others]
     op, forms, children = _nodes(first.items)
@@ -146,7 +149,7 @@ def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[
 
 
 def _equal(left: Op, right: Op | None) -> bool:
-    """Whether two ops are known to be equal, whatever their sizes are made of."""
+    """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
     return type(left) is type(right) and all(
         same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__
     )

@@ -1,8 +1,8 @@
-"""The recorder: a part tells it what it computes, verb by verb, as its forward runs, and it keeps a program of steps.
+"""The recorder: a part's flow calls it once per operation, in the order of the forward pass; it builds a program.
 
-Every verb takes values and gives values; its `name` is the module that holds the verb's weights. What a step costs is
-an op of the package, made of the axes of what it reads and gives. Nothing here asks for a workload, a phase, a dtype or
-a framework, and no part asks for the size of anything but an axis of its own.
+Every method takes values and returns values; its `name` is the module with the operation's weights. The cost of a step
+is an op, built from the axes of its inputs and outputs. Nothing here depends on a workload, a phase, a dtype or a
+framework, and a part only needs the sizes of its own axes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .value import Value, Weight
 
 
 class Normed(Protocol):
-    """A norm's spec: which of weight and bias it has."""
+    """A norm's spec: whether it has a weight and a bias."""
 
     weight: bool
 
@@ -31,7 +31,7 @@ class Normed(Protocol):
 
 
 class Recordable(Protocol):
-    """A part that can be recorded: what it counts under, where its formula is from, and its flow."""
+    """A part that can be recorded: its kind of component, the source of its formula, and its flow."""
 
     kind: ClassVar[str]
 
@@ -42,10 +42,10 @@ class Recordable(Protocol):
 
 
 class Flow:
-    """What parts write into.
+    """Records the operations of parts.
 
-    causal: whether a token of the stack that is being recorded sees only the tokens before it.
-    memory: the encoder's output that the stack may attend to; None where there is none.
+    causal: whether the recorded stack is causal.
+    memory: the encoder's output that the stack may attend to; None without one.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
@@ -58,9 +58,9 @@ class Flow:
 
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
-        """Everything inside is of the module `name`.
+        """Records everything inside as part of the module `name`.
 
-        whole: everything inside counts under it, whatever its own kind. about: what its node says of itself.
+        whole: whether everything inside is counted under its kind. about: fields of its node.
         """
         above, outside = self.here, self._whole
         self.here = Scope(name, self._about(about))
@@ -82,10 +82,10 @@ class Flow:
         nth: int | None = None,
         **more: Any,
     ) -> Value:
-        """A part of its own, under a name.
+        """Records a part as a module of that name.
 
-        nth: which of several equal parts in a list it is; the tree shows them as one node where the first stands.
-        more: what its flow takes besides x.
+        nth: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
+        more: further arguments of its flow.
         """
         which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
@@ -101,7 +101,7 @@ class Flow:
         name: str = "layers",
         **about: Any,
     ) -> Value:
-        """`repeat` equal layers, recorded once: what one gives is what the next one takes."""
+        """Records `repeat` equal layers once; each layer's output is the next one's input."""
         with self.scope(name, repeat=repeat, indices=which, **about) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
@@ -109,9 +109,9 @@ class Flow:
     def side_by_side(
         self, name: str, over: Axis, x: Value, run: Callable[[Value], Value], *, split: bool = False, **about: Any
     ) -> Value:
-        """As many equal modules as `over` is long, recorded once: their outputs stand side by side along that axis.
+        """Records equal modules, one for each index of `over`, once. Their outputs are stacked along that axis.
 
-        split: each of them reads its own part of x along x's first axis, in place of all of x.
+        split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
         which = range(over.size) if isinstance(over.size, int) else None
         with self.scope(name, repeat=over.size, indices=which, **about):
@@ -119,9 +119,9 @@ class Flow:
         return self.step("stack", "", (one,), Value(one.rows, (over, *one.axes)), over=over)
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Several ways to compute one value, by the name of the form; the first runs where no other does.
+        """Records several ways to compute one value: name of the form → function. The first is the default.
 
-        What is given back is the value of the first; each branch's scope knows its own.
+        Returns the value of the first form; each branch's scope has its own.
         """
         above, made = self.here, dict[str, Scope]()
         for name, branch in branches.items():
@@ -135,7 +135,7 @@ class Flow:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Everything inside is a stack of its own: none of what other layers have handed over is seen there."""
+        """Records everything inside as a separate stack, which cannot see values shared by other layers."""
         outside = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -149,11 +149,11 @@ class Flow:
         return about
 
     def n(self, shape: Shape) -> Number:
-        """Elements of a shape."""
+        """The number of elements of a shape."""
         return extent(shape)
 
     def node(self) -> Node:
-        """The program seen from above."""
+        """The tree of nodes of the program."""
         return self.root.node()
 
     def record(
@@ -167,17 +167,17 @@ class Flow:
         about: dict[str, Any] | None = None,
         **how: Any,
     ) -> None:
-        """One step, with all that it makes."""
+        """Records one step with all of its outputs."""
         if weight is not None:
             weight.made = True
         self.here.items.append(Step(verb, name, ins, outs, op, weight, how, self._about(about) if about else None))
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **what: Any) -> Value:
-        """One step that makes one value, which is given back."""
+        """Records one step with one output, and returns the output."""
         self.record(verb, name, ins, (out,), **what)
         return out
 
-    # --- maps with weights -------------------------------------------------------------------------------------------
+    # --- linear layers and other operations with weights --------------------------------------------------------------
 
     def linear(
         self,
@@ -192,9 +192,9 @@ class Flow:
     ) -> Value:
         """y = x·Wᵀ + b.
 
-        weight: one that other steps have as well; the first step that takes it makes it, and all others are tied.
-        rows: of x that are mapped, where they are not all or others.
-        beside: a value of another sequence that the same map reads too; its rows stand after those of x.
+        weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
+        rows: the rows of x that are projected, all by default.
+        beside: a value of another sequence that the same layer projects; its rows follow those of x.
         """
         seen = x.rows if rows is None else rows
         if beside is not None:
@@ -210,10 +210,11 @@ class Flow:
         return self.step("linear", name, ins, Value(seen, out), op=op, weight=weight, about=about, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
-        """A part of a weight on the other side of a product, head by head: q·Wᵀ in place of W·c (DeepSeek-V2, §2.1.2).
+        """Applies a part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
+        §2.1.2).
 
-        Its steps together cost what the map itself costs for as many rows; the first of them, which has its name,
-        stands for all.
+        All such steps together cost as much as the projection itself for the same number of rows. The first of them,
+        which has its name, carries the whole cost.
         """
         made = Value(x.rows, (x.axes[0], *out))
         if not name:
@@ -222,7 +223,7 @@ class Flow:
         return self.step("absorb", name, (x,), made, op=op, weight=weight)
 
     def blocks(self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **about: Any) -> Value:
-        """Linear maps side by side, each from its part of x to its part of the output."""
+        """A block-diagonal linear layer: each block maps its part of x to its part of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
         return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, bias=bias)
@@ -230,7 +231,7 @@ class Flow:
     def experts(
         self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, bias: bool = False, **about: Any
     ) -> Value:
-        """Each row through `top_k` of the experts' maps: a routed row is one of the `top_k` of its token."""
+        """Sends each token through the linear layers of its `top_k` experts; x has `top_k` routed rows per token."""
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
@@ -240,13 +241,13 @@ class Flow:
     def table(
         self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, **about: Any
     ) -> tuple[Value, Weight]:
-        """A look-up for each of the rows `of`. The weight is given back for another step that is tied to it."""
+        """A look-up for each of the rows `of`. Also returns the weight, for another step that is tied to it."""
         weight = Weight(name, dim, (rows,))
         op = ops.Embedding(rows.size, self.n(dim))
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about), weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
-        """Another look-up in a table that is already there."""
+        """Another look-up in an existing table."""
         weight.tied = True
         return self.step("table", "", (), Value(of, weight.out), weight=weight)
 
@@ -260,9 +261,10 @@ class Flow:
         groups: Axis | None = None,
         **about: Any,
     ) -> Value:
-        """over: the axes that are normed together, all of x's by default. heads: each has weights of its own.
+        """over: the axes that are normalized together, all of x's by default. heads: the axis of heads with separate
+        weights.
 
-        groups: the parts of x that are normed apart, under one row of weights for all of x.
+        groups: the axis of parts of x that are normalized separately, with one weight vector for all of x.
         """
         over = x.axes if over is None else over
         held = over if heads is None else (heads, *over)
@@ -273,7 +275,7 @@ class Flow:
         )
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None) -> Value:
-        """A norm that holds nothing here, and is no node: it has no weights, or those of a norm elsewhere."""
+        """A norm without a node: it has no weights, or shares those of another norm."""
         return self.step("norm", "", (x,), Value(x.rows, x.axes), spec=spec, over=x.axes if over is None else over)
 
     def conv(
@@ -289,7 +291,7 @@ class Flow:
         rows: Rows | None = None,
         **about: Any,
     ) -> Value:
-        """A convolution along the rows. groups, padding, overlap: as of `ops.Conv1d`. rows: of the output."""
+        """A convolution along the rows. groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output."""
         seen = x.rows if rows is None else rows
         op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
         how = {"kernel": kernel, "groups": groups, "bias": bias}
@@ -299,12 +301,12 @@ class Flow:
     def vector(
         self, name: str, *axes: Axis | Beside, heads: Axis | None = None, many: Number = None, **about: Any
     ) -> Value:
-        """Trained numbers that are added or multiplied by. heads, many: as `heads` and `rows` of `ops.Weight`."""
+        """A parameter that is added or multiplied elementwise. heads, many: `heads` and `rows` of `ops.Weight`."""
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, many)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
 
     def buffer(self, name: str, *axes: Axis | Beside, **about: Any) -> Value:
-        """Numbers that a checkpoint holds and that are not trained."""
+        """A buffer that is stored in the checkpoint and not trained."""
         value = Value(ONCE, axes, fixed=True)
         return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about)
 
@@ -324,11 +326,14 @@ class Flow:
         bias: Value | None = None,
         **limits: Any,
     ) -> Value:
-        """softmax(q·kᵀ)·v. Axes are (heads, size). Keys and values have heads of their own, which a kernel may repeat.
+        """softmax(q·kᵀ)·v. Axes are (heads, size). There may be fewer key and value heads, which a kernel may repeat.
 
-        That keys are of another sequence is seen from their rows. core: the op, where it is none of the usual ones.
-        limits: `window`, `chunk`, `selected`, and what else the op takes. cap: of the scores. bias: the value that is
-        added to them.
+        Keys of another sequence are recognized by their rows.
+
+        core: the op, `ops.AttentionCore` by default.
+        limits: `window`, `chunk`, `selected`, and further fields of the op.
+        cap: the soft cap of the scores, none by default.
+        bias: the value added to the scores, none by default.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
@@ -342,7 +347,7 @@ class Flow:
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
     def cache(self, name: str, kind: str, *kept: Value, limit: Number = None) -> tuple[Value, ...]:
-        """What is kept of each row for later passes. Gives back all that this pass can see: kept rows and its own."""
+        """Caches the given values per row for later passes. Returns them with the cached rows included."""
         width = kept[0].width
         for value in kept[1:]:
             width = width + value.width
@@ -353,20 +358,20 @@ class Flow:
         return seen
 
     def state(self, name: str, *axes: Axis | Beside, kind: str = "recurrent_state", bits: Number = None) -> None:
-        """What is kept of each sequence, however many rows there were."""
+        """A state that is cached per sequence, of a size that does not depend on the number of rows."""
         self.record("state", name, (), op=ops.State(self.n(axes), kind, bits))
 
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
-        """A product, a scan or a look-up that is an op of its own: the op says what it costs."""
+        """A product, a scan or a look-up with its own op, which gives its cost."""
         made = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("core", name, ins, made, op=op, about=about)
 
     # --- experts -----------------------------------------------------------------------------------------------------
 
     def dispatch(self, x: Value, scores: Value, experts: Axis, top_k: Number) -> Value:
-        """The rows of each token, one for each expert that it goes to."""
+        """The rows of each token, one per expert that it is routed to."""
         rows = Routed(of=x.rows, top_k=top_k)
         return self.step("dispatch", "", (x, scores), Value(rows, x.axes), experts=experts, top_k=top_k)
 
@@ -375,13 +380,13 @@ class Flow:
         made = Value(scores.rows, routed.axes)
         return self.step("combine", "", (routed, scores), made, experts=experts, top_k=top_k)
 
-    # --- element by element: no op, but memory -----------------------------------------------------------------------
+    # --- elementwise operations: no op, only memory -------------------------------------------------------------------
 
     def act(self, x: Value, name: str) -> Value:
         return self.step("act", "", (x,), Value(x.rows, x.axes), kind=name)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
-        """axes: of the product, where they are not those of a."""
+        """axes: the axes of the product, a's by default."""
         made = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
         return self.step("mul", "", (a, b), made)
 
@@ -389,27 +394,27 @@ class Flow:
         return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def scale(self, x: Value, by: float) -> Value:
-        """x times a number that is not trained."""
+        """x times a constant."""
         return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
 
     def sum(self, x: Value, *axes: Axis | Beside) -> Value:
-        """The sum over all of x's axes but these."""
+        """The sum over all axes of x except these."""
         return self.step("sum", "", (x,), Value(x.rows, axes))
 
     def shift(self, x: Value) -> Value:
-        """The row before each row; before the first one what an earlier pass kept, or zeros."""
+        """The previous row of each row; before the first row, the cached row of an earlier pass or zeros."""
         return self.step("shift", "", (x,), Value(x.rows, x.axes))
 
     def scan(self, *ins: Value, axes: Shape) -> Value:
-        """A recurrence along the rows that is element by element, and no module of its own."""
+        """An elementwise recurrence along the rows, which is not a module."""
         return self.step("scan", "", ins, Value(ins[0].rows, axes))
 
     def dropout(self, x: Value) -> Value:
-        """Marks where published models drop elements while they are trained."""
+        """Marks a place where published models apply dropout in training."""
         return self.step("dropout", "", (x,), Value(x.rows, x.axes))
 
     def rope(self, x: Value, spec: Any) -> Value:
-        """Turned by position. spec: how much of a head, by which angles; layers with equal ones share the tables."""
+        """RoPE. spec: the rotated dimensions and their angles; layers with equal specs share the cos and sin tables."""
         return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
@@ -417,17 +422,17 @@ class Flow:
         return tuple(x.seen(*shape) for shape in shapes)
 
     def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Side by side along their axes; along their rows where `rows` are given."""
+        """Concatenates along the axes; with `rows`, along the rows."""
         cache = xs[0].cache if all(x.cache == xs[0].cache for x in xs) else ""
         return self.step("cat", "", xs, Value(xs[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
-        """Neighbouring rows made one: side by side under further axes, or their mean."""
+        """Merges neighbouring rows: concatenated, under further axes, or averaged."""
         axes = x.axes if mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis) -> Value:
-        """Keys or values once for each query head; the same where there are as many already."""
+        """Repeats keys or values for each query head; unchanged if there are as many already."""
         if same(x.axes[0].size, heads.size):
             return x
         made = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
@@ -435,7 +440,7 @@ class Flow:
         return self.step("repeat", "", (x,), made)
 
     def elementwise(self, name: str, *ins: Value, axes: Shape, rows: Rows | None = None, **about: Any) -> Value:
-        """A module without parameters or products that the tree shows."""
+        """A module without parameters or matrix multiplications that the tree shows."""
         made = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("elementwise", name, ins, made, op=ops.Elementwise(), about=about)
 

@@ -1,10 +1,10 @@
 """The tree of named nodes that every count, table and check is computed from.
 
-A node's path is the path of a module in the PyTorch reference, so that the two can be compared place by place.
-Identical layers are one node with a `repeat`; totals are recomputed by walking and never stored.
+A node's path equals the path of a module in the PyTorch reference, so that the two can be compared node by node.
+Identical layers are one node with a `repeat`; totals are recomputed by walking the tree and never stored.
 
-Nodes are data. What a node costs depends on where it stands: how often its ancestors are repeated, which role they
-have. So costs are asked of a `Place`, and every walk goes from place to place.
+Nodes are data. A node's cost depends on its place: the repeats of its ancestors, and their roles. So costs are computed
+from a `Place`, and every walk goes from place to place.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
 from ..run.sight import Sight
 
 Role: TypeAlias = Literal["own", "shared", "kept", "idle", "no_grad"]
-"""How a node stands in its model, with everything below it.
+"""The role of a node and of everything below it.
 
-own: it holds its parameters and runs.
+own: it has its parameters and runs.
 shared: it runs with the parameters of another node, where they are counted.
-kept: it holds parameters that run at another node, or in passes that are not counted.
-idle: it holds parameters that no token of text passes.
-no_grad: it runs forward alone; what it makes is chosen with, and no gradient goes through a choice.
+kept: it has parameters that run at another node, or in passes that are not counted.
+idle: it has parameters that no text token uses.
+no_grad: it runs only forward: its output selects something, and no gradient passes through a selection.
 """
 
 ABSENT: Mapping[Role, frozenset[str]] = {
@@ -36,21 +36,24 @@ ABSENT: Mapping[Role, frozenset[str]] = {
     "idle": FLOPS | CACHE | SPARED | {"active_params"},
     "no_grad": frozenset({"backward_flops"}),
 }
-"""The effects of an op that do not count where a node with that role stands."""
+"""The effects of an op that do not count at a node with that role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """A named part of a model: a primitive (`op`), or a group of parts (`children`).
 
-    name: the attribute under which the reference model holds it; of repeated parts, the container's (`layers`).
-    op: its primitive. forms: other primitives that run in its place in some executions, by the form's name.
-    repeat: how many of it there are; `indices` names each of them in the reference (`layers.0`, `layers.5`).
-    kind: the component it counts under (`attention`, `feed_forward`, …); inherited by what is below it.
-    label: what tells a group of layers from its siblings (`sliding`, `dense`).
-    role: how it stands in the model; it holds for everything below it too.
-    optional: set on parts that are left out of totals unless asked for (`mtp`).
-    source: where its formula is from.
+    name: its attribute name in the reference model; for repeated parts, the container's (`layers`).
+    op: its primitive; None for a group.
+    children: the nodes below it.
+    repeat: the number of copies.
+    indices: the index of each copy in the reference (`layers.0`, `layers.5`).
+    kind: the component it is counted under (`attention`, `feed_forward`, …), inherited by the nodes below it.
+    label: distinguishes a group of layers from its siblings (`sliding`, `dense`).
+    role: its role in the model, which also applies to everything below it.
+    optional: the name of the optional part that it is (`mtp`), left out of totals by default; empty if it is none.
+    source: the source of its formula.
+    forms: name of a form → primitive that replaces `op` in some executions.
     """
 
     name: str
@@ -67,16 +70,16 @@ class Node:
 
     @property
     def segment(self) -> str:
-        """This node's part of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
+        """This node's segment of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
         return self.name if self.indices is None else f"{self.name}.{spans(self.indices)}"
 
     @property
     def is_stack(self) -> bool:
-        """Whether layers stand directly below it."""
+        """Whether it has layers as children."""
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """This node with those parts below it alone that may have an effect: its totals of that effect are the same."""
+        """A copy with only the nodes that may have that effect; its totals of the effect are the same."""
         kept = tuple(child for each in self.children if (child := each.only(effect)).children or child._has(effect))
         return replace(self, children=kept)
 
@@ -84,35 +87,37 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
-        """Whether it, or a part below it, can run in the form of that name."""
+        """Whether it, or a node below it, has a form of that name."""
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, sight: Sight | None = None) -> Place:
-        """Where this node stands as the root of a tree."""
+        """The place of this node as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), sight, self.optional)
 
     def walk(self, sight: Sight | None = None) -> Iterator[Place]:
-        """This node as a root, and every node below it, parents first."""
+        """Yields the places of this node, as a root, and of every node below it, parents first."""
         return self.place(sight).walk()
 
     def total(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of this node as a root and of everything below it, all its repeats."""
+        """The cost of this node as a root, with everything below it, for all of its repeats."""
         return self.place(sight).total(cost, include)
 
     def each(self, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of one of the repeats of this node as a root."""
+        """The cost of one repeat of this node as a root, with everything below it."""
         return self.place(sight).each(cost, include)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node where it stands in a model.
+    """A node in its place in a model.
 
-    above: where its parent stands; None for the root.
-    times: how often it occurs in the model: the repeats of all its ancestors and its own.
-    kind: the component it counts under. roles: its own and those of its ancestors.
-    sight: the run; None where only parameters are asked for.
-    optional: the optional part that it is, or stands in.
+    node: the node.
+    above: its parent's place; None for the root.
+    times: the number of copies in the model: its own repeat times those of all ancestors.
+    kind: the component it is counted under.
+    roles: its own role and those of its ancestors.
+    sight: the run; None where only parameters are counted.
+    optional: the optional part that it is or belongs to; empty if none.
     """
 
     node: Node
@@ -125,13 +130,13 @@ class Place:
 
     @cached_property
     def path(self) -> str:
-        """The segments of its ancestors and its own, empty for the root."""
+        """The segments of its ancestors and its own, joined by dots; empty for the root."""
         if self.above is None:
             return ""
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
 
     def below(self, node: Node) -> Place:
-        """Where a child of this node stands."""
+        """The place of a child of this node."""
         return Place(
             node,
             self,
@@ -158,29 +163,29 @@ class Place:
         return _use(self.node, self.roles, self.sight)
 
     def own(self, cost: Cost) -> Number:
-        """The cost of one of the repeats of this node, without what is below it."""
+        """The cost of one repeat of this node, without the nodes below it."""
         use = self.use
         return 0 if use is None else cost(use)
 
     def each(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of one of the repeats of this node, with everything below it.
+        """The cost of one repeat of this node, with everything below it.
 
-        include: the optional parts below it that count.
+        include: the optional parts below it that are counted.
         """
         return _each(self.node, self.roles, self.sight, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of all repeats of this node in one of its parent."""
+        """The cost of all repeats of this node in one copy of its parent."""
         return times(self.each(cost, include), self.node.repeat)
 
     def in_all(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of every occurrence of this node in the model."""
+        """The cost of all copies of this node in the model."""
         return times(self.each(cost, include), self.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A primitive as it is used at a place: an effect that it does not declare, or that its roles exclude, is 0."""
+    """A primitive in its place. An effect that it does not declare, or that its roles exclude, is 0."""
 
     op: Op
     roles: frozenset[Role]
@@ -222,7 +227,7 @@ class Use:
 
 
 def _use(node: Node, roles: frozenset[Role], sight: Sight | None) -> Use | None:
-    """The node's own primitive where it stands in these roles, in the form that runs."""
+    """The node's own primitive in these roles, in the form that runs."""
     op = node.op
     if op is None:
         return None
@@ -232,7 +237,7 @@ def _use(node: Node, roles: frozenset[Role], sight: Sight | None) -> Use | None:
 
 
 def _each(node: Node, roles: frozenset[Role], sight: Sight | None, cost: Cost, include: frozenset[str]) -> Number:
-    """The cost of one of the repeats of a node in these roles. It goes without places: it is asked most often."""
+    """The cost of one repeat of a node in these roles. It avoids places for speed."""
     use = _use(node, roles, sight)
     value: Number = 0 if use is None else cost(use)
     for child in node.children:
@@ -245,13 +250,13 @@ def _each(node: Node, roles: frozenset[Role], sight: Sight | None, cost: Cost, i
 
 
 Cost: TypeAlias = Callable[[Use], Number]
-"""What a primitive costs where it is used: `cost(use)`."""
+"""A cost function of a primitive in its place: `cost(use)`."""
 
 
 def by_kind(
     root: Node, cost: Cost, sight: Sight | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
-    """The cost of every primitive, summed by the component it counts under. The values add up to the total."""
+    """The cost of every primitive, summed per component. The values add up to the total."""
     sums: dict[str, Number] = {}
     for place in root.walk(sight):
         if place.optional and place.optional not in include:
@@ -263,7 +268,7 @@ def by_kind(
 
 
 def spans(indices: Sequence[int]) -> str:
-    """`0-31`, or `{0-4,6-10}` where there are gaps, or `0..58/2` for an even stride of more than two."""
+    """`0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
         if stride > 1 and all(b - a == stride for a, b in pairwise(indices)):

@@ -1,4 +1,4 @@
-"""What flows: values with rows and named axes, and weights that exist once however often they are used."""
+"""Values with rows and named axes, and weights, each of which exists once however often it is used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from .axis import Axis, Beside, Shape, extent
 
 
 class Value:
-    """A tensor of [rows, *axes]. Its identity is that of its storage: two steps that read one value read one thing.
+    """A tensor of [rows, *axes]. Two steps that read the same value object read the same storage.
 
-    rows: which vectors it has. axes: what each of them is made of.
-    of: the value whose storage this one looks at, where it is a view.
-    fixed: it is not computed from any parameter, so that no gradient goes on from it.
-    cache: the cache that it was read from, with what earlier passes left there; empty where it was not.
-    once: of keys and values that are repeated for each query head, the value with heads of its own.
+    rows: its rows.
+    axes: the axes of one row.
+    of: the value that it is a view of; None if it is not a view.
+    fixed: whether it is computed from no parameter, so that no gradient flows through it.
+    cache: the name of the cache that it was read from, together with rows of earlier passes; empty if it was not.
+    once: for keys and values that are repeated for each query head, the value before repeating.
     """
 
     __slots__ = ("_width", "axes", "cache", "fixed", "of", "once", "rows")
@@ -26,26 +27,26 @@ class Value:
 
     @property
     def width(self) -> Number:
-        """Elements of one row; multiplied once."""
+        """The number of elements of one row, computed once."""
         if self._width is None:
             self._width = extent(self.axes)
         return self._width
 
     def seen(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
-        """The same storage under other axes."""
+        """The same storage with other axes."""
         return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 
     @property
     def storage(self) -> Value:
-        """The value that holds the elements."""
+        """The value that owns the storage."""
         return self if self.of is None else self.of.storage
 
 
 class Weight:
-    """A trained tensor. A second step that takes it has it tied: it is counted where it was made.
+    """A trained tensor. It is counted in the first step that uses it; in any further step it is tied.
 
-    out, ins: the axes of what it gives and of what it reads. made: whether a step has taken it. tied: whether a second
-    one has.
+    out, ins: the axes of its output and of its input.
+    made: whether a step uses it. tied: whether a second step uses it.
     """
 
     __slots__ = ("ins", "made", "name", "out", "tied")

@@ -1,8 +1,9 @@
-"""The primitives every model is made of. The only place where `2·m·n·k` is written.
+"""The primitives that every model consists of. The only place where `2·m·n·k` is written.
 
-Each declares its effects (parameters, buffers, FLOPs, cache) and has a method for each of them; what it does not
-declare is 0. FLOPs are those that `torch.utils.flop_counter` counts: matrix products alone, 2 per multiply-add;
-look-ups, norms, softmax and activations are not counted. A new quantity is one effect in `base` and its methods.
+Each primitive declares its effects (parameters, buffers, FLOPs, cache) and has a method for each of them; an effect
+that it does not declare is 0. FLOPs are those of `torch.utils.flop_counter`: matrix multiplications only, 2 per
+multiply-add; embedding look-ups, norms, softmax and activations are not counted. A new quantity is an effect in `base`
+and its methods.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The primitives of fewer architectures, from their file when they are first used."""
+    """Imports the file of a rarer primitive when it is first used."""
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent"):

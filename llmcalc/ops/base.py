@@ -1,4 +1,4 @@
-"""What every primitive answers, and those that hold tensors without a product of their own."""
+"""The base class of primitives, and primitives that have parameters or buffers without a matrix multiplication."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ FLOPS = frozenset({"forward_flops", "backward_flops"})
 CACHE = frozenset({"cache_bits"})
 SPARED = frozenset({"spared_at_most", "spared_evenly"})
 EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SPARED
-"""Everything that a primitive can have or cost. What it does not declare is 0."""
+"""All effects that a primitive can have. An effect that it does not declare is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParamTensor:
-    """One trainable tensor, shaped as PyTorch holds it.
+    """One trainable tensor, with its shape in PyTorch.
 
-    role: `matrix`, a product's weight (its last two axes; further ones are a stack of them), `table`, rows that are
-    looked up, or `vector`, whatever acts element by element, biases included.
+    shape: its shape.
+    role: `matrix`, a weight of a matrix multiplication (in its last two axes; further axes stack matrices); `table`, an
+        embedding table; `vector`, any elementwise parameter, biases included.
     """
 
     shape: tuple[Number, ...]
@@ -30,7 +31,7 @@ class ParamTensor:
 
     @property
     def size(self) -> Number:
-        """Elements."""
+        """The number of elements."""
         n: Number = 1
         for axis in self.shape:
             n = times(n, axis)
@@ -39,20 +40,20 @@ class ParamTensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A primitive. It declares its effects and has a method for each of them; it costs and holds nothing else.
+    """A primitive. It declares its effects, has a method for each of them, and has no other costs.
 
-    params(): trainable parameters; a tied weight counts where it is first used, and nowhere else.
-    tensors(): the tensors that `params` counts: an optimizer keeps its state by tensor.
-    active_params(): parameters that one token passes through.
-    buffers(): elements that a checkpoint holds and no gradient reaches. They are not parameters.
-    forward_flops(sight), backward_flops(sight): matrix-multiply FLOPs.
-    cache_bits(sight, kv_bits): bits held for the next token after this pass.
+    params(): trainable parameters; a tied weight is counted only where it is first used.
+    tensors(): the tensors that `params` counts, because optimizers keep their state per tensor.
+    active_params(): parameters that one token uses.
+    buffers(): elements that are stored in the checkpoint and receive no gradient. They are not parameters.
+    forward_flops(sight), backward_flops(sight): matrix-multiplication FLOPs.
+    cache_bits(sight, kv_bits): bits that are cached for the next token after this pass.
     """
 
     effects: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Raises `TypeError` where an effect is declared without a method, or a method stands without its effect."""
+        """Raises `TypeError` for an effect that is declared without a method, or a method without its effect."""
         defined = {name for name in EFFECTS for c in cls.__mro__[:-2] if name in c.__dict__}
         derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
@@ -72,16 +73,18 @@ class Op:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
     def backward_flops(self, s: Sight) -> Number:
-        """A product y = x·Wᵀ has two in its backward, dx = dy·W and dW = dyᵀ·x, of the same size."""
+        """A product y = x·Wᵀ has two products of the same size in its backward pass, dx = dy·W and dW = dyᵀ·x."""
         return 2 * self.forward_flops(s)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight(Op):
-    """A vector of parameters that is added or concatenated (attention sinks): no product.
+    """A vector of parameters that is added or concatenated (attention sinks), without a matrix multiplication.
 
-    heads: where each head has a part of it, held as [heads, 1, size / heads]. rows: where it is so many vectors, held
-    as [rows, size / rows]; with heads, as [rows, heads, size / (rows · heads)].
+    size: the number of elements.
+    heads: the number of heads with a part each, shaped [heads, 1, size / heads]; None for none.
+    rows: the number of vectors, shaped [rows, size / rows], or with heads [rows, heads, size / (rows · heads)]; None
+        for one vector.
     """
 
     effects = PARAMS
@@ -103,7 +106,7 @@ class Weight(Op):
 
 @dataclass(frozen=True, slots=True)
 class Buffer(Op):
-    """Values that a checkpoint holds and an optimizer does not train (DeepSeek-V3's expert score correction)."""
+    """Values that are stored in the checkpoint and not trained (DeepSeek-V3's e_score_correction_bias)."""
 
     effects = BUFFERS
 
@@ -115,9 +118,9 @@ class Buffer(Op):
 
 @dataclass(frozen=True, slots=True)
 class Elementwise(Op):
-    """Something computed element by element that holds nothing: no product, 0 FLOPs."""
+    """An elementwise computation without parameters: 0 FLOPs."""
 
 
 def by_head(size: Number, heads: Number) -> tuple[Number, ...]:
-    """The shape of a vector, or of one for each head."""
+    """The shape of a vector, or of one vector per head."""
     return (size,) if heads is None else (heads, 1, exact_div(size, heads))

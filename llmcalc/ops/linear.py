@@ -1,4 +1,4 @@
-"""Maps with weights that most models have: look-ups, linear maps, experts, norms."""
+"""Primitives with weights that most models have: embeddings, linear layers, experts, norms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Op):
-    """A look-up table: [num_embeddings, dim]. A gather is no product: 0 FLOPs."""
+    """An embedding table: [num_embeddings, dim]. A look-up is not a matrix multiplication: 0 FLOPs."""
 
     effects = PARAMS
 
@@ -28,10 +28,12 @@ class Embedding(Op):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Op):
-    """y = x·Wᵀ + b.  x: [rows, n_in] → y: [rows, n_out].
+    """A linear layer, y = x·Wᵀ + b.  x: [rows, n_in] → y: [rows, n_out].
 
-    rows: the vectors that it maps. tied: the weight is another node's, the bias its own. constant: x is not computed
-    from any parameter, so that the backward has dW alone.
+    bias: whether it has a bias, false by default.
+    rows: the rows of x.
+    tied: whether the weight belongs to another node; the bias is its own. False by default.
+    constant: whether x is computed from no parameter, so that the backward pass computes only dW; false by default.
     """
 
     effects = PARAMS | FLOPS
@@ -55,7 +57,7 @@ class Linear(Op):
         return 2 * s.rows(self.rows) * self.n_in * self.n_out
 
     def backward_flops(self, s: Sight) -> Number:
-        """dW over all rows, dx over those that are computed from parameters."""
+        """dW over all rows, dx over the rows that are computed from parameters."""
         rows = s.rows(self.rows)
         graded = 0 if self.constant else rows - s.constant(self.rows)
         return 2 * add(rows, graded) * self.n_in * self.n_out
@@ -63,7 +65,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear(Op):
-    """`num_experts` linear maps, of which each token passes through `top_k`.  W: [num_experts, n_out, n_in]."""
+    """`num_experts` linear layers, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
 
     effects = PARAMS | FLOPS
 
@@ -75,7 +77,7 @@ class ExpertLinear(Op):
     rows: Rows = TOKENS
 
     def one(self) -> Number:
-        """Parameters of one of the maps."""
+        """The parameters of one expert's linear layer."""
         return add(self.n_in * self.n_out, self.n_out if self.bias else 0)
 
     def params(self) -> Number:
@@ -94,9 +96,10 @@ class ExpertLinear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Op):
-    """LayerNorm or RMSNorm with weights for `width` elements. Elementwise: no product.
+    """LayerNorm or RMSNorm over `width` elements. Elementwise: no FLOPs.
 
-    heads: where each head has weights of its own, held as [heads, 1, width / heads].
+    weight, bias: whether it has them.
+    heads: the number of heads with separate weights, shaped [heads, 1, width / heads]; None for none.
     """
 
     effects = PARAMS

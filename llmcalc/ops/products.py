@@ -1,4 +1,4 @@
-"""Products of fewer architectures: convolutions, block-diagonal maps, streams, tables; and products without weights."""
+"""Primitives of fewer architectures: convolutions, block-diagonal layers, streams, tables, products without weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .linear import ExpertLinear, Linear
 
 @dataclass(frozen=True, slots=True)
 class EntryLinear(Linear):
-    """A map whose results make entries of `rate` tokens: no gradient reaches it in a pass that is too short for one."""
+    """A linear layer whose outputs form entries of `rate` tokens. Without a whole entry in a pass, it gets no gradient."""
 
     rate: Number = 1
 
@@ -24,11 +24,13 @@ class EntryLinear(Linear):
 
 @dataclass(frozen=True, slots=True)
 class IdentityExperts(Op):
-    """`count` experts that hand on what they read, among which a router chooses as it does among the real ones, whose
-    maps are `maps`.
+    """`count` experts that return their input unchanged, which a router selects like real experts.
 
-    They hold nothing and run no product. How many of a token's `top_k` experts are such depends on the data; the maps
-    count as though none were.
+    They have no parameters and no FLOPs. How many of a token's `top_k` experts are identity experts depends on the
+    data; the real experts are counted as if there were none.
+
+    count: the number of identity experts.
+    maps: the linear layers of the real experts.
     """
 
     effects = SPARED
@@ -37,19 +39,19 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _one(self) -> Number:
-        """Parameters of one real expert."""
+        """The parameters of one real expert."""
         size: Number = 0
         for one in self.maps:
             size = add(size, one.one())
         return size
 
     def spared_at_most(self) -> Number:
-        """Parameters that a token passes fewer where as many of its experts as can be are identity ones."""
+        """The most parameters that a token can avoid, with as many identity experts as possible."""
         return minimum(self.maps[0].top_k, self.count) * self._one()
 
     def spared_evenly(self) -> Number:
-        """The same on average where all experts, real or not, are chosen alike: t·Z/(E + Z) of its t experts;
-        rounded up.
+        """The parameters that a token avoids on average if all experts, identity or not, are equally likely: t·Z/(E +
+        Z) of its t experts; rounded up.
         """
         experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
         return ceil_div(top_k * self.count * self._one(), experts + self.count)
@@ -57,7 +59,8 @@ class IdentityExperts(Op):
 
 @dataclass(frozen=True, slots=True)
 class BlockLinear(Op):
-    """`blocks` linear maps side by side, each from its part of x to its part of y.
+    """A block-diagonal linear layer: `blocks` blocks, each from its part of x to its part of y.
+
     W: [blocks, n_out / blocks, n_in / blocks].
     """
 
@@ -83,7 +86,7 @@ class BlockLinear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Product(Op):
-    """A product of two activations of each row, [outer, inner] · [inner, columns]: no parameters."""
+    """A product of two activations per row, [outer, inner] · [inner, columns], without parameters."""
 
     effects = FLOPS
 
@@ -98,7 +101,7 @@ class Product(Op):
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows(Op):
-    """A table of one vector for each expert, of which each token's product takes `top_k` (Doge)."""
+    """A table with one vector per expert, of which each token multiplies by `top_k` (Doge)."""
 
     effects = PARAMS | FLOPS
 
@@ -122,9 +125,7 @@ class ExpertRows(Op):
 
 @dataclass(frozen=True, slots=True)
 class BlockSums(Op):
-    """The sum of each `block` whole tokens, as a product with a matrix of zeros and ones, which needs no gradient
-    (LongT5).
-    """
+    """The sum of each block of `block` tokens, as a product with a 0/1 matrix, which needs no gradient (LongT5)."""
 
     effects = FLOPS
 
@@ -141,8 +142,8 @@ class BlockSums(Op):
 
 @dataclass(frozen=True, slots=True)
 class StreamMix(Op):
-    """For each token the product of a [streams, streams] matrix and its streams, [streams, width]; neither is a
-    parameter (hyper-connections).
+    """Per token, the product of a [streams, streams] matrix and the streams, [streams, width], neither a parameter
+    (hyper-connections).
     """
 
     effects = FLOPS
@@ -157,7 +158,7 @@ class StreamMix(Op):
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets(Op):
-    """What is added to each of `weights` weights, and a scale for each of their `kinds`: two vectors of parameters."""
+    """Two vectors of parameters: an offset for each of `weights` weights, and a scale for each of their `kinds`."""
 
     effects = PARAMS
 
@@ -176,11 +177,16 @@ class Conv1d(Op):
     """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
     kernel].
 
-    padding: outputs beyond the rows' own that a pass from the first token computes and cuts off (kernel − 1 where zeros
-        stand on both sides, as most implementations have it); a pass that continues from a kept state computes none.
-    constant: x is not computed from any parameter, as in `Linear`.
-    overlap: outputs before the rows' own that every pass computes, for another convolution to see.
-    rows: of the output.
+    kernel: the kernel size.
+    groups: the number of channel groups, 1 by default.
+    bias: whether it has a bias, false by default.
+    padding: the number of further outputs that a pass from the first token computes and cuts off (kernel − 1 with zeros
+        on both sides, as in most implementations), 0 by default; a pass that continues from a cached state computes
+        none.
+    constant: whether x is computed from no parameter, as in `Linear`; false by default.
+    overlap: the number of outputs before the new rows that every pass computes, as input of another convolution; 0 by
+        default.
+    rows: the rows of the output.
     """
 
     effects = PARAMS | FLOPS
@@ -214,7 +220,7 @@ class Conv1d(Op):
 
 @dataclass(frozen=True, slots=True)
 class TableScores(Op):
-    """Every head's products of each token's vector with the mapped rows of a table."""
+    """The product, per head, of each token's vector with the projected rows of a table."""
 
     effects = FLOPS
 

@@ -1,4 +1,4 @@
-"""States that do not grow with the tokens, and the products that chunked recurrences make of them."""
+"""Recurrent states, whose size does not grow with the tokens, and the matrix multiplications of chunked recurrences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 @dataclass(frozen=True, slots=True)
 class State(Op):
-    """What a recurrence keeps of each sequence: `size` elements, however many tokens there were.
+    """A recurrent state: `size` elements per sequence, whatever the number of tokens.
 
-    kind: what `llmcalc kv` lists it under. bits: of one element, where it keeps a dtype of its own; the cache's if
-    None.
+    kind: the kind that `llmcalc kv` lists it under.
+    bits: bits per element if the state has its own dtype; None for the cache's.
     """
 
     effects = CACHE
@@ -30,9 +30,9 @@ class State(Op):
 
 @dataclass(frozen=True, slots=True)
 class SelectiveScan(Op):
-    """h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x, of `inner` channels with `state` elements each (Gu & Dao 2023, §3.2).
+    """h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x, for `inner` channels with `state` elements each (Gu & Dao 2023, §3.2).
 
-    Its parameters are A [inner, state] and D [inner]; its one product is h·C.
+    Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
 
     effects = PARAMS | FLOPS
@@ -53,9 +53,9 @@ class SelectiveScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class HeadScan(Op):
-    """Mamba-2's recurrence one token at a time (Dao & Gu 2024); `heads` heads of [head_dim, state].
+    """Mamba-2's recurrence, one token at a time (Dao & Gu 2024); `heads` heads of [head_dim, state].
 
-    Its parameters are A, D and the bias of Δ, one of each per head; its one product is h·C.
+    Its parameters are A, D and the bias of Δ, one element of each per head; its only matrix multiplication is h·C.
     """
 
     effects = PARAMS | FLOPS
@@ -77,9 +77,10 @@ class HeadScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedScan(HeadScan):
-    """The same recurrence in chunks of `chunk` tokens, the last filled up.
+    """Mamba-2's recurrence in chunks of `chunk` tokens; the last chunk is padded.
 
-    Within a chunk it is attention without a softmax (C·Bᵀ by x), between chunks a product of every pair of them.
+    Within a chunk it is attention without a softmax (C·Bᵀ times x); between chunks it is a product over all pairs of
+    chunks.
     """
 
     chunk: Number = 1
@@ -88,8 +89,8 @@ class ChunkedScan(HeadScan):
         a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, s.new(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
-        states, outputs = q * n * p, q * n * p  # what a chunk adds to the state, and what the state adds to its tokens
-        # the states at the chunks' borders, each from all before it
+        states, outputs = q * n * p, q * n * p  # a chunk's term in the state, and the state's term in its outputs
+        # the states at the borders of chunks, each from all chunks before it
         between = 0 if is_zero(chunks) else (chunks + 1) * (chunks + 1) * p * n
         return 2 * s.batch * a * (chunks * (scores + values + states + outputs) + between)
 
@@ -99,9 +100,9 @@ class DeltaRule(Op):
     """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).
 
     State: [heads, key_dim, value_dim]. A chunk of C tokens has three products with the state and three with a C × C
-    matrix: K·Kᵀ, Q·Kᵀ and scores·V where a head decays as one; two with the inverse of the chunk's triangular system
-    and scores·V where each channel decays on its own (`by_channel`, Kimi Delta Attention), whose K·Kᵀ and Q·Kᵀ are no
-    products. The last chunk is padded. One token after others is element by element: no product.
+    matrix. With one decay per head, the latter are K·Kᵀ, Q·Kᵀ and scores·V. With one decay per channel (`by_channel`,
+    Kimi Delta Attention), they are two with the inverse of the chunk's triangular system and scores·V; K·Kᵀ and Q·Kᵀ
+    are elementwise. The last chunk is padded. Decoding one token is elementwise: no FLOPs.
     """
 
     effects = FLOPS
@@ -124,8 +125,8 @@ class DeltaRule(Op):
     def backward_flops(self, s: Sight) -> Number:
         """Twice the forward, with two corrections.
 
-        - The first state is not computed from anything and the last one goes nowhere: four products fewer.
-        - Each triangular system that is solved adds one product for the gradient of its matrix.
+        - The first state is not computed and the last one is not used: four products less.
+        - Each solved triangular system adds one product, for the gradient of its matrix.
         """
         c, k, v = self.chunk, self.key_dim, self.value_dim
         solved = 0 if self.by_channel else self._chunks(s) * 2 * c * c * (k + v)
@@ -136,7 +137,7 @@ class DeltaRule(Op):
 class DecayScan(Op):
     """Linear attention with a fixed decay, one token at a time (Qin 2024, arXiv:2401.04658, §3).
 
-    State: [heads, head_dim, head_dim]. A token has two products with the state.
+    State: [heads, head_dim, head_dim]. Each token has two products with the state.
     """
 
     effects = FLOPS
@@ -151,15 +152,15 @@ class DecayScan(Op):
 
 @dataclass(frozen=True, slots=True)
 class LightningCore(DecayScan):
-    """The same in blocks: a block of C tokens has scores Q·Kᵀ and their product with V besides.
+    """Linear attention with a fixed decay, in blocks: each block also has scores Q·Kᵀ and their product with V.
 
-    The last block is as long as what is left.
+    The last block is shorter, not padded.
     """
 
     block: Number = 1
 
     def _last(self, s: Sight) -> Number:
-        """Tokens of the last block."""
+        """The number of tokens in the last block."""
         seq = s.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
@@ -169,8 +170,8 @@ class LightningCore(DecayScan):
         return 4 * s.batch * self.heads * (times(d, pairs) + seq * d * d)
 
     def backward_flops(self, s: Sight) -> Number:
-        """Twice the forward, less the products that the first state and the last one do not need: nothing made the
-        first, and the last goes nowhere.
+        """Twice the forward, less the products of the first state, which is not computed, and of the last one, which is
+        not used.
         """
         d, first = self.head_dim, minimum(s.new(self.rows), self.block)
         spared = 2 * s.batch * self.heads * d * d * (first + 2 * self._last(s))
@@ -180,10 +181,10 @@ class LightningCore(DecayScan):
 @dataclass(frozen=True, slots=True)
 class MatrixMemory(Op):
     """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).  State: [heads,
-    key_dim, value_dim] and a norm of it.
+    key_dim, value_dim] and its normalizer.
 
-    Each token has k ⊗ v, Q·C and q·n; a whole chunk of C tokens has scores Q·Kᵀ and their product with V besides. What
-    is left of a pass after the whole chunks runs token by token.
+    Each token has k ⊗ v, Q·C and q·n; a whole chunk of C tokens also has scores Q·Kᵀ and their product with V. Tokens
+    after the last whole chunk run one by one.
     """
 
     effects = FLOPS
@@ -200,8 +201,8 @@ class MatrixMemory(Op):
         return s.batch * self.heads * (by_token + by_chunk)
 
     def backward_flops(self, s: Sight) -> Number:
-        """Twice the forward, less what the first chunk's empty memory and, where nothing follows it, the last chunk's
-        do not need.
+        """Twice the forward, less the products with the first chunk's empty memory and, if no token follows it, with
+        the last chunk's memory.
         """
         k, v, c, seq = self.key_dim, self.value_dim, self.chunk, s.new(self.rows)
         whole = floor_div(seq, c)

@@ -1,4 +1,4 @@
-"""Attention of fewer architectures: to chosen keys, to blocks, to entries made of several tokens, and their caches."""
+"""Attention of fewer architectures: to selected keys, to blocks, to compressed entries, and their caches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .attention import AttentionCore
 from .base import CACHE, FLOPS, Op
 
 COMPRESSED = "compressed_attention"
-"""What `llmcalc kv` lists the caches of a layer with entries of several tokens under."""
+"""The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedCore(AttentionCore):
-    """Attention whose mask allows `keep` of the keys that a token may see; all of them are computed (Doge)."""
+    """Attention whose mask keeps at most `keep` keys per token; the scores of all keys are computed (Doge)."""
 
     keep: Number = 1
 
@@ -29,9 +29,9 @@ class MaskedCore(AttentionCore):
 
 @dataclass(frozen=True, slots=True)
 class BlockCore(AttentionCore):
-    """Attention to `blocks` blocks of `block` tokens, the last of them up to the token itself (MiniMax-M3).
+    """Attention to `blocks` blocks of `block` tokens, the last of which ends at the token itself (MiniMax-M3).
 
-    A full pass masks the others.
+    A full pass computes all blocks and masks the others.
     """
 
     block: Number = 1
@@ -42,8 +42,8 @@ class BlockCore(AttentionCore):
         return True
 
     def _seen(self, n: Number) -> Number:
-        """Pairs of the first n tokens: all, as long as they fill no more than `blocks` blocks; then all but one block,
-        and the token's own.
+        """Pairs of the first n tokens: all pairs while they fill at most `blocks` blocks; then `blocks` − 1 blocks, and
+        the token's own block up to itself.
         """
         first = minimum(n, self.block * self.blocks)
         rest = n - first
@@ -60,7 +60,7 @@ class BlockCore(AttentionCore):
 
 @dataclass(frozen=True, slots=True)
 class LocalCore(AttentionCore):
-    """Each block of radius + 1 queries by three blocks of keys, those beyond the ends included, and by every sum of
+    """Each block of radius + 1 queries against three blocks of keys, padding included, and against every sum of
     `global_block` tokens (LongT5).
 
     The mask allows keys at most `radius` away, and all sums.
@@ -91,7 +91,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def _seen(self, n: Number) -> Number:
-        """Σ ⌊p / rate⌋ over p = 1 … n, no term above `chosen`."""
+        """Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._sum(m) + (n - m) * self.chosen
@@ -111,7 +111,9 @@ class EntryScores(AttentionCore):
 
 @dataclass(frozen=True, slots=True)
 class DistanceScores(Op):
-    """Every head's products of each token's query with what is made of every distance, two for each token (XLNet)."""
+    """The product, per head, of each token's query with the projection of every distance; two distances per token
+    (XLNet).
+    """
 
     effects = FLOPS
 
@@ -125,9 +127,7 @@ class DistanceScores(Op):
 
 @dataclass(frozen=True, slots=True)
 class EntryCache(Op):
-    """One entry for each `rate` tokens, and of the tokens that are none yet what it will be made of: `rest` elements
-    each (DeepSeek-V4).
-    """
+    """One entry per `rate` tokens, and `rest` elements for each token that does not fill an entry yet (DeepSeek-V4)."""
 
     effects = CACHE
 
@@ -145,8 +145,8 @@ class EntryCache(Op):
 
 @dataclass(frozen=True, slots=True)
 class LastWindow(Op):
-    """What the next entry reads of the last window of `rate` tokens: `width` elements and as many weights per token.
-    Before the first whole window there is nothing (DeepSeek-V4).
+    """The last window of `rate` tokens, which the next entry reads: `width` elements and as many weights per token.
+    Empty before the first whole window (DeepSeek-V4).
     """
 
     effects = CACHE

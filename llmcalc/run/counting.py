@@ -1,6 +1,6 @@
-"""How a run is counted: the conventions that a number depends on, printed with it.
+"""The counting conventions of a run, which are printed with its numbers.
 
-One multiply-add is 2 FLOPs, everywhere.
+One multiply-add is always 2 FLOPs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ Pairs: TypeAlias = Literal["full", "causal"]
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """pairs: which (query, key) pairs count. `full`: every query by every key in memory, as eager attention executes
-    it. `causal`: only the pairs that the attention mask allows, sliding windows and chunks included.
+    """The counting conventions.
+
+    pairs: the (query, key) pairs that count. `full` (default): every query against every key in memory, as eager
+        attention computes. `causal`: only pairs that the attention mask allows (causal, sliding-window, chunked).
     """
 
     pairs: Pairs = "full"
 
 
 AS_EXECUTED = Counting()
-"""Every pair that eager attention computes."""
+"""Counts every pair that eager attention computes."""

@@ -1,4 +1,4 @@
-"""Rows that follow from other rows: blocks, sums, distances, what a stride leaves of them."""
+"""Rows derived from other rows: blocks, sums, distances, strides."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .rows import SOURCE, TOKENS, Rows
 from .workload import Workload
 
 PATCHES = Rows("patches")
-"""As many rows as an image has patches or a sound has frames, which no workload says."""
+"""The patches of an image or the frames of audio; a workload does not give their number."""
 
 IMAGES = Rows("images")
-"""One row for each image, of which no workload says how many there are."""
+"""One row per image; a workload does not give their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,11 @@ class Distances(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Table(Rows):
-    """The rows of a table, shared by all sequences: all `length` of them, or as many as a sequence's distances reach.
+    """The rows of a table, shared by all sequences.
 
-    by_tokens: at most two for each token.
+    length: the number of rows of the table.
+    by_tokens: whether only distances that occur are used, at most two per token; false by default.
+    of: the rows whose distances these are.
     """
 
     name: str = "table"
@@ -46,7 +48,7 @@ class Table(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Multiple(Rows):
-    """`by` rows for each row of another axis: frames below a stride, the distances of each token both ways."""
+    """`by` rows for each of other rows, such as frames before a stride or the distances of a token in both directions."""
 
     name: str = "multiple"
     of: Rows = TOKENS
@@ -58,7 +60,7 @@ class Multiple(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Rows):
-    """The rows of two axes one after the other."""
+    """The concatenation of two kinds of rows."""
 
     name: str = "joined"
     first: Rows = TOKENS
@@ -73,7 +75,7 @@ class Joined(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Rows):
-    """One row for each whole block of `block` rows of another axis, which its last row completes."""
+    """One row for each whole block of `block` other rows; a block exists once its last row does."""
 
     name: str = "blocks"
     of: Rows = TOKENS
@@ -88,7 +90,7 @@ class Blocks(Rows):
 
 @dataclass(frozen=True, slots=True)
 class WithSums(Rows):
-    """The rows of another axis, and one more for each whole block of `block` of them."""
+    """Other rows, plus one more row for each whole block of `block` of them."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -100,10 +102,11 @@ class WithSums(Rows):
 
 @dataclass(frozen=True, slots=True)
 class WithPast(Rows):
-    """New rows and those of earlier passes that are computed once more.
+    """New rows, plus rows of earlier passes that are recomputed.
 
-    window: of those, only what a window of so many tokens still sees.
-    selected: decoding reads only so many rows in all, chosen by something else (as in `AttentionCore`).
+    window: only rows within a window of that many tokens are recomputed; None for all.
+    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
+        all.
     """
 
     name: str = "with_past"
@@ -121,7 +124,7 @@ class WithPast(Rows):
 
 @dataclass(frozen=True, slots=True)
 class WithStart(Rows):
-    """New rows, and in a pass from the first token a row of zeros before them."""
+    """New rows, plus a row of zeros before them in a pass that starts at the first token."""
 
     name: str = "with_start"
     of: Rows = TOKENS
@@ -135,7 +138,7 @@ class WithStart(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Strided(Rows):
-    """The rows that a convolution with a stride leaves of another axis, with kernel // 2 zeros on either side."""
+    """The output rows of a strided convolution over other rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
     of: Rows = PATCHES
@@ -149,7 +152,7 @@ class Strided(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Merged(Rows):
-    """One row for each square of side × side neighbours, in so many frames one after the other."""
+    """One row for each square of side × side neighbours, in `frames` consecutive frames."""
 
     name: str = "merged"
     of: Rows = PATCHES
@@ -162,7 +165,7 @@ class Merged(Rows):
 
 @dataclass(frozen=True, slots=True)
 class WithMore(Rows):
-    """The rows of another axis, and so many more for each sequence."""
+    """Other rows, plus `more` rows per sequence."""
 
     name: str = "with_more"
     of: Rows = PATCHES
@@ -174,7 +177,7 @@ class WithMore(Rows):
 
 @dataclass(frozen=True, slots=True)
 class QueryKeyPairs(Rows):
-    """One row for each pair of a query and a key of another axis, shared by all sequences."""
+    """One row for each (query, key) pair of other rows, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False

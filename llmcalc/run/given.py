@@ -1,4 +1,4 @@
-"""What the command line and the Python API take for a number or a word: one check and one message for both."""
+"""Checks of numbers and words that the command line and the Python API accept, with one message for both."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, get_args
 from ..errors import InputError, shown, suggest
 
 LARGEST = 2**40
-"""Of any number of sequences or tokens."""
+"""The largest number of sequences or tokens."""
 
 
 def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
-    """The value, where it is a whole number from `least` to `most`.
+    """Returns the value if it is a whole number from `least` to `most`.
 
-    Raises `InputError` naming the option.
+    Raises `InputError`, naming the option, if it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{option}: {shown(value)} is not a whole number; expected one of at least {least}")
@@ -26,15 +26,24 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def maybe_whole(option: str, value: Any, least: int = 1) -> int | None:
-    """The same, or none where none is given."""
+    """Like `whole`, but also accepts None."""
     return None if value is None else whole(option, value, least)
 
 
-def one_of(option: str, value: Any, words: Any) -> None:
-    """Raises `InputError` where the value is none of the words of a `Literal`."""
+SPELLED = {"train": "training"}
+"""Other spellings of words that options take."""
+
+
+def one_of(option: str, value: Any, words: Any) -> Any:
+    """The value, or the word that it is another spelling of, where that is one of the words of a `Literal`.
+
+    Raises `InputError` naming the option for any other.
+    """
     known: Sequence[str] = get_args(words)
-    if value not in known:
+    meant = SPELLED.get(value, value) if isinstance(value, str) else value
+    if meant not in known:
         near = suggest(value, list(known)) if isinstance(value, str) else ""
         raise InputError(
             f"{option}: {shown(value)} is not known; expected one of {', '.join(known)}.{near}".rstrip(".")
         )
+    return meant

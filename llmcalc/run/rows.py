@@ -1,6 +1,6 @@
-"""Rows: the axis of vectors that a step runs over, with the rule that says how many there are.
+"""Rows: the vectors that a step processes, with the rule for their number.
 
-A program names its rows; how many they are is found when it is counted for a workload, never while it is recorded.
+A program only names its rows; their number is computed from a workload when the program is counted.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from .workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Vectors of each sequence.
+    """The vectors of a sequence that a step processes.
 
-    name: what they stand for.
-    batched: each sequence has rows of its own; otherwise all sequences share them.
+    name: what they represent.
+    batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.
     """
 
     name: str
     batched: bool = True
 
     def new(self, w: Workload) -> Number:
-        """Rows of one sequence that this pass computes."""
+        """The number of rows per sequence that this pass computes."""
         raise TypeError(f"{self.name}: how many there are is not known")
 
     def past(self, w: Workload) -> Number:
-        """Rows of one sequence that earlier passes have computed and that this one can still use."""
+        """The number of rows per sequence from earlier passes that this pass can still use."""
         return 0
 
     def held(self, w: Workload) -> Number:
-        """Rows of one sequence that exist after this pass: its own and those of earlier passes."""
+        """The number of rows per sequence after this pass: new rows and those of earlier passes."""
         return add(self.past(w), self.new(w))
 
     def constant(self, w: Workload) -> Number:
-        """How many of `new` are not computed from any parameter, so that no gradient goes on from them."""
+        """The number of new rows that are computed from no parameter, so that no gradient flows through them."""
         return 0
 
 
@@ -55,7 +55,7 @@ TOKENS = Tokens("tokens")
 
 
 class Source(Rows):
-    """The tokens that the encoder of an encoder-decoder reads: all of them before decoding begins."""
+    """The source tokens of an encoder-decoder, which the encoder reads before decoding begins."""
 
     __slots__ = ()
 
@@ -68,9 +68,10 @@ class Source(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Fixed(Rows):
-    """As many rows as an architecture has, whatever the workload: positions of a fixed-length encoder.
+    """A fixed number of rows, whatever the workload: the positions of a fixed-length encoder.
 
-    length: rows of a sequence. source: they are an encoder's, and exist already when a token is decoded.
+    length: the number of rows per sequence.
+    source: whether they are an encoder's and already computed when a token is decoded, true by default.
     """
 
     name: str = "fixed"
@@ -85,7 +86,7 @@ class Fixed(Rows):
 
 
 class Logits(Rows):
-    """The positions whose next token is asked for: the last one in prefill, all of them otherwise."""
+    """The positions whose logits are computed: only the last one in prefill, all of them otherwise."""
 
     __slots__ = ()
 
@@ -94,7 +95,7 @@ class Logits(Rows):
 
 
 class Sequences(Rows):
-    """One vector of each sequence, such as a pooler reads."""
+    """One vector per sequence, such as the input of a pooler."""
 
     __slots__ = ()
 
@@ -104,7 +105,7 @@ class Sequences(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Routed(Rows):
-    """One row for each expert that a token goes to. An op that runs over them counts `top_k` for each token itself."""
+    """One row for each expert that a token is routed to. Ops on these rows multiply by `top_k` themselves."""
 
     name: str = "routed"
     of: Rows = TOKENS
@@ -117,4 +118,4 @@ class Routed(Rows):
 SOURCE, LOGITS, SEQUENCES = Source("source"), Logits("logits"), Sequences("sequences")
 
 ONCE = Rows("once", batched=False)
-"""What has no rows at all, such as a trained vector."""
+"""The rows of a value without rows, such as a trained vector."""

@@ -1,4 +1,4 @@
-"""What an op is given when it is counted: the workload, the counting and the execution, and how many rows there are."""
+"""A run as ops see it: the workload, the counting and the execution, and the numbers of rows derived from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from .workload import Phase, Workload
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A run as an op sees it."""
+    """A run as ops see it.
+
+    workload: what is run.
+    counting: the counting conventions.
+    execution: how it is executed.
+    """
 
     workload: Workload
     counting: Counting = AS_EXECUTED
@@ -37,27 +42,27 @@ class Sight:
         return self.execution.attention_backward
 
     def new(self, rows: Rows) -> Number:
-        """Rows of one sequence that this pass computes."""
+        """The number of rows per sequence that this pass computes."""
         return rows.new(self.workload)
 
     def past(self, rows: Rows) -> Number:
-        """Rows of one sequence that earlier passes have left."""
+        """The number of rows per sequence from earlier passes."""
         return rows.past(self.workload)
 
     def held(self, rows: Rows) -> Number:
-        """Rows of one sequence that exist after this pass."""
+        """The number of rows per sequence after this pass."""
         return rows.held(self.workload)
 
     def rows(self, rows: Rows) -> Number:
-        """Rows that this pass computes, of all sequences."""
+        """The number of rows that this pass computes, over all sequences."""
         return times(rows.new(self.workload), self.batch if rows.batched else 1)
 
     def constant(self, rows: Rows) -> Number:
-        """How many of `rows(rows)` are not computed from any parameter."""
+        """The number of `rows(rows)` that are computed from no parameter."""
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
     def continues(self, rows: Rows) -> bool:
-        """Whether tokens of earlier passes stand before these."""
+        """Whether there are tokens of earlier passes before these."""
         return self.phase == "decode" or not is_zero(self.past(rows))
 
     def with_workload(self, **changes: Any) -> Sight:
@@ -65,5 +70,5 @@ class Sight:
         return replace(self, workload=self.workload.with_(**changes))
 
     def with_pairs(self, pairs: Pairs) -> Sight:
-        """The same run, counted under another convention of pairs."""
+        """The same run with another convention of pairs."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

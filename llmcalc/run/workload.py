@@ -1,4 +1,4 @@
-"""What is run: how many sequences, how many new tokens in each, how many tokens before them, and in which phase."""
+"""What is run: the number of sequences, the new tokens per sequence, the tokens before them, and the phase."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number
 
-Phase: TypeAlias = Literal["forward", "train", "prefill", "decode"]
+Phase: TypeAlias = Literal["forward", "training", "prefill", "decode"]
 
-PHASES: tuple[Phase, ...] = ("forward", "train", "prefill", "decode")
+PHASES: tuple[Phase, ...] = ("forward", "training", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One pass over a model.
+    """One pass of a model.
 
-    batch: sequences.
-    seq: new tokens of each sequence in this pass.
-    context: tokens of each sequence that are already in the cache.
-    source: tokens of each sequence that the encoder of an encoder-decoder reads; by default as many as the decoder has.
-    phase: `forward` and `train` compute logits at every position, `prefill` at the last one only, `decode` at its one
-        token.
+    batch: the number of sequences, 1 by default.
+    seq: the number of new tokens per sequence in this pass, 1 by default.
+    context: the number of tokens per sequence that are already cached, 0 by default.
+    source: the number of source tokens per sequence of an encoder-decoder; by default as many as the decoder's.
+    phase: `forward` (default) and `train` compute logits at every position, `prefill` only at the last one, `decode` at
+        its single token.
     """
 
     batch: Number = 1

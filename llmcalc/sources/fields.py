@@ -1,4 +1,4 @@
-"""Which fields the tables of a model description can hold, read off the spec's own models."""
+"""The fields that the tables of a model description can have, derived from the spec's pydantic models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..model import ModelSpec
 
 
 def members(annotation: Any) -> list[type[BaseModel]]:
-    """The models that a field's annotation allows, through unions, optionals, containers and choices of parts."""
+    """Returns the models that a field's annotation allows, inside unions, optionals, containers and choices of parts."""
     chosen = _chosen(getattr(annotation, "__metadata__", ()))
     if chosen:
         return chosen
@@ -25,17 +25,17 @@ def members(annotation: Any) -> list[type[BaseModel]]:
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
-    """The models that a field can hold."""
+    """Returns the models that a field allows."""
     return _chosen(field.metadata) or members(field.annotation)
 
 
 def _chosen(metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """The parts that a choice among an annotation's metadata is of."""
+    """Returns the parts of a choice in an annotation's metadata."""
     return [model for one in metadata if isinstance(one, PartChoice) for model in one.classes()]
 
 
 def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
-    """The member of a union that a table is: by its `type`, else the first."""
+    """Returns the member of a union that a table describes: by its `type`, else the first."""
     for model in candidates:
         kind = model.model_fields.get("type")
         if kind is not None and table.get("type") in get_args(kind.annotation):
@@ -46,7 +46,7 @@ def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseM
 def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, before: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """The path of every field that the tables in `table`, and those that it has by default, could hold, set or not."""
+    """Returns the path of every field that the tables in `table` and their default tables can have, set or not."""
     found: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*before, name)
@@ -56,7 +56,7 @@ def field_paths(
             found += field_paths({}, type(field.default), path)
         if not isinstance(below, dict):
             continue
-        if get_origin(field.annotation) is dict:  # each of its tables is a `block` with changes
+        if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base = table.get("block")
             tables = {
                 key: merged(base, one) if isinstance(base, dict) else one
@@ -74,7 +74,7 @@ def field_paths(
 
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
-    """Every field name that occurs anywhere in a spec."""
+    """Returns every field name that occurs anywhere in a spec."""
     seen: set[type[BaseModel]] = set()
     names: set[str] = set()
     todo = [model]
@@ -90,9 +90,9 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
 
 
 def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown: bool = False) -> list[str]:
-    """A pydantic error's location as the path in the file: without the tags that say which member of a union was tried.
+    """Converts a pydantic error's location to the path in the file, without the tags of union members.
 
-    unknown: its last step is a field that does not exist.
+    unknown: whether the last step is a field that does not exist.
     """
     path: list[str] = []
     candidates, free = [model], False

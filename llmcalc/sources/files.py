@@ -1,4 +1,4 @@
-"""Reading the user's files: bounded, decoded, and with one clear message for whatever is wrong with them."""
+"""Reads the user's files: limited in size, decoded, with one clear message for each kind of error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..errors import InputError, shown, suggest
 from .fields import all_field_names, field_path
 
 LARGEST_TOML = 1_000_000
-"""Bytes. The largest preset is under 5 000."""
+"""Largest TOML file in bytes. The largest preset is under 5 000."""
 
 DEEPEST = 40
-"""Tables in tables. The deepest preset has 6."""
+"""Largest nesting of tables. The deepest preset has 6 levels."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
-    """The text of a file of at most `limit` bytes.
+    """Returns the text of a file of at most `limit` bytes.
 
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
@@ -47,7 +47,7 @@ def read_text(path: Path, limit: int = LARGEST_TOML) -> str:
 
 
 def read_stdin(limit: int = LARGEST_TOML) -> str:
-    """What standard input holds, at most `limit` bytes. Raises `InputError` where it is empty, too large or no text."""
+    """Reads standard input, at most `limit` bytes. Raises `InputError` if it is empty, too large or not text."""
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a config.json or a .toml piped into it")
     stream = getattr(sys.stdin, "buffer", None)
@@ -64,7 +64,7 @@ def read_stdin(limit: int = LARGEST_TOML) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Raises `InputError` with line and column where the text is no TOML, and where it is nested past all sense."""
+    """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
     try:
         data = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
@@ -76,7 +76,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def require_shallow(data: Any, where: str) -> None:
-    """Raises `InputError` where `data` is nested deeper than any model, so that what walks it may recurse."""
+    """Raises `InputError` if `data` is nested deeper than `DEEPEST`, so that recursive functions can process it."""
     level = [data]
     for _ in range(DEEPEST):
         inner = [
@@ -95,10 +95,10 @@ def _too_deep(where: str) -> str:
 
 
 def validated(model: type[Model], data: Any, where: str) -> Model:
-    """`data` as a `model`.
+    """Validates `data` as a `model`.
 
-    Raises `InputError` naming the first field that is wrong, what it holds and what was expected, and how many more
-    are.
+    Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
+    errors.
     """
     require_shallow(data, where)
     try:
@@ -108,7 +108,7 @@ def validated(model: type[Model], data: Any, where: str) -> Model:
 
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
-    """pydantic's findings in one line of ours."""
+    """Formats pydantic's errors as one line."""
     found = error.errors(include_url=False)
     paths = [".".join(field_path(model, one["loc"], unknown=one["type"] == "extra_forbidden")) for one in found]
     first, path = found[0], paths[0]
@@ -133,7 +133,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 if at == path and one["type"] == "literal_error"
             ]
             text = f"{path}: {reason(first)}" + "".join(f" or {names}" for names in others[1:])
-    more = len(set(paths)) - 1  # a union says what each of its members finds wrong
+    more = len(set(paths)) - 1  # a union reports the errors of each member
     return text + (f" (and {more} more)" if more else "")
 
 
@@ -153,11 +153,11 @@ EXPECTED = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
-"""pydantic's name of an error → what was expected."""
+"""pydantic's error type → the expected value."""
 
 
 def reason(found: Mapping[str, Any]) -> str:
-    """What is wrong with one value, and what was expected. found: one of pydantic's errors."""
+    """Describes what is wrong with one value and what was expected. found: one of pydantic's errors."""
     given, kind = shown(found.get("input")), found["type"]
     ctx: dict[str, Any] = found.get("ctx") or {}
     if kind in EXPECTED:

@@ -1,13 +1,12 @@
-"""Accelerators: those that come with llmcalc, a TOML file of one's own, or a memory size alone.
+"""Finds accelerators: llmcalc's own presets, a user's TOML file, or a bare memory size.
 
-Those that come with llmcalc are one TOML each in `presets/hardware`, found by name or alias. Each figure is from a
-source that the file names; where a vendor prints sparse peaks, the file holds the dense figure, with the arithmetic
-beside it.
+The presets are one TOML file each in `presets/hardware`, found by name or alias. Each figure has a source in the file.
+If a vendor prints sparse peaks, the file has the dense figure, with the arithmetic beside it.
 
-One chip is one file, also where it is sold with several memory sizes, as Apple's are: the file lists them as
-`configurations`, each with the figures that differ, such as the bandwidth of an M4 Max with 36 GB. `m4-max-64gb`
-names one of them, `m4-max` the largest. So 18 chips are 18 rows of the list and not 60, a chip's sources are stated
-once, and a size that a chip is not sold with is an error that names the sizes.
+One chip is one file, even if it is sold with several memory sizes, as Apple's are. The file lists the sizes as
+`configurations`, each with the figures that differ, such as the bandwidth of an M4 Max with 36 GB. `m4-max-64gb` names
+one of them, `m4-max` the largest. So 18 chips are 18 rows of the list instead of 60, a chip's sources are stated once,
+and an unknown size is an error that names the known sizes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ COMMON_HARDWARE = (
     "mi355x",
     "m3-ultra",
 )
-"""What `llmcalc memory` asks about where no accelerator is named: common ones of every memory size. All of them would
-be a list that nobody reads.
+"""The accelerators that `llmcalc memory` compares by default: common ones of every memory size, to keep the list short.
 """
 
 MEMORY_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*(gib|gb|tib|tb|mib|mb)", re.IGNORECASE)
@@ -54,7 +52,7 @@ UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "ti
 
 
 def hardware_order(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that reads numbers as numbers: a10, a40, a100."""
+    """A sort key that compares numbers in names by value: a10, a40, a100."""
     return [
         (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
     ]
@@ -62,22 +60,21 @@ def hardware_order(name: str) -> list[tuple[int, int, str]]:
 
 @cache
 def hardware_names() -> tuple[str, ...]:
-    """The name of every accelerator that comes with llmcalc, sorted as people read names: a40 before a100."""
+    """Returns the names of all presets, sorted with numbers by value: a40 before a100."""
     return tuple(sorted((p.stem for p in (presets_dir() / "hardware").glob("*.toml")), key=hardware_order))
 
 
 @cache
 def load_hardware(name: str) -> Hardware:
-    """The accelerator with exactly this file name."""
+    """Loads the preset with exactly this file name."""
     path = presets_dir() / "hardware" / f"{name}.toml"
     return validated(ListedHardware, {**parse_toml(read_text(path), path.name), "name": name}, path.name)
 
 
 def find_hardware(wanted: str) -> Hardware:
-    """The accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
+    """Returns the accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
-    Names are read without regard to case and punctuation.
-    Raises `InputError` with the nearest names where there is none.
+    Names are compared without case and punctuation. Raises `InputError` with the nearest names for an unknown name.
     """
     if Path(wanted).suffix.lower() == ".toml":
         return read_hardware(wanted)
@@ -86,10 +83,10 @@ def find_hardware(wanted: str) -> Hardware:
 
 
 def read_hardware(file: str) -> Hardware:
-    """An accelerator of one's own, from a TOML file with the fields of `Hardware`.
+    """Reads a user's accelerator from a TOML file with the fields of `Hardware`.
 
-    Only `memory_bytes` is required. Its name is that of the file, `my-gpu.toml`, which tells it from those that come
-    with llmcalc. Raises `InputError` naming the field that is wrong.
+    Only `memory_bytes` is required. Its name is the file name, `my-gpu.toml`, so that it differs from preset names.
+    Raises `InputError`, which names the wrong field.
     """
     path = Path(file)
     data = parse_toml(read_text(path), file)
@@ -97,10 +94,10 @@ def read_hardware(file: str) -> Hardware:
 
 
 def memory_alone(wanted: str) -> Hardware | None:
-    """An accelerator of which only the memory is known: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
+    """Returns an accelerator with only a memory size: `24GiB`, `24 GiB`, `80gb`. None for any other argument.
 
-    GiB are 2^30 bytes and GB 10^9. The whole size counts as usable.
-    Raises `InputError` for a size of no whole bytes.
+    GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
+    number of bytes.
     """
     match = MEMORY_SIZE.fullmatch(wanted.strip())
     if match is None:
@@ -108,7 +105,7 @@ def memory_alone(wanted: str) -> Hardware | None:
     number, unit = match.group(1), match.group(2).lower()
     size = Fraction(number) * UNITS[unit]
     if size.denominator != 1 or size <= 0:
-        raise InputError(f"'{wanted}' is no memory size; expected whole bytes, more than 0, such as 24GiB")
+        raise InputError(f"'{wanted}' is not a memory size; expected whole bytes, more than 0, such as 24GiB")
     name = number + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit, unit.upper())
     decimal = unit in ("mb", "gb", "tb")
     notes = (f"{name}: 1 {unit.upper()} = {UNITS[unit]:,} bytes; cards are sold in GiB, called GB",) if decimal else ()
@@ -135,7 +132,7 @@ def _named(wanted: str) -> Hardware:
 
 
 def _configured(wanted: str) -> Hardware | None:
-    """A configuration of a chip that is sold with several memory sizes: `m4-max-64gb`. None for another argument.
+    """Returns one memory size of a chip that is sold with several: `m4-max-64gb`. None for any other argument.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
@@ -158,7 +155,7 @@ def _configured(wanted: str) -> Hardware | None:
 
 
 def configured(hardware: Hardware, one: Configuration) -> Hardware:
-    """The accelerator with one of its memory sizes, under a name of its own: `m4-max-64gb`."""
+    """Returns the accelerator with one of its memory sizes, named after the size: `m4-max-64gb`."""
     gib = one.memory_bytes // 2**30
     names = {
         "name": f"{hardware.name}-{gib}gb",

@@ -1,7 +1,8 @@
-"""Hub ids, `org/name` or `org/name@revision`: the config, or the headers of the weights, through `huggingface_hub`.
+"""Fetches hub models, `org/name` or `org/name@revision`: the config or the headers of the weights, by
+`huggingface_hub`.
 
-The only place that may use the network, and only where no preset and no file answers. What is fetched is cached where
-`huggingface_hub` caches; HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they mean there. No code is ever fetched.
+This is the only module that uses the network, and only if no preset and no file matches. Fetched files are in the cache
+of `huggingface_hub`, and HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN work as usual. No code is ever fetched.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from .checkpoints.safetensors import parse_header
 
 
 def fetch_config(target: str) -> Path:
-    """The path of the repository's `config.json` in the cache, fetched if it is not there yet.
+    """Returns the path of a repository's `config.json` in the cache, and downloads it if needed.
 
-    Raises `InputError`, which says what to do, where there is no such repository, it is gated, or the network is not
-    there.
+    Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available.
     """
     repo, revision = _split(target)
     with _explained(target, "config.json"):
@@ -34,7 +34,7 @@ def fetch_config(target: str) -> Path:
 
 
 def fetch_headers(target: str) -> Checkpoint:
-    """The tensors of a repository's safetensors weights, from the headers' bytes alone."""
+    """Returns the tensors of a repository's safetensors weights; only the bytes of the headers are downloaded."""
     repo, revision = _split(target)
     with _explained(target, "safetensors weights"):
         import json
@@ -59,7 +59,7 @@ def _split(target: str) -> tuple[str, str | None]:
 
 @contextmanager
 def _explained(target: str, what: str) -> Iterator[None]:
-    """Turns whatever can go wrong on the way to the hub into one line that says what to do."""
+    """Converts every error of the hub into an `InputError` of one line, with a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:
@@ -81,7 +81,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
             absent,
         ),
         ((errors.EntryNotFoundError,), f"has no {what}"),
-        ((errors.HFValidationError,), "is no valid hub id"),
+        ((errors.HFValidationError,), "is not a valid hub id"),
         ((errors.HfHubHTTPError, OSError), f"could not be fetched: its {what}"),
     ]
     from logging import ERROR
@@ -89,7 +89,7 @@ def _explained(target: str, what: str) -> Iterator[None]:
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.set_verbosity(ERROR)  # what it would warn of is said below, in one line
+    logging.set_verbosity(ERROR)  # the error below repeats its warnings in one line
     disable_progress_bars()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a TARGET is, by its name alone: nothing is imported to tell."""
+"""Tells the kind of a TARGET from its name alone, without heavy imports."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ ENDINGS = (".safetensors", ".safetensors.index.json", ".gguf")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the name is one that a checkpoint's header is read from."""
+    """Whether a path has the name of a checkpoint file, whose header can be read."""
     return path.name.endswith(ENDINGS)
 
 
 STDIN = "-"
-"""The TARGET that is read from standard input."""
+"""The TARGET that stands for standard input."""
 
 HUB_URL = re.compile(
     r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+|[\w.-]+)"
     r"(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[\w.-]+)[^?#]*)?/?(?:[?#].*)?$"
 )
-"""The address of a model's page on the Hugging Face hub, or of a file there."""
+"""The URL of a model's page on the Hugging Face hub, or of a file there."""
 
 
 def hub_id_of(target: str) -> str:
-    """The hub id, with its revision where that is not `main`, of a page's address; empty for any other TARGET."""
+    """Returns the hub id in a hub URL, with its revision if that is not `main`; empty for any other TARGET."""
     found = HUB_URL.match(target)
     if found is None:
         return ""
@@ -36,7 +36,7 @@ HUB_ID = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,200})?$"
 
 
 def is_hub_id(target: str) -> bool:
-    """Whether a TARGET reads like `org/name` or `org/name@revision`."""
+    """Whether a TARGET has the form `org/name` or `org/name@revision`."""
     return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
 
 
@@ -46,5 +46,5 @@ def spelled(name: str) -> str:
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation, so that `Llama-3_8B` finds `llama3-8b`. A hub id keeps its organisation."""
+    """A name without case and punctuation, so that `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
     return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

@@ -1,6 +1,4 @@
-"""What a preset or a user's own `.toml` says:
-an architecture, where it is from, what was published, what was assumed.
-"""
+"""The contents of a preset or of a user's `.toml` file: architecture, sources, published figures and assumptions."""
 
 from __future__ import annotations
 
@@ -15,10 +13,12 @@ from .names import plain
 
 
 class Published(Record):
-    """Figures by the publisher or of the published weights, as they are given.
+    """Figures stated by the publisher, or of the published weights.
 
-    parameters: the exact count of the released weights. parameters_note: what that count includes beyond the model's
-    own parameters, or lacks of them. nominal: the rounded figure (`8B`). active: of a mixture of experts, rounded.
+    parameters: exact parameter count of the released weights.
+    parameters_note: what that count includes or excludes compared with the model's own parameters.
+    nominal: the rounded figure (`8B`).
+    active: active parameters of a mixture of experts, rounded.
     """
 
     parameters: int | None = Field(default=None, gt=0, strict=True)
@@ -30,7 +30,7 @@ class Published(Record):
 
 
 class Training(Record):
-    """Settings of the training run that cost no parameter and no FLOP of the forward pass; recorded where published."""
+    """Settings of the published training run. They change no parameter and no FLOP of the forward pass."""
 
     dropout: float | None = Field(default=None, ge=0, lt=1, strict=True)
     attention_dropout: float | None = Field(default=None, ge=0, lt=1, strict=True)
@@ -43,12 +43,15 @@ class Training(Record):
 
 
 class Preset(Record):
-    """A named model. Only `model` is required of a file of one's own.
+    """A named model. A user's own file requires only `model`.
 
-    name: the preset's or the file's. asked: the TARGET as the user wrote it. changes: the overrides that were applied
-    to it, each `path=value`. notes: remarks of the reader of a file, for the user. config: the Hugging Face config it
-    was read from. dtype: of the published weights. assumptions: each field that was never published, what was taken for
-    it and why.
+    name: name of the preset or of the file.
+    asked: the TARGET as the user wrote it.
+    changes: the overrides applied to the model, each `path=value`.
+    notes: remarks for the user from the reader of the file.
+    config: the Hugging Face config that the model was read from.
+    dtype: number format of the published weights.
+    assumptions: field that was never published → the assumed value and the reason.
     """
 
     name: str = ""
@@ -77,12 +80,12 @@ class Preset(Record):
 
     @property
     def target(self) -> str:
-        """What was asked for: the TARGET as the user wrote it, with what was changed."""
+        """The TARGET as the user wrote it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
 
     @property
     def display(self) -> str:
-        """What a heading calls it: its title, after the alias where it was asked for by one; and what was changed."""
+        """The name for headings: the title, after the alias if the user gave an alias, and the overrides."""
         title = self.title or self.name
         alias = next((alias for alias in self.aliases if plain(alias) == plain(self.asked)), None)
         shown = title if alias is None else f"{alias} ({title})"

@@ -1,4 +1,4 @@
-"""The models and hardware that come with llmcalc: one TOML each, found by name."""
+"""The model presets that come with llmcalc: one TOML file each, found by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .preset import Preset
 
 @cache
 def presets_dir() -> Path:
-    """`presets/`: inside the package where it was installed from a wheel, beside it in a checkout."""
+    """The folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "presets"
     return inside if inside.is_dir() else package.parent / "presets"
@@ -28,17 +28,17 @@ def model_names() -> tuple[str, ...]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The description in the preset's file of exactly this name; errors call it so."""
+    """Reads the description in the preset file of exactly this name; error messages use the name."""
     return parse_toml(read_text(presets_dir() / "models" / f"{name}.toml"), name)
 
 
 def load_preset(name: str) -> Preset:
-    """The preset with exactly this file name."""
+    """Loads the preset with exactly this file name."""
     return validated(Preset, {**read_preset(name), "name": name}, name)
 
 
 def find_preset(wanted: str) -> str | None:
-    """The name of the preset that is called so, by its own name or an alias, without regard to case and punctuation."""
+    """Returns the name of the preset with this name or alias, compared without case and punctuation."""
     if not plain(wanted):
         return None
     for form in (spelled, plain):
@@ -50,7 +50,7 @@ def find_preset(wanted: str) -> str | None:
 
 
 def _called(alias: str, form: Callable[[str], str]) -> str | None:
-    """The name of the preset with an alias of that form. Only files that mention it are parsed: there are hundreds."""
+    """Returns the preset with this plain alias. Only files that contain it are parsed, because there are hundreds."""
     mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
         text = read_text(presets_dir() / "models" / f"{name}.toml")
@@ -61,7 +61,7 @@ def _called(alias: str, form: Callable[[str], str]) -> str | None:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Every alias, plain → the preset's name. Reads all presets, so it is asked only for suggestions."""
+    """Every alias in plain form → the preset's name. It reads all presets, so it is used for suggestions only."""
     found: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):

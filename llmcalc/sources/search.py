@@ -1,4 +1,4 @@
-"""Finding model presets by a part of their name."""
+"""Finds model presets by a part of their name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from .presets import aliases, find_preset, load_preset, model_names
 
 
 def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
-    """(names of the presets that are meant, sorted; whether each was called by its full name or alias).
+    """Returns (names of the matching presets, sorted; whether each text was a full name or alias).
 
-    A full name or alias means that preset alone; any other text means every preset with it in its name, title or
-    aliases, without regard to case and punctuation. Nothing means all.
-
-    Raises `InputError` with the nearest names for a text that is in none.
+    A full name or alias matches only that preset. Any other text matches every preset with the text in its name, title
+    or aliases, without case and punctuation. No text matches all presets.
+    Raises `InputError` with the nearest names for a text without a match.
     """
     if not wanted:
         return list(model_names()), False
@@ -34,6 +33,6 @@ def search_presets(wanted: list[str]) -> tuple[list[str], bool]:
 
 
 def _spellings(name: str) -> str:
-    """Everything the preset is called, one after the other, so that no text runs across two of them."""
+    """All names of a preset, separated so that a text cannot match across two of them."""
     preset = load_preset(name)
     return "\n".join(plain(text) for text in (name, preset.title, *preset.aliases))

@@ -1,5 +1,7 @@
-"""TARGET → a model: a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id or its URL, or `-` for
-standard input; `--set path=value` laid over it.
+"""Loads the model of a TARGET, with the overrides of `--set path=value`.
+
+A TARGET is a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id or its URL, or `-` for standard
+input.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 def load(
     target: str, overrides: tuple[str, ...] = (), head: HeadKind | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """The model that TARGET names, with `path=value` overrides applied before anything is checked.
+    """Loads the model of a TARGET. The overrides `path=value` are applied before validation.
 
-    overrides: beside those that TARGET has of its own (`llama3-8b?num_hidden_layers=16&hidden_size=2048`).
-    head: of a Hugging Face config, in place of the one that its `architectures` names.
-    allow_unknown: ignore misspelt fields and sizes that a Hugging Face config's family does not know.
-    Raises `InputError` for a name that is not known, a file that is no description, or a field that is wrong.
+    overrides: added to those in the TARGET itself (`llama3-8b?num_hidden_layers=16&hidden_size=2048`).
+    head: replaces the head implied by `architectures` of a Hugging Face config.
+    allow_unknown: whether to ignore misspelt fields and unknown sizes in a Hugging Face config.
+    Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     named, own = _split(target)
     name, where, data = _read(named, head, allow_unknown)
@@ -36,9 +38,9 @@ def load(
 
 
 def _changed(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """A description with overrides laid over its model.
+    """Applies the overrides to the model of a description.
 
-    It is then not the model that was published: no published figure holds for it.
+    Published figures are removed, because they do not hold for the changed model.
     """
     if not overrides:
         return data
@@ -49,7 +51,7 @@ def _changed(data: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]
 
 
 def _split(target: str) -> tuple[str, tuple[str, ...]]:
-    """(the name or path, the overrides that stand behind it: `?path=value&path=value`)."""
+    """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
     hub_id = hub_id_of(target)
     if hub_id:
         return hub_id, ()
@@ -60,7 +62,7 @@ def _split(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
-    """The preset of a description, its errors saying which fields of a config they are about."""
+    """Validates a description as a preset; errors also name the config fields that a spec field came from."""
     try:
         return validated(Preset, {**data, "name": name}, where)
     except InputError as error:
@@ -77,7 +79,7 @@ def load_config(
     head: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """The model that a parsed `config.json` describes. Raises `InputError` naming the field that is wrong."""
+    """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
     from .huggingface.file import described
 
     require_shallow(dict(config), "config")
@@ -87,8 +89,8 @@ def load_config(
 
 
 def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """(name, what errors call it, its description as a dict)."""
-    if not target.strip():  # Path("") would be the folder one stands in
+    """Returns (name, name in error messages, description as a dict)."""
+    if not target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
@@ -124,7 +126,7 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
 
 
 def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """A `config.json` or a native description from standard input, told apart by its first character."""
+    """Reads a `config.json` or a native description from standard input; the first character tells which."""
     text = read_stdin()
     if not text.lstrip().startswith("{"):
         return "stdin", "standard input", parse_toml(text, "standard input")
@@ -145,7 +147,7 @@ def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str
 
 
 def _is(question: Callable[[], bool]) -> bool:
-    """False where a name is too long, or what else keeps it from being a path."""
+    """Answers a question about a path; False if the text cannot be a path, for example because it is too long."""
     try:
         return question()
     except OSError:
@@ -158,19 +160,19 @@ def _unknown(target: str) -> str:
 
 
 def _overridden(model: dict[str, Any], override: str) -> dict[str, Any]:
-    """A copy of `model` with one field replaced. A path may leave out leading tables where only one field fits."""
+    """Returns a copy of `model` with one field replaced. A path may omit leading tables if only one field matches."""
     path, equals, text = override.partition("=")
     path = path.strip()
     if not equals or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
     steps = _resolve(model, path.split("."), override)
-    value = text.strip() if steps[-1] == "type" else _value(text.strip())  # where `none` is the name of a type
+    value = text.strip() if steps[-1] == "type" else _value(text.strip())  # here `none` is the name of a type
     require_shallow(value, f"--set {path}")
     return _replaced(model, steps, value)
 
 
 def _value(text: str) -> Any:
-    """`12`, `true`, `0.5`, `["a", "b"]` as JSON reads them; `none` for nothing; any other text as it is."""
+    """Parses `12`, `true`, `0.5`, `["a", "b"]` as JSON; `none` is None; any other text is a string."""
     if text.lower() in ("none", "null"):
         return None
     import json
@@ -182,14 +184,14 @@ def _value(text: str) -> Any:
 
 
 def _resolve(model: dict[str, Any], asked: list[str], override: str) -> list[str]:
-    """The full path of the field that is meant: a field that is set, or one that a table on the way could hold."""
+    """Returns the full path of an overridden field: a field that is set, or one that a table on the path can have."""
     present = list(_paths(model))
     fits = [p for p in present if p[-len(asked) :] == asked]
     if not fits:
         fits = _could_hold(model, asked)
     if asked in fits:
         return asked
-    if len(fits) > 1:  # a field of the block is meant for all layers, not one of a variant
+    if len(fits) > 1:  # the block's field applies to all layers, so it wins over a variant's
         shared = [p for p in fits if "variants" not in p]
         fits = shared or fits
     if len(fits) == 1:
@@ -208,7 +210,7 @@ def _resolve(model: dict[str, Any], asked: list[str], override: str) -> list[str
 
 
 def _paths(table: dict[str, Any], before: tuple[str, ...] = ()) -> list[list[str]]:
-    """The path of every table and every field, parents first."""
+    """Returns the path of every table and every field, parents first."""
     found: list[list[str]] = []
     for key, value in table.items():
         found.append([*before, key])
@@ -218,7 +220,7 @@ def _paths(table: dict[str, Any], before: tuple[str, ...] = ()) -> list[list[str
 
 
 def _could_hold(model: dict[str, Any], asked: list[str]) -> list[list[str]]:
-    """Places where the asked field is not set but is known to the spec."""
+    """Returns the paths where the field is not set but is a field of the spec."""
     from .fields import field_paths
 
     return [p for p in field_paths(model) if p[-len(asked) :] == asked]

@@ -1,4 +1,7 @@
-"""A spec as a native description: only what is not a default, and of a layer's variants only what differs."""
+"""Writes a spec as a native description, with only the fields that differ from their defaults.
+
+A variant of a layer has only the fields that differ from the block.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ NOT_WRITTEN = {"model", "name", "asked", "changes", "config", "notes"}
 
 
 def description(preset: Preset) -> dict[str, Any]:
-    """Tables that load as the same model; `name` is the file's. A model that was changed says so, and has no alias."""
+    """Returns tables that load as the same model; `name` is the file's name. A changed model has a remark and no alias."""
     about = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
     if preset.changes:
         about["title"] = preset.display
@@ -24,16 +27,16 @@ def description(preset: Preset) -> dict[str, Any]:
 
 
 def dump_toml(preset: Preset) -> str:
-    """The description as TOML. Imports tomli-w."""
+    """Returns the description as TOML. Imports tomli-w."""
     import tomli_w
 
     return tomli_w.dumps(description(preset))
 
 
 def _table(part: BaseModel, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A part's fields that are not defaults, its `type` included where it has one to be told by.
+    """Returns a part's fields that are not defaults, with its `type` if it has one.
 
-    beside: the table that this one is to be laid over; what stands there is said here too, default or not.
+    beside: a table that the result will override; fields that it sets are included even if they are defaults.
     """
     out: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
@@ -66,7 +69,7 @@ def _value(value: Any, beside: Any = None) -> Any:
 
 
 def _difference(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """What laid over `base` gives `other`, which says all that `base` says."""
+    """Returns the table that, applied over `base`, gives `other`. `other` has every field of `base`."""
     out: dict[str, Any] = {}
     for key, value in other.items():
         below = base.get(key)

@@ -159,7 +159,7 @@ Found: TypeAlias = tuple[str, str, str, str, int, str]
 
 def _rules(count: FlopCount) -> Iterator[Found]:
     p = params(count.spec, count.include)
-    train, tokens = count.workload.phase == "train", count.tokens
+    train, tokens = count.workload.phase == "training", count.tokens
     multiple = 6 if train else 2
     for key, name, what, source, n in _parameters(p):
         yield f"{key}_{multiple}n", name, f"{multiple}N{what}", source, multiple * n * tokens, f"N = {n:,}"

@@ -242,7 +242,7 @@ class Budget:
         count = params(spec)
         if self.kind == "parameters":
             return count.total
-        step = flops(spec, Workload(batch=1, seq=self.seq, phase="train")).total
+        step = flops(spec, Workload(batch=1, seq=self.seq, phase="training")).total
         return floor_div(self.tokens_for(count.active) * step, self.seq)
 
 

@@ -1,7 +1,7 @@
-"""What a check is, and how a witness's measurements are compared with the closed forms, node by node.
+"""Checks, and the comparison of a witness's measurements with the closed forms, node by node.
 
-A witness measures: it gives numbers by module path and knows no formula. This file knows nodes and paths, and nothing
-of how either number came about.
+A witness measures numbers by module path, without formulas. This file works with nodes and paths, whatever the origin
+of either number.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number, counted and measured. `measured` is None where the witness has nothing of that name.
+    """One number, counted and measured.
 
-    seq: tokens of each sequence of the pass, where the witness runs passes of several lengths.
-    explained: how much more the closed form is for a reason that is stated; 0 where the two should be equal.
+    node: the path of the node.
+    quantity: the quantity, one of `QUANTITIES`.
+    closed_form: the counted number.
+    measured: the measured number; None if the witness has no module of that path.
+    witness: the name of the witness.
+    seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
+    explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
     """
 
     node: str
@@ -37,7 +42,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and how long the pass was where there are several."""
+        """The node, and the length of the pass if there are several."""
         return self.node if self.seq is None else f"{self.node}, {self.seq:,} tokens"
 
     @property
@@ -45,7 +50,7 @@ class Check:
         return self.measured is not None and self.closed_form - self.explained == self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
-        """How large the difference is and, where that can be told, which of the spec's sizes it is."""
+        """The size of the difference and, if it can be identified, the size of the spec that it equals."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -72,8 +77,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the leaves of the tree that hold parameters were compared: each by itself, several in one sum, or not at all
-    but in the totals above them. By path; a leaf of equal layers is one.
+    """How the leaves of the tree with parameters were compared, by path; a leaf of equal layers is listed once.
+
+    alone: the leaves that were compared individually.
+    summed: the leaves that were compared as part of a sum.
+    missing: the leaves that were only compared in the totals above them.
     """
 
     alone: tuple[str, ...]
@@ -86,8 +94,15 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one model by one witness. sizes: of its spec, to explain differences with. coverage: of a witness
-    that goes by other names.
+    """All checks of one model by one witness.
+
+    target: the name of the model.
+    witness: the name of the witness.
+    checks: the checks.
+    seconds: the duration.
+    info: further information for the report.
+    sizes: the sizes of the spec, to explain differences.
+    coverage: the coverage, for a witness with other module names; None otherwise.
     """
 
     target: str
@@ -100,7 +115,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Every check passed, and there was at least one: nothing compared is not a pass."""
+        """Whether every check passed and there was at least one."""
         return bool(self.checks) and all(c.ok for c in self.checks)
 
     @property
@@ -125,11 +140,13 @@ def compare(
     sight: Sight | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """A check for every node of the tree, optional parts only where `include` names them.
+    """Yields a check for every node of the tree; for optional parts, only those in `include`.
 
-    closed_form: one repeat of a node, in the workload it sees. measured: by module path; a module that is not in it
-    measured 0. modules: every module the witness has. Repeats are compared each by itself and reported once, unless
-    they differ.
+    Repeats are compared individually, and reported as one check if their measurements agree.
+
+    closed_form: the count of one repeat of a node, in the run of its place.
+    measured: module path → measured number; 0 for a module that is not in it.
+    modules: the paths of all modules of the witness.
     """
     for place in tree.walk(sight):
         if place.optional and place.optional not in include:
@@ -143,9 +160,9 @@ def compare(
 def agreed(
     node: str, quantity: str, expected: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
-    """One check of all repeats of a node where they measured the same; else one for each that is wrong.
+    """Yields one check for all repeats of a node if they measured the same, otherwise one for each wrong repeat.
 
-    readings: what each repeat measured, by its path.
+    readings: path of a repeat → its measurement.
     """
     wrong = {path: got for path, got in readings.items() if got != expected}
     if wrong and len(readings) > 1 and len(wrong) < len(readings):
@@ -156,7 +173,7 @@ def agreed(
 
 
 def module_paths(tree: Node, path: str) -> Iterator[str]:
-    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the modules that the node at `path` stands for."""
+    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the paths of the modules of the node at `path`."""
     yield from _paths(tree, path, "")
 
 
@@ -176,5 +193,5 @@ def _paths(node: Node, rest: str, prefix: str) -> Iterator[str]:
 
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:
-    """Leaves out what is zero on both sides: a norm's FLOPs."""
+    """Leaves out checks that are zero on both sides, such as the FLOPs of a norm."""
     return (c for c in checks if not (is_zero(c.closed_form) and c.measured == 0))

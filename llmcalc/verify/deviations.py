@@ -1,5 +1,5 @@
-"""Where a class of `transformers` departs from the architecture that it is the class of: all that a comparison with it
-excuses. What a family's classes do is in its record; what all do is here.
+"""Known differences between classes of `transformers` and the architectures they implement: only these are excused in a
+comparison. Those of one family are in its record; those of all classes are here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OF_ALL = (
         follow=_one_token_less,
     ),
 )
-"""What every class does."""
+"""The deviations of every class."""
 
 
 def followed(kind: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """The cost of an op as the classes of a text model's type run it."""
+    """The cost of an op in the classes of a text model type, deviations included."""
     steps = [deviation.follow for deviation in _of(kind, quantity, spec)]
 
     def following(use: Use) -> Any:
@@ -53,13 +53,13 @@ def total(
     sight: Sight | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Number:
-    """The cost of the whole model as the classes of a text model's type have it."""
+    """The cost of the whole model in the classes of a text model type, deviations included."""
     counted = spec.tree().total(followed(kind, quantity, cost, spec), sight, include=include)
     return counted + sum(deviation.more(spec) for deviation in _of(kind, quantity, spec))
 
 
 def beside(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """A node's path → what the classes have more than is counted there, or in a node below it."""
+    """Path of a node → what the classes have in addition to the count there, the nodes below it included."""
     more = {deviation.at: deviation.more(spec) for deviation in _of(kind, quantity, spec) if deviation.at}
     return lambda path: sum(size for at, size in more.items() if at == path or at.startswith(f"{path}."))
 

@@ -1,5 +1,5 @@
-"""What a difference between two counts of parameters could be:
-the sizes of the spec that it is, or is a small multiple or a product of.
+"""Explanations of a difference between two parameter counts: the sizes of the spec, or small multiples or products of
+sizes, that equal it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ..formulas.symbolic import letter_of
 from ..model import ModelSpec
 
 Sizes: TypeAlias = tuple[tuple[str, int], ...]
-"""(field, value), each pair once."""
+"""(field, value) pairs, without duplicates."""
 
 COUNTED = frozenset({"parameters", "buffers"})
-"""Quantities whose differences are counted in elements."""
+"""The quantities that are counted in elements."""
 
 LEAST, MOST_MULTIPLE, MOST_NAMES = 16, 4, 3
-"""Too many numbers are a multiple or a product of sizes below the first;
-what more than so many names fit is told of none.
+"""The smallest size that is used in explanations, because too many numbers are multiples or products of smaller ones;
+the largest multiple; the largest number of explanations, beyond which none is given.
 """
 
 
 def sizes_of(spec: ModelSpec) -> Sizes:
-    """Every size that the spec of the text model gives, whichever of its parts does."""
+    """Every size in the spec of the text model, in any of its parts."""
     return tuple(dict.fromkeys(_sizes(spec)))
 
 
@@ -41,8 +41,8 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
 
 
 def named(difference: int, sizes: Sizes) -> str:
-    """`= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`;
-    empty where no size, or too many of them, would be that.
+    """The explanation: `= num_experts`, `= 2 × hidden_size`, `= vocab_size × hidden_size`; empty if no size fits, or
+    too many do.
     """
     size = abs(difference)
     equal = [name for name, value in sizes if value == size]

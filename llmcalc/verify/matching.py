@@ -1,6 +1,4 @@
-"""The nodes of a tree compared with what of a class they are: each by itself, or several as a sum where the class holds
-them in one.
-"""
+"""Compares the nodes of a tree with the modules of a class: individually, or as a sum where the class fuses several."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ def compared(
     witness: str,
     sight: Sight | None = None,
 ) -> Iterator[Check]:
-    """A check for every node that was found, one for all of those that are the same modules.
+    """Yields a check for every node that was found, and one check for all nodes of the same modules.
 
-    closed_form: one repeat of a node. measured: by the class's own paths.
+    closed_form: the count of one repeat of a node. measured: path in the class → measured number.
     """
     for places in _matched(tree, found, sight):
         paths = module_paths(tree, places[0].path)
@@ -32,9 +30,9 @@ def compared(
 
 
 def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) -> Coverage:
-    """How the leaves that hold parameters are compared.
+    """How the leaves with parameters are compared.
 
-    params: of one op, as the class has it. include: the optional parts that the class has.
+    params: the parameters of one op in the class. include: the optional parts that the class has.
     """
     together = {place.path: len(places) for places in _matched(tree, found, None) for place in places}
     leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
@@ -46,8 +44,9 @@ def coverage(tree: Node, found: Found, params: Cost, include: frozenset[str]) ->
 
 
 def _matched(tree: Node, found: Found, sight: Sight | None) -> Iterable[list[Place]]:
-    """The places that were found, those together that are the same of the class; a share of a module is a part of its
-    own. Of nodes one in another that are the same the inner one.
+    """Groups the places that were found by the modules of the class; a share of a module is a group of its own.
+
+    If nested nodes have the same modules, only the innermost node is kept.
     """
     matched: dict[tuple[Standing | str, ...], list[Place]] = {}
     for place in tree.walk(sight):
@@ -62,5 +61,5 @@ def _matched(tree: Node, found: Found, sight: Sight | None) -> Iterable[list[Pla
 
 
 def _joined(places: list[Place]) -> str:
-    """`layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
+    """The joint name of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((places[0].path, *(place.node.name for place in places[1:])))

@@ -1,6 +1,7 @@
-"""Measuring a PyTorch module: parameters, buffers, FLOPs and cache bytes by module path. Knows no architecture.
+"""Measurements of a PyTorch module: parameters, buffers, FLOPs and cache bytes by module path, for any architecture.
 
-FLOPs are read from `torch.utils.flop_counter.FlopCounterMode`, which attributes each product to the modules it ran in.
+FLOPs come from `torch.utils.flop_counter.FlopCounterMode`, which attributes each matrix multiplication to the modules
+it ran in.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _rolled_up(own: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """What belongs to single modules → what belongs to each module and all below it; `` is the whole, 0 of nothing."""
+    """Sums of single modules → sums of each module with all modules below it; `` is the whole module."""
     sums = {"": 0}
     for path, value in own:
         sums[""] += value
@@ -28,19 +29,19 @@ def _rolled_up(own: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Parameters by path; one that several modules share counts where it stands first."""
-    named = module.named_parameters()  # gives a shared parameter once, under its first name
+    """Parameters by path; a parameter that several modules share is counted in the first of them."""
+    named = module.named_parameters()  # yields a shared parameter once, under its first name
     return _rolled_up((name.rpartition(".")[0], p.numel()) for name, p in named)
 
 
 def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
-    """As `parameters`, and each parameter by its own name too; one that several modules share counts in the one that
-    comes first in `first`.
+    """Like `parameters`, with each parameter under its own name too. A parameter that several modules share is counted
+    in the one that comes first in `first`.
     """
     rank = {path: i for i, path in reversed([*enumerate(first)])}
 
     def place(name: str) -> int:
-        """Where the innermost module that is listed stands in the list."""
+        """The index in `first` of the innermost module that is listed there."""
         while name and name not in rank:
             name = name.rpartition(".")[0]
         return rank.get(name, len(rank))
@@ -54,19 +55,19 @@ def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
-    """Elements of the buffers that a checkpoint would hold, by path."""
+    """Elements of the buffers that are saved in a checkpoint, by path."""
     saved = module.state_dict(keep_vars=True)
     return _rolled_up((name.rpartition(".")[0], b.numel()) for name, b in module.named_buffers() if name in saved)
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
-    """Lets the modules at these paths hand their first input on instead of running."""
+    """Makes the modules at these paths return their first input instead of running."""
     for path in paths:
         module.get_submodule(path).forward = lambda x, *_: x
 
 
 def repeated(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """The readings with those of each module that was passed through: what its twin (path → path) measured."""
+    """The measurements, plus those of skipped modules, copied from the identical module (path → path) that ran."""
     out = dict(measured)
     for path, twin in repeats.items():
         for name, value in measured.items():
@@ -80,17 +81,17 @@ def repeated(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """The path of every module, the root's being empty."""
+    """The paths of all modules; the root's is empty."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """The path of every parameter, one that several modules share under each of its names."""
+    """The paths of all parameters; a shared parameter is listed under each of its names."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """The counter's reading by module path. A counter that saw no product at all reads an empty dict."""
+    """The counter's result by module path; an empty dict if it counted no matrix multiplication."""
     out: dict[str, int] = {}
     for name, by_op in counter.get_flop_counts().items():
         total = sum(by_op.values())
@@ -104,10 +105,10 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run: Callable[[], Any], train: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """FLOPs by path of `run()`, and of `run()` with the backward pass of all it gives back.
+    """FLOPs by path of `run()`, and of `run()` with the backward pass of all its outputs.
 
-    run: calls the module and gives back the tensors that a loss would be made of. The second dict is empty unless
-    `train`.
+    run: calls the module and returns the tensors that a loss would be computed from.
+    train: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -142,10 +143,10 @@ def convolution_backward(
     output_mask: Any,
     **_: Any,
 ) -> int:
-    """FLOPs of a convolution's backward: dx and dW each cost what the forward does.
+    """FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
 
-    (torch's own formula takes the weight's gradient of a grouped convolution for that of an ungrouped one: `groups`
-    times as much.)
+    torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
+    times too much.
     """
     where = x if transposed else grad
     products = where[0] * math.prod(where[2:]) * math.prod(weight)
@@ -153,12 +154,12 @@ def convolution_backward(
 
 
 class BackwardOwners:
-    """Attributes the products of a backward pass to the modules whose forward they belong to.
+    """Attributes the matrix multiplications of a backward pass to the modules of their forward pass.
 
-    (FlopCounterMode's own attribution of a backward is by the last module entered, and wrong where a module's inputs
-    need no gradient or branch.) Every autograd node belongs to the innermost module that was running when it was made:
-    on entry to a module the nodes behind its inputs are its caller's, on leaving it those behind its outputs are its
-    own. While the backward runs, what the counter gains between two nodes is the first one's.
+    FlopCounterMode attributes a backward pass to the last module entered, which is wrong where a module's inputs need
+    no gradient or branch. Here every autograd node belongs to the innermost module that was running when the node was
+    made. On entry to a module, unclaimed nodes behind its inputs belong to its caller; on exit, those behind its
+    outputs belong to the module. In the backward pass, the FLOPs counted between two nodes belong to the first of them.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -181,7 +182,7 @@ class BackwardOwners:
         self._claim(output, self.stack.pop())
 
     def _claim(self, values: Any, path: str) -> None:
-        """Gives every node behind these tensors that has no owner yet to the module at `path`."""
+        """Assigns every node behind these tensors that has no owner yet to the module at `path`."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -193,7 +194,7 @@ class BackwardOwners:
                 todo += [below for below, _ in node.next_functions if below is not None]
 
     def backward(self, outputs: list[Tensor], total: Callable[[], int]) -> dict[str, int]:
-        """Runs the backward pass of the sum of all outputs. total: FLOPs counted up to now."""
+        """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
         for handle in self.handles:
             handle.remove()
         self._claim(outputs, "")
@@ -216,7 +217,7 @@ class BackwardOwners:
 
 
 def held_bytes(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Bytes of storage that each cache module holds, by path."""
+    """Bytes of storage in each cache module, by path."""
     names = {id(m): name for name, m in module.named_modules()}
     own = ((names[id(m)], sum(t.untyped_storage().nbytes() for t in tensors)) for m, tensors in store.items())
     return _rolled_up(own)

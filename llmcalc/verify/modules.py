@@ -1,10 +1,10 @@
-"""Where a class of `transformers` holds what a node of the tree counts: its modules go by other names than the
-reference's.
+"""Finds the modules of a `transformers` class that correspond to the nodes of the tree; their names differ from those
+of the reference.
 
-The names are data: `USUAL` for what most classes call alike, and the record of each family (`Family.modules`) for what
-its own call otherwise. A node is found from the top down, by name and never by number or size: below the modules of its
-parent, where nothing says otherwise under the node's own name. A node that is not found is not compared by itself, and
-the coverage of a verdict says so.
+The names are data: `USUAL` for names that most classes share, and `Family.modules` for those of one family. Nodes are
+found from the top down, by name and never by number or size: below the modules of the parent node, under the node's own
+name unless the data says otherwise. A node that is not found is not compared individually, and the coverage of a
+verdict lists it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ..sources.huggingface.towers.names import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What of a class a node is: these modules or tensors together, or an equal share of them.
+    """The modules of a class that correspond to a node.
 
-    less: what is left out of them.
+    modules: the paths of modules or tensors that together correspond to it.
+    less: the paths that are subtracted, none by default.
+    share: the number of nodes that share them equally, 1 by default.
     """
 
     modules: tuple[str, ...]
@@ -31,13 +33,13 @@ class Standing:
     share: int = 1
 
     def measured(self, by_path: Mapping[str, int]) -> int:
-        """What they measured; −1 where it cannot be shared equally."""
+        """Their measurement; −1 if it cannot be divided equally."""
         whole = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
         return -1 if whole % self.share else whole // self.share
 
 
 Found: TypeAlias = dict[str, Standing]
-"""A node's path, as the reference names it → what of the class it is."""
+"""Path of a node in the reference → its modules in the class."""
 
 USUAL: Modules = {
     "": "language_model.model | language_model | text_model | model",
@@ -68,20 +70,23 @@ USUAL: Modules = {
     "classifier": "classifier | score | qa_outputs",
     "classifier.out_proj": "out_proj | .score | .classifier | .qa_outputs",
 }
-"""What most classes call a node that has another name here: the names of Llama's class and of those after it."""
+"""Names that most classes use instead of the reference's: those of Llama's class and classes modelled on it."""
 
 
 TOWERS = "towers."
-"""Before the path of what stands in a tower."""
+"""The prefix of the path of nodes in a vision or audio encoder."""
 
 
 def places(
     tree: Node, known: frozenset[str], kind: str, base: str, names: Modules, around: Modules | None = None
 ) -> Found:
-    """Where the class has what is in the tree.
+    """Finds the modules of the class for the nodes of the tree.
 
-    known: the paths of its modules and tensors. kind: of the spec. base: the path of its model without a head. names:
-    those of its family. around: those of the wrapper that holds it.
+    known: the paths of the class's modules and tensors.
+    kind: the kind of the spec.
+    base: the path of the model without a head.
+    names: the module names of its family.
+    around: the module names of the wrapper around it; none by default.
     """
     towers = {key[len(TOWERS) :]: name for key, name in (around or names).items() if key.startswith(TOWERS)}
     beside = _Search(known, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
@@ -108,9 +113,9 @@ class _Search:
             yield from self._stack("", beside, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, Standing]]:
-        """Each below a module of the model without a head, of its encoder, or of the whole.
+        """The modules of towers: each is below the model without a head, its encoder, or the whole model.
 
-        Such a module may hold a second one (the projector), so it is not compared as a whole.
+        Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         roots = (base, _joined(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
@@ -121,7 +126,7 @@ class _Search:
                     yield from self._stack(path, tower.children, (*at.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        """Where to look for what is in an encoder or a decoder, which may be a module of its own."""
+        """The modules to search for the nodes of an encoder or a decoder, which may be a module of its own."""
         side = self._first(self.names.get(name, name), roots)
         return roots if side is None else (*side.modules, *roots)
 
@@ -143,8 +148,8 @@ class _Search:
                         yield from self._node(f"{prefix}layers.{i}.{part.name}", part, at, at, keys)
 
     def _layers(self, side: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
-        """Number of a layer → the module that it is: of a list that has exactly as many as there are layers of their
-        own. A layer that has another's parameters has its module too, and is left to it.
+        """Index of a layer → its module, in a list with exactly as many modules as there are layers with parameters of
+        their own. A layer with another layer's parameters has its module too, but is not matched to it.
         """
         numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.own.get(f"{side}layers", self.names["layers"]).split(" | "):
@@ -158,10 +163,11 @@ class _Search:
     def _node(
         self, path: str, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, Standing]]:
-        """A node and what is below it.
+        """Finds a node and the nodes below it.
 
-        parents: the modules that its parent is. outer: that of its layer, or those of the stack. keys: its path in the
-        layer, and every end of that.
+        parents: the modules of its parent.
+        outer: the modules of its layer, or of the stack outside of layers.
+        keys: its path in the layer, and every suffix of that path.
         """
         standing = self._standing(node, parents, outer, keys)
         places: list[tuple[str, tuple[str, ...]]]
@@ -191,7 +197,7 @@ class _Search:
         return self._first(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Where the repeats of a node stand: each in its place of the list that one module is."""
+        """Finds the repeats of a node: each is the member of a module list with its index."""
         members = self._matching(f"{whole}.*")
         holding = [at for at in members if any(path.startswith(f"{at}.") for path in self.known)]
         members = holding or members  # Zamba 2's lists have placeholders
@@ -200,7 +206,7 @@ class _Search:
                 yield f"{path}.{i}", (members[i],)
 
     def _first(self, wanted: str, parents: tuple[str, ...], outer: tuple[str, ...] = ()) -> Standing | None:
-        """The first of the alternatives of which the class has everything."""
+        """The first alternative whose modules all exist in the class."""
         for alternative in wanted.split(" | ") if wanted else ():
             words, _, share = alternative.partition("/")
             modules: list[str] = []
@@ -215,7 +221,9 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer: tuple[str, ...]) -> list[str]:
-        """What the class has of that name: below the first of the parents that has it, or, after a dot, the outer."""
+        """The modules of that name below the first parent that has one; a name with a leading dot is searched in
+        `outer`.
+        """
         for parent in outer if name.startswith(".") else parents:
             found = self._matching(_joined(parent, name.removeprefix(".")))
             if found:
@@ -223,7 +231,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """The path itself, where the class has it; of one with stars, each for a number, all that it has, in order."""
+        """The path itself if the class has it; for a path with stars, all matches in order, each star being a number."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -236,11 +244,11 @@ def _joined(parent: str, name: str) -> str:
 
 
 def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container[str]) -> Found:
-    """The nodes whose modules were each called once.
+    """The nodes whose modules were each called exactly once.
 
-    The work of one that was not called (a convolution whose weights are used by name) is its holder's, and that of one
-    that was called again is that of several nodes (a layer whose parameters others have). calls: how often each module
-    was called.
+    A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
+    was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
+    calls.
     """
 
     def by_itself(standing: Standing) -> bool:
@@ -251,7 +259,7 @@ def run_by_themselves(found: Found, calls: Mapping[str, int], tensors: Container
 
 
 def without_shared(found: Found, held: Mapping[str, int]) -> dict[str, int]:
-    """Parameters by path; without those in a layer that belong to the stack (T5's table of positions)."""
+    """Parameters by path, without parameters in a layer that belong to the stack (T5's table of positions)."""
     own = dict(held)
     layers = tuple(f"{s.modules[0]}." for path, s in found.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path))
     outside = {m for path, standing in found.items() if "layers." not in path for m in standing.modules}

@@ -1,4 +1,4 @@
-"""The publisher's own figure as a witness: the exact parameter count of the released weights, where one is known."""
+"""The publisher's figure as a witness: the exact parameter count of the released weights, if it is known."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def has_exact_count(preset: Preset) -> bool:
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total with the published count, from which it may differ by as much as the preset states and
-    explains.
+    """Compares the total with the published count, after the difference that the preset states and explains.
 
-    Raises `InputError` where no exact count was published: a rounded figure proves nothing.
+    Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """
     published = preset.published
     if published.parameters is None:

@@ -1,8 +1,8 @@
 """The first witness: llmcalc's own PyTorch model, built from the spec alone and run.
 
-On `meta` whole models of any size are built and run, since no tensor holds data; on `cpu` and `cuda` they really
-compute. Layers that are built alike run alike on meta, where there are only shapes: each kind of layer is run once and
-its FLOPs and cache are taken for its repeats, whose parameters are all compared. `every_layer` runs each.
+On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
+identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
+while the parameters of all layers are compared. `every_layer` runs all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Device: TypeAlias = Literal["meta", "cpu", "cuda"]
 
 LEAST_SEQ = 32
 BUSY_SEQ = 2048
-"""Tokens of the pass that is timed on a GPU."""
+"""The number of tokens of the pass that is timed on a GPU."""
 
 LARGEST_REAL = 4_000_000_000
-"""Bytes of weights, and of what a pass keeps for its backward, that are really allocated on a CPU."""
+"""The most bytes of weights, and of activations kept for the backward pass, that are allocated on a CPU."""
 
 
 def require_torch(feature: str = "verify") -> None:
-    """Raises `MissingExtra`, which names what it is needed for, where torch is not installed."""
+    """Raises `MissingExtra`, naming the feature, if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -53,7 +53,7 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """Enough tokens that every window, chunk and selection is full, and no more than a table of positions allows."""
+    """A number of tokens that fills every window, chunk and selection, within the number of learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -67,10 +67,9 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Tokens that a table of positions has room for, with the one that is decoded after them; None where there is no
-    table.
+    """The most tokens that fit the learned positions, with one more for decoding; None without learned positions.
 
-    Raises `InputError` where there is room for none.
+    Raises `InputError` if none fit.
     """
     learned = learned_positions(spec)
     if learned == 1 and spec.kind != "encoder":
@@ -89,10 +88,9 @@ def verify_reference(
     seq: int | None = None,
     every_layer: bool = False,
 ) -> Verdict:
-    """Compares every node: parameters, buffers, FLOPs forward, with backward, in prefill and in decode, and cache
-    bytes.
+    """Compares every node: parameters, buffers, cache bytes, and FLOPs of forward, training, prefill and decode.
 
-    Raises `InputError` where the device is not there or the model is too large for it.
+    Raises `InputError` if the device does not exist or the model is too large for it.
     """
     require_torch()
     start = time.perf_counter()
@@ -124,7 +122,7 @@ def verify_reference(
 
 
 def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Time, FLOP/s and memory of a forward pass; on CUDA of enough tokens to keep it busy."""
+    """Time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     longest = learned_positions(spec)
     tokens = max(seq, BUSY_SEQ) if device == "cuda" else seq
     tokens = tokens if longest is None else min(tokens, longest)
@@ -135,14 +133,14 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
 
 
 def precision(device: Device) -> str:
-    """The number format that weights and cache have on a device."""
+    """The dtype of weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
 def build(spec: ModelSpec, device: Device) -> nn.Module:
-    """The reference model on a device: in bf16, but on a CPU, which is slow in it, in fp32.
+    """The reference model on a device, in bf16; on a CPU in fp32, because bf16 is slow there.
 
-    Raises `InputError` for a device that is not there, and for a model that a CPU could not hold.
+    Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """
     import torch
 
@@ -171,8 +169,9 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
-    """Raises `InputError` where what a pass keeps for its backward is more than a CPU is given,
-    by no more than its maps and its scores.
+    """Raises `InputError` if the activations kept for the backward pass are too large for a CPU.
+
+    Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
     def kept(use: Use) -> Number:
@@ -181,7 +180,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
             return 0
         if type(op) is Linear:
             return sight.rows(op.rows) * op.n_out
-        # scores, in fp32 and as shares
+        # scores, in fp32 and after softmax
         return 3 * sight.batch * op.heads * op.pairs(sight) if isinstance(op, AttentionCore) else 0
 
     size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, Sight(Workload(batch=batch, seq=seq)))
@@ -201,7 +200,7 @@ def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
 
 
 def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
-    """What the encoder of an encoder-decoder reads: tokens or frames."""
+    """The input of an encoder-decoder's encoder: tokens or frames; None without one."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
@@ -256,7 +255,7 @@ def _checks(
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from against("forward_flops", forward_of, repeated(forward, repeats), workload, every)
-    yield from against("train_flops", step_of, repeated(train, repeats), workload.with_(phase="train"), every)
+    yield from against("train_flops", step_of, repeated(train, repeats), workload.with_(phase="training"), every)
     if spec.kind == "encoder":
         return
 

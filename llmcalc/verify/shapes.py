@@ -1,5 +1,5 @@
-"""Shapes of element-wise results on meta, remembered: torch works each out anew in Python, in about 0.2 ms, which is
-most of a pass over a small model. No FLOPs are counted for such an operation, so none are read off what is remembered.
+"""Remembers the shapes of elementwise results on meta. torch recomputes each of them in Python, in about 0.2 ms, which
+is most of the time of a pass over a small model. Such operations have no FLOPs, so no count depends on this.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 20_000
-"""Of results that are remembered."""
+"""The most results that are remembered."""
 
 
 @cache
 def remembered() -> TorchDispatchMode:
-    """The mode under which shapes are remembered, for all passes of this process."""
+    """The dispatch mode that remembers shapes, for all passes of this process."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,7 +43,7 @@ def remembered() -> TorchDispatchMode:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-    """What the shape of a result depends on; None where that is not plain, or an argument is not on meta."""
+    """A key of all inputs that determine the result's shape; None for other arguments, or any that is not on meta."""
     import torch
 
     key: list[Hashable] = [func]

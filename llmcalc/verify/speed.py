@@ -1,6 +1,4 @@
-"""What a real device made of a forward pass: seconds, FLOP/s reached, memory.
-Information beside the checks, never a check.
-"""
+"""Measures a forward pass on a real device: seconds, FLOP/s, memory. Shown beside the checks, never a check itself."""
 
 from __future__ import annotations
 
@@ -16,10 +14,11 @@ WARM_UP, RUNS = 2, 5
 
 
 def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, tokens: int) -> dict[str, Any]:
-    """Times `forward` on the module's device: the median of five runs after two that are not counted.
+    """Times `forward` on the module's device: the median of five runs after two warm-up runs.
 
-    flops: what one pass costs by the closed form. tokens: how many it reads. On CUDA, memory too: what PyTorch's
-    allocator holds for weights and inputs, and its peak over a pass.
+    flops: the closed-form FLOPs of one pass. tokens: the number of tokens per pass. On CUDA, memory is measured too:
+        what
+    PyTorch's allocator holds for weights and inputs, and its peak in a pass.
     """
     import torch
 
@@ -71,7 +70,7 @@ def _device_name(device: Any) -> str:
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version, as nvidia-smi gives it; None where there is no nvidia-smi."""
+    """The NVIDIA driver's version according to nvidia-smi; None without nvidia-smi."""
     import subprocess
 
     try:

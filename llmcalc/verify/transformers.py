@@ -1,9 +1,9 @@
-"""The class of `transformers` as a witness: built from a config on meta and run, eager attention, exactly top-k
+"""The class of `transformers` as a witness: built from a config on meta and run with eager attention and exactly top-k
 experts.
 
-It is another team's code, with other names: compared are the whole model's parameters, FLOPs and cache at two lengths,
-and parameters and FLOPs of every layer, of its parts and of what goes by the same name below them (`modules`). Where a
-class departs from its architecture, that is in the record of its family, and nothing else is excused (`deviations`).
+It is other people's code with other module names. Compared are the whole model's parameters, FLOPs and cache at two
+lengths, and parameters and FLOPs of every layer and of the parts that `modules` finds in it. Where a class deviates
+from its architecture, the record of its family says so; nothing else is excused (`deviations`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def require_transformers(feature: str = "--against transformers") -> None:
-    """Raises `MissingExtra`, which names what it is needed for, where torch or transformers is not installed."""
+    """Raises `MissingExtra`, naming the feature, if torch or transformers is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None or find_spec("transformers") is None:
@@ -52,10 +52,9 @@ def require_transformers(feature: str = "--against transformers") -> None:
 
 
 def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) -> Verdict:
-    """Compares the model with the class of `transformers` for its config, or for the config that its spec comes down
-    to.
+    """Compares the model with the class of `transformers` for its config, or for the config converted from its spec.
 
-    Raises `InputError` where no such class is known, or a sequence is longer than its table of positions.
+    Raises `InputError` if no such class is known, or if a sequence is longer than the learned positions.
     """
     require_transformers()
     config = to_config(preset.model) if preset.config is None else preset.config
@@ -65,7 +64,7 @@ def verify_transformers(preset: Preset, batch: int = 1, seq: int | None = None) 
 def verify_config(
     spec: ModelSpec, config: dict[str, Any], target: str = "model", batch: int = 1, seq: int | None = None
 ) -> Verdict:
-    """Compares a spec with the class that `config` (its `architectures` first) names."""
+    """Compares a spec with the class for `config`, which its `architectures` or else its model type gives."""
     start = time.perf_counter()
     longest = learned_positions(spec)
     if longest is not None and seq is not None and seq > longest:
@@ -82,24 +81,24 @@ def verify_config(
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
-    """The class that `architectures` names, on meta; with values, where it is to run and cannot without. Runs no code
-    from a hub.
+    """The class that `architectures` names, on meta; with values if it is to run and cannot run without. Never runs
+    code from a hub.
 
-    Raises `InputError` where a library that the class needs is not here, or its values would be too many.
+    Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
     """
     import torch
     import transformers
 
     made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     made._attn_implementation = "eager"
-    made._experts_implementation = "batched_mm"  # the default grouped product is in no FLOP registry and counts 0
+    made._experts_implementation = "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     cls = getattr(transformers, class_of(config))
     try:
         with torch.device("meta"):
             model: nn.Module = (
                 cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)
-            )  # XLNet makes some tensors where it likes
-    except ImportError as error:  # timm, for the towers of some wrappers
+            )  # XLNet creates some tensors on the default device
+    except ImportError as error:  # timm, for the vision encoders of some wrappers
         needed = " ".join(str(error).split())
         raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None
     _without_warnings(model)
@@ -118,13 +117,13 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
-    """What the classes of a config's own model type need to be run without values."""
+    """The settings that the classes of a config's model type need to run without values."""
     family = family_behind(config["model_type"])
     return Quirks() if family is None else family.quirks
 
 
 def _without_warnings(model: nn.Module) -> None:
-    """A warning of padding looks at the ids, which have no values on meta."""
+    """Disables a padding warning that reads the ids, which have no values on meta."""
     warning = "warn_if_padding_and_no_attention_mask"
     for module in model.modules():
         if hasattr(module, warning):
@@ -132,9 +131,7 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _send_to_real_experts(model: nn.Module) -> None:
-    """Lets no router choose an identity expert, as is counted:
-    the correction of such an expert's score puts it below all others.
-    """
+    """Prevents routers from selecting identity experts, as in the count: a score correction puts them below all others."""
     import torch
 
     for module in model.modules():
@@ -147,9 +144,9 @@ def _send_to_real_experts(model: nn.Module) -> None:
 
 
 def _drop_no_token(model: nn.Module) -> None:
-    """Gives every expert of a router with a capacity (Switch Transformers) room for all tokens, as is counted.
+    """Gives the experts of routers with a capacity (Switch Transformers) room for all tokens, as in the count.
 
-    Otherwise the FLOPs depend on the random weights: tokens beyond `expert_capacity` pass no expert.
+    Otherwise FLOPs would depend on the random weights: tokens beyond `expert_capacity` are dropped.
     """
     capacity = "expert_capacity"
     for module in model.modules():
@@ -162,12 +159,12 @@ def _checks(
 ) -> Iterator[Check]:
     tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
     held = tensors(model, [module for standing in found.values() for module in standing.modules])
-    towers = WITHOUT_FLOPS  # the class of a wrapper builds them; a pass over tokens runs none
+    towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def against(
         quantity: str, cost: Cost, measured: Mapping[str, int], found: Found, sight: Sight | None = None
     ) -> Iterator[Check]:
-        """A check for every node that the class is known to have, but for those of which both say 0."""
+        """Yields a check for every node that was found in the class, except where both sides are 0."""
         cost, more = followed(kind, quantity, cost, spec), beside(kind, quantity, spec)
         return nonzero(
             compared(
@@ -210,7 +207,7 @@ def _checks(
 
 
 def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
-    """Where the class that was built from a config has what is in the spec's tree."""
+    """The modules of a class built from a config that correspond to the nodes of the spec's tree."""
     family, around = family_behind(text_of(config)[2]), family_behind(config["model_type"])
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
     known = module_names(model) | tensor_names(model)
@@ -219,7 +216,7 @@ def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
-    """Token ids where the model is: on a CPU, real ones, with the end of the sequence at the end and nowhere else."""
+    """Token ids on the model's device; on a CPU with real values, and with the end-of-sequence token only at the end."""
     import torch
 
     device = next(model.parameters()).device
@@ -235,8 +232,11 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a forward pass did: FLOPs by module path, how often each module was called,
-    bytes of its cache (None where it keeps none).
+    """The measurements of a forward pass.
+
+    flops: module path → FLOPs.
+    calls: module path → number of calls.
+    cache: the bytes of its cache; None without one.
     """
 
     flops: dict[str, int]
@@ -245,7 +245,7 @@ class Pass:
 
 
 def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks) -> Pass:
-    """One forward pass over `seq` tokens of `batch` sequences."""
+    """One forward pass over `batch` sequences of `seq` tokens."""
     import torch
     from transformers import DynamicCache
 
@@ -266,7 +266,7 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
         module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
         for path, module in model.named_modules()
     ]
-    body: Any = model.base_model  # some heads do not give back the cache that it filled
+    body: Any = model.base_model  # some heads do not return the cache that it filled
     if body is not model:
         hooks.append(body.register_forward_hook(lambda _, __, given: out.append(given)))
     forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
@@ -275,7 +275,7 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
     held = next((cache for given in reversed(out) for cache in _caches_of(given)), None)
     if held is None and spec.kind == "decoder" and "past_key_values" in signature(model.forward).parameters:
         config: Any = model.config
-        held = DynamicCache(config=config)  # the class fills a cache that it is given, and makes none
+        held = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, past_key_values=held)
     states = [state for where, state in _kept_by_modules(model).items() if before.get(where) is not state]
     held = [held, *states] if states else held
@@ -283,16 +283,15 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
-    """What a module gave back beside its states, under the names that classes give a cache."""
+    """The caches in a module's output, under the names that classes give them."""
     named = (getattr(outputs, name, None) for name in ("past_key_values", "cache_params", "state"))
     return (cache for cache in named if cache is not None)
 
 
 def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Tensors that modules hold and that are neither parameters nor buffers: the states of a class that keeps them
-    itself.
+    """Tensors in modules that are neither parameters nor buffers: the states of a class that stores them itself.
 
-    The frequencies that a scaled RoPE leaves in its module are none.
+    The frequencies that a scaled RoPE stores in its module are excluded.
     """
     import torch
 
@@ -305,9 +304,7 @@ def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of every tensor that a transformers cache holds, however it is nested;
-    one that stands in two places once.
-    """
+    """Bytes of every tensor in a transformers cache, however it is nested; a tensor that occurs twice counts once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
 
 
@@ -315,7 +312,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point():  # positions and counters beside it are no cache
+        if value.is_floating_point():  # integer positions and counters are not cache
             yield value
     elif isinstance(value, dict | list | tuple):
         for inner in value.values() if isinstance(value, dict) else value:

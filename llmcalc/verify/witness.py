@@ -1,4 +1,4 @@
-"""Which class of `transformers` a config is run by, and the fields that it is made from.
+"""The class of `transformers` for a config, and the config fields that it is built from.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -14,39 +14,41 @@ from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import family_of, model_types, usual_name
 
 OF_THE_HUB = ("model_type", "auto_map", "quantization_config", "transformers_version")
-"""Fields that say nothing of what a class builds."""
+"""Fields that do not affect what a class builds."""
 
 BY_LENGTH = ("dynamic", "longrope", "su")
-"""Kinds of RoPE whose angles depend on how long a sequence is:
-some classes look at its positions, which have no values on meta.
+"""Kinds of RoPE with angles that depend on the sequence length: some classes read the positions for it, which have no
+values on meta.
 """
 
 
 def witness_of(model_type: str) -> str:
-    """The model type of `transformers` whose class computes this one: its own, but for a family that has none there."""
+    """The model type whose `transformers` class implements this one: itself, or for a family without a class, its
+    `like`.
+    """
     kind = usual_name(model_type)
     like = family_of(kind).like if kind in model_types() else None
     return like or kind
 
 
 def family_behind(model_type: str) -> Family | None:
-    """The record of the family whose class computes this model type; none where it is not read."""
+    """The record of the family whose class implements this model type; None if it is not supported."""
     kind = witness_of(model_type)
     return family_of(kind) if kind in model_types() else None
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The class that `architectures` names, however it spells it (hubs have `MPTForCausalLM`, the library
+    """The class that `architectures` names, case-insensitively (hubs have `MPTForCausalLM`, the library
     `MptForCausalLM`).
 
-    The language model of the model type where it names none, or one that only code on a hub has (`RWForCausalLM`).
-    Raises `InputError` where there is none of that either.
+    If it names none, or one that exists only as code on a hub (`RWForCausalLM`), it is the language model of the model
+    type. Raises `InputError` if there is none.
     """
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
     given = architecture_of(config)
-    public: list[str] = vars(transformers)["__all__"]  # which dir() takes a third of a second to list
+    public: list[str] = vars(transformers)["__all__"]  # dir() takes a third of a second to list it
     spelled = [name for name in public if name.lower() == given.lower()]
     if spelled:
         return given if given in spelled else spelled[0]
@@ -67,11 +69,13 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields for the configuration class, with RoPE by length made plain: its angles change no count."""
+    """The fields for the configuration class, with length-dependent RoPE replaced by plain RoPE: no count depends on
+    it.
+    """
     fields = {k: v for k, v in config.items() if k not in OF_THE_HUB}
     for name in ("rope_scaling", "rope_parameters"):
         given = fields.get(name)
-        if given is False:  # for none, which a configuration class refuses
+        if given is False:  # means none; a configuration class rejects it
             del fields[name]
         if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in BY_LENGTH:
             fields[name] = {

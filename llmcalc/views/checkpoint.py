@@ -58,7 +58,8 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     notes = [
         f"{units.exact(checkpoint.elements)} elements of {len(checkpoint.tensors):,} tensors, read off the header: "
         "buffers and packed formats count as stored",
-        "a header does not describe an architecture: flops, kv and the other commands need a description or a config.json",
+        "a header does not describe an architecture: flops, kv and the other commands need a description or a "
+        "config.json",
     ]
     return Report(
         data,

@@ -203,7 +203,8 @@ def _warnings(compared: Sequence[Compared]) -> list[str]:
     short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
     return (
         [
-            f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; FLOPs are extrapolated past the learned positions"
+            f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; FLOPs are extrapolated past the learned "
+            "positions"
         ]
         if short
         else []

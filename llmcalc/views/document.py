@@ -25,9 +25,14 @@ COLOURS = {"fits": "green", "equal": "green", "ok": "green", "tight": "yellow", 
 
 
 class Column(NamedTuple):
-    """key: its name in CSV, with the unit. title: its heading in text. write: a raw value as text.
-    wrap: it may break lines. verdict: its values are verdicts, which have a colour on a terminal. brief: a value that is
-    text already, as text for people has it.
+    """A column of a table.
+
+    key: its name in CSV, with the unit.
+    title: its heading in text.
+    write: how a raw value is written as text.
+    wrap: whether it may break lines.
+    verdict: whether its values are verdicts, which have a colour on a terminal.
+    brief: how a value that is text already is shortened for people.
     """
 
     key: str

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from .. import units
+from ..formulas.bibliography import papers
 from ..formulas.explain import Explanation, Section
 from ..formulas.formulas import QUANTITIES, Formula, Found
 from ..formulas.symbolic import KEYS
@@ -38,8 +39,10 @@ RECORDS = (
 )
 
 
-def report(preset: Preset, explanation: Explanation, latex: bool = False, records: bool = False) -> Report:
-    """The answer as data and for people. latex: LaTeX in place of tables.
+def report(
+    preset: Preset, explanation: Explanation, latex: bool = False, records: bool = False, bibtex: bool = False
+) -> Report:
+    """The answer as data and for people. latex: LaTeX in place of tables. bibtex: with BibTeX entries of its sources.
     records: one row a formula, for CSV and Markdown.
     """
     rows = [
@@ -59,7 +62,7 @@ def report(preset: Preset, explanation: Explanation, latex: bool = False, record
     if records:
         return Report(data, [_records(preset, explanation, rows, latex)]).of(preset.target)
     if latex:
-        return Report(data, text=_latex(preset, explanation))
+        return Report(data, text=_latex(preset, explanation, bibtex))
     if explanation.node is None:
         return Report(data, _whole(preset, explanation))
     return Report(data, _nodes(preset, explanation))
@@ -128,11 +131,11 @@ def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
             if formula.in_hidden is not None:
                 rows += _lines("in units of h", [write(formula.in_hidden)], width)
         columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
-        notes = [_where(section), f"source: {source}" if source else "", _legend(explanation, [section])]
+        notes = [_where(section), f"source: {source}" if source else ""]
         tables.append(
             Table(preset.display if first else "", columns, rows, headline(preset.model) if first else "", said(notes))
         )
-    return noted(tables, [*tables[-1].notes, *_conventions(explanation)])
+    return noted([*tables, *_legend(explanation)], _conventions(explanation))
 
 
 def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
@@ -169,11 +172,10 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
     notes = [
         repeated,
         f"in units of h: {proportions}" if proportions else "",
-        _legend(explanation),
         *_sources(explanation),
         *_conventions(explanation),
     ]
-    return noted(tables, notes)
+    return noted([*tables, *_legend(explanation)], notes)
 
 
 def _component(section: Section) -> str:
@@ -277,13 +279,18 @@ def _where(section: Section) -> str:
     return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
 
-def _legend(explanation: Explanation, sections: list[Section] | None = None) -> str:
-    """`h hidden_size = 4096, …`"""
-    shown = [
-        f"{name} {entry['field']}" + ("" if name == KEYS else f" = {entry['value']}")
-        for name, entry in _symbols(explanation, sections).items()
+def _legend(explanation: Explanation) -> list[Table]:
+    """What each symbol stands for, a row each: none where the formulas have no symbol."""
+    columns = (
+        Column("symbol", "symbol", justify="left"),
+        Column("field", "stands for", justify="left"),
+        Column("value", "value", lambda value: f"{value:,}"),
+    )
+    rows = [
+        Row([name, entry["field"], None if name == KEYS else entry["value"]])
+        for name, entry in _symbols(explanation).items()
     ]
-    return "where " + "; ".join(shown) if shown else ""
+    return [Table("", columns, rows, name="symbols")] if rows else []
 
 
 def _sources(explanation: Explanation) -> list[str]:
@@ -325,12 +332,15 @@ def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]
         RECORDS,
         [Row(c) for c in cells],
         headline(preset.model),
-        [_legend(explanation), *_conventions(explanation)],
+        _conventions(explanation),
     )
 
 
-def _latex(preset: Preset, explanation: Explanation) -> str:
-    r"""An `align*` environment a node, ready to paste; amsmath is all it needs."""
+def _latex(preset: Preset, explanation: Explanation, bibtex: bool) -> str:
+    r"""An `align*` environment per node, ready to paste; amsmath is all it needs. Sources follow, as comments.
+
+    bibtex: with the entries of the papers among them.
+    """
     out: list[str] = [f"% {preset.display}"]
     for section in explanation.sections:
         out.append("% " + ", ".join(p.path or "model" for p in section.places))
@@ -350,6 +360,14 @@ def _latex(preset: Preset, explanation: Explanation) -> str:
         for n, e in symbols
     ]
     out += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    sources = list(dict.fromkeys(p.source for section in explanation.sections for p in section.places if p.source))
+    out += [f"% source: {source}" for source in sources]
+    if bibtex:
+        found, others = papers(sources)
+        out += ["", *(paper.bibtex() for paper in found)]
+        out += [f"% no paper: {name}" for name in others]
+    elif sources:
+        out.append("% --bibtex adds their entries")
     return "\n".join(out) + "\n"
 
 

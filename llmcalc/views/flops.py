@@ -34,7 +34,7 @@ from .notes import (
 )
 from .summary import model_data
 
-PASSES = {"forward": "forward pass of", "train": "training step of", "prefill": "prefill of", "decode": "decoding"}
+PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
 
 
@@ -94,7 +94,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
     rows.append(row(f"total, {count.pairs} pairs", total, strong=True))
-    if w.phase == "train":
+    if w.phase == "training":
         rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
         if count.recomputed:
             rows.append(row("recomputation", count.recomputed, 1))
@@ -127,7 +127,7 @@ def _notes(count: FlopCount) -> list[str]:
         notes.append(f"prefill: {before}logits at the last position only")
     elif "lm_head" in count.by_component:
         notes.append("logits at every position")
-    if w.phase == "train":
+    if w.phase == "training":
         notes += _training_notes(count)
     if count.spec.kind == "encoder-decoder":
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")

@@ -129,9 +129,8 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
 def _notes(cache: CacheSize) -> list[str]:
     kinds = set(cache.by_layer_kind)
     scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
-    notes = [
-        f"elements/token/layer: keys and values of one layer; {units.short_dtype(stored.name)}: {stored.what}{'; ' * bool(scale)}{scale}"
-    ]
+    scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
+    notes = ["; ".join(filter(None, ("elements/token/layer: keys and values of one layer", scales, scale)))]
     if kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
     if "latent_attention" in kinds:
@@ -141,7 +140,7 @@ def _notes(cache: CacheSize) -> list[str]:
         )
     if "cross_attention" in kinds:
         notes.append(
-            "cross-attention caches keys and values of the encoder's tokens once; bytes per token count one token in the "
-            "encoder and one in the decoder"
+            "cross-attention caches keys and values of the encoder's tokens once; bytes per token count one token in "
+            "the encoder and one in the decoder"
         )
     return notes

@@ -29,7 +29,7 @@ SHAPES = dict(family_shapes())
 FIRST = dict(family_shapes(first_of_each_file=True))
 RUNS: tuple[dict[str, Any], ...] = (
     {"phase": "forward", "seq": 21},
-    {"phase": "train", "seq": 21, "pairs": "causal"},
+    {"phase": "training", "seq": 21, "pairs": "causal"},
     {"phase": "prefill", "seq": 6, "context": 15},
     {"phase": "decode", "context": 20},
 )

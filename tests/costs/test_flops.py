@@ -62,13 +62,13 @@ def test_llama_forward(seq: int, expected: int) -> None:
 
 
 def test_a_training_step_is_three_forward_passes() -> None:
-    forward, train = llama(batch=2, seq=64), llama(batch=2, seq=64, phase="train")
+    forward, train = llama(batch=2, seq=64), llama(batch=2, seq=64, phase="training")
     assert train.total == 3 * forward.total
     assert (train.forward, train.backward) == (forward.total, 2 * forward.total)
 
 
 def test_flash_backward_is_two_and_a_half_times_its_forward() -> None:
-    eager, flash = (llama(seq=64, phase="train", attention_backward=kind) for kind in ("eager", "flash"))
+    eager, flash = (llama(seq=64, phase="training", attention_backward=kind) for kind in ("eager", "flash"))
     scores = 32 * 4 * 64 * 64 * 4096
     assert eager.scores == 3 * scores
     assert flash.scores == scores + scores * 5 // 2
@@ -136,7 +136,7 @@ def test_prediction_modules_count_where_they_are_asked_for(run: Any) -> None:
 
 
 def test_components_add_up() -> None:
-    count = llama(seq=32, phase="train", recompute="full", pairs="causal")
+    count = llama(seq=32, phase="training", recompute="full", pairs="causal")
     assert sum(count.by_component.values()) == count.total == count.causal < count.full
     assert count.total == count.forward + count.backward + count.recomputed
 
@@ -300,7 +300,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
-    count = counted(spec, batch=2, seq=7, phase="train", recompute="full")
+    count = counted(spec, batch=2, seq=7, phase="training", recompute="full")
     assert measured_training_step(spec, 2, 7, None) == count.total - count.recomputed
     if not any(
         getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()
@@ -313,13 +313,13 @@ def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
 
 def test_what_early_stopping_skips_is_not_always_nothing() -> None:
     saved = {
-        name: counted(spec, batch=2, seq=11, phase="train", recompute="full").skipped_by_early_stop
+        name: counted(spec, batch=2, seq=11, phase="training", recompute="full").skipped_by_early_stop
         for name, spec in CHECKPOINTED.items()
     }
     assert saved["block-0"] == 2 * (2 * 22 * 40 * 24)  # the down projection, 40 → 24, of 22 tokens in each of 2 layers
     assert saved["block-1"] == saved["moe-0"] == 0  # a norm, and a weighted sum, need all products before them
     assert saved["moe-shared"] == 2 * (2 * 22 * 12 * 24)
-    assert counted(CHECKPOINTED["block-0"], seq=11, phase="train").skipped_by_early_stop == 0
+    assert counted(CHECKPOINTED["block-0"], seq=11, phase="training").skipped_by_early_stop == 0
 
 
 # The command
@@ -347,12 +347,12 @@ def test_every_level_of_the_tree_adds_up(run: Any) -> None:
         return bool(inside) + sum(check(child) for child in inside)
 
     for target in ("t5-base", "deepseek-v3"):
-        _, out, _ = run("flops", target, "--seq", "64", "--phase", "train", "--format", "json")
+        _, out, _ = run("flops", target, "--seq", "64", "--phase", "training", "--format", "json")
         assert check(json.loads(out)["tree"]) > 8
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--phase", "train", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
+    "words", [(), ("--phase", "training", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
 )
 def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
     code, out, _ = run("flops", "llama3-8b", "deepseek-v3", *words, "--notes")

@@ -126,11 +126,11 @@ def test_block_sizes_are_those_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "truncated or no safetensors"),
+        (b"", "truncated or not a safetensors"),
         (struct.pack("<Q", 2**63) + b"{}", "header length"),
         (struct.pack("<Q", 1000) + b"{}", "header length 1,000 in a file of 10 bytes"),
         (struct.pack("<Q", 4) + b"[[[[", "not valid JSON"),
-        (struct.pack("<Q", 4) + b"[1] ", "no table of tensors"),
+        (struct.pack("<Q", 4) + b"[1] ", "not a table of tensors"),
         (struct.pack("<Q", 9) + b'{"a": {}}', "a: expected a known dtype"),
     ],
 )
@@ -150,10 +150,10 @@ def _header(entry: dict[str, Any]) -> bytes:
     [
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "the file is truncated"),
         ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "4 bytes for F32 of shape"),
-        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "is no size"),
-        ({"dtype": "F32", "shape": [2**60], "data_offsets": [0, 8]}, "is no size"),
+        ({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}, "is not a valid size"),
+        ({"dtype": "F32", "shape": [2**60], "data_offsets": [0, 8]}, "is not a valid size"),
         ({"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}, "known dtype"),
-        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, "is no size"),
+        ({"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}, "is not a valid size"),
     ],
 )
 def test_lying_safetensors(tmp_path: Path, entry: dict[str, Any], message: str) -> None:

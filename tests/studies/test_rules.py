@@ -109,11 +109,11 @@ def test_kaplan_and_palm_by_hand() -> None:
 # Against the exact count
 
 
-@pytest.mark.parametrize("phase", ["forward", "train"])
+@pytest.mark.parametrize("phase", ["forward", "training"])
 def test_what_each_rule_leaves_out_of_the_model_it_was_made_for(phase: Phase) -> None:
     spec, b, s = gpt(), 2, 10
     count = counted(spec, batch=b, seq=s, phase=phase)
-    found, times, tokens = rules(count), 3 if phase == "train" else 1, b * s
+    found, times, tokens = rules(count), 3 if phase == "training" else 1, b * s
     logits, softmax = 2 * 32 * 60, 3 * 3 * 4 * s  # a token
     assert found["megatron"].total == count.full
     assert found["megatron"].error_full == 0
@@ -126,7 +126,7 @@ def test_what_each_rule_leaves_out_of_the_model_it_was_made_for(phase: Phase) ->
 
 
 def test_recomputation_belongs_to_narayanan() -> None:
-    count = counted(gpt(), batch=2, seq=10, phase="train", recompute="full")
+    count = counted(gpt(), batch=2, seq=10, phase="training", recompute="full")
     found = rules(count)
     assert found["megatron_recompute"].total == count.full  # 4 passes over the layers, 3 over the logits
     assert found["megatron"].total == count.full - count.recomputed
@@ -141,7 +141,7 @@ def test_errors_are_against_the_exact_count() -> None:
     assert (found["exact_full"].error_full, found["exact_causal"].error_causal) == (0, 0)
     assert found["kaplan_2n"].total == 2 * 2048 * (8_030_261_248 - 2 * 128256 * 4096)
     assert found["total_2n"].total == 2 * 2048 * 8_030_261_248
-    assert set(rules(llmcalc.flops(llmcalc.load("llama3-8b"), seq=8, phase="train"))) >= {
+    assert set(rules(llmcalc.flops(llmcalc.load("llama3-8b"), seq=8, phase="training"))) >= {
         "kaplan_6n",
         "total_6n",
         "megatron_recompute",
@@ -172,7 +172,7 @@ def test_an_encoder_decoder_has_rules_in_n_alone() -> None:
 def test_the_command_shows_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> str:
         monkeypatch.setattr(
-            sys, "argv", ["llmcalc", "flops", "deepseek-v3", "--phase", "train", "--conventions", *words]
+            sys, "argv", ["llmcalc", "flops", "deepseek-v3", "--phase", "training", "--conventions", *words]
         )
         with pytest.raises(SystemExit):
             cli.main()

@@ -82,7 +82,7 @@ def test_arrays_count_what_ints_count(name: str) -> None:
     of = members(name)
     h, layers = grid(of)
     arrays = of.at(h, layers)
-    workload = sight(batch=1, seq=300, phase="train")
+    workload = sight(batch=1, seq=300, phase="training")
     totals, steps = params(arrays).total, flops(arrays, workload).total
     held = kv(arrays).tree
     assert held is not None
@@ -107,7 +107,7 @@ def test_a_family_holds_its_own_model(name: str) -> None:
     own = preset.model
     again = members(name).at(own.hidden_size, own.main.num_hidden_layers)
     assert params(again).total == params(own).total
-    workload = sight(batch=2, seq=77, phase="train")
+    workload = sight(batch=2, seq=77, phase="training")
     assert flops(again, workload).total == flops(own, workload).total
     assert kv(again).bytes_per_token == kv(own).bytes_per_token
 
@@ -200,7 +200,7 @@ def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs of a token. Without: 20 for each parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
     for shape in study(family(STANDARD, vocab_size=32000), budget).shapes:
-        exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="train")).total // 512
+        exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="training")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
     optimal = study(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes

@@ -19,7 +19,7 @@ BATCH, SEQ = 2, 24
 
 def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
     """Every product of queries with keys and of their scores with values, where it stands in a training step."""
-    train = sight(batch=BATCH, seq=SEQ, phase="train", attention_backward="flash")
+    train = sight(batch=BATCH, seq=SEQ, phase="training", attention_backward="flash")
     found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
     without = {"no_grad", "kept", "idle"}
     return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]

@@ -131,7 +131,9 @@ class _Model:
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, found: list[Site]) -> None:
         self.mix, self.layers = mix, spec.main.num_hidden_layers
-        ordered = sorted(found, key=lambda site: -1 if site.layer is None else site.layer)  # the order of tensors in a file
+        ordered = sorted(
+            found, key=lambda site: -1 if site.layer is None else site.layer
+        )  # the order of tensors in a file
         self.values = _numbered(_module(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
         self.downs = _numbered(site.path for site in ordered if _category(site) == "ffn_down")
         self.experts = next(

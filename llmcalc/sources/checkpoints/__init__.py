@@ -1,1 +1,1 @@
-"""What a checkpoint's header says of its tensors: names, shapes, formats, bytes. Headers are read, never the data."""
+"""The tensors listed in a checkpoint's header: names, shapes, formats, bytes. Only headers are read, never the data."""

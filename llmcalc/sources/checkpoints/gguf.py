@@ -1,7 +1,8 @@
-"""Headers of `.gguf` files, as llama.cpp writes them.
+"""Reads the headers of `.gguf` files, as llama.cpp writes them.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Block sizes: `ggml.h` and the Python package `gguf`
-(`GGML_QUANT_SIZES`), with which a test compares them. The package maps the whole file; this reads a header alone.
+(`GGML_QUANT_SIZES`); a test compares them with the package. The package maps the whole file into memory; this file
+reads only the header.
 """
 
 from __future__ import annotations
@@ -49,30 +50,30 @@ TYPES: dict[int, tuple[str, int, int]] = {
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
 }
-"""Number of a ggml type → its name, elements a block, bytes a block."""
+"""Number of a ggml type → its name, elements per block, bytes per block."""
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 LONGEST_KEPT = 64
-"""Elements of an array that are kept; vocabularies are passed over."""
+"""Largest array of metadata that is kept, in elements; longer ones, such as vocabularies, are skipped."""
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """The tensors and metadata of a file.
+    """Returns the tensors and metadata of a file.
 
-    Raises `InputError` for a file that is no GGUF of version 2 or 3, and wherever a length is more than the file holds.
+    Raises `InputError` for a file that is not GGUF version 2 or 3, and for any length that exceeds the file.
     """
     file, size = open_bounded(path)
     with file:
         r = BoundedReader(file, size, str(path))
         if r.take(4, "magic") != b"GGUF":
-            raise InputError(f"{path}: does not begin with GGUF; no such checkpoint")
+            raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
         version = r.number("I", "version")
         if version not in (2, 3):
-            raise InputError(f"{path}: version: {version} is not read; expected 2 or 3, little-endian")
+            raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
         tensors, pairs = r.number("Q", "tensor_count"), r.number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or pairs > MOST_TENSORS:
-            raise InputError(f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; no GGUF checkpoint")
+            raise InputError(f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; not a GGUF file")
         metadata = {}
         for _ in range(pairs):
             key = _string(r, "metadata key")
@@ -97,7 +98,7 @@ def _value(r: BoundedReader, kind: int, key: str, depth: int = 0) -> Any:
         return f"{count:,} values"
     if count > r.size:
         raise InputError(
-            f"{r.where}: {key}: {count:,} elements in a file of {r.size:,} bytes; truncated or no GGUF checkpoint"
+            f"{r.where}: {key}: {count:,} elements in a file of {r.size:,} bytes; truncated or not a GGUF file"
         )
     if inner == STRING and count > LONGEST_KEPT:
         for _ in range(count):
@@ -110,7 +111,7 @@ def _tensor(r: BoundedReader) -> StoredTensor:
     name = _string(r, "tensor name")
     axes = r.number("I", name)
     if axes > 8:
-        raise InputError(f"{r.where}: {name[:80]}: {axes} axes; no GGUF checkpoint")
+        raise InputError(f"{r.where}: {name[:80]}: {axes} axes; not a GGUF file")
     shape = tuple(r.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
     kind = r.number("I", name)
     r.number("Q", name)
@@ -119,5 +120,7 @@ def _tensor(r: BoundedReader) -> StoredTensor:
     dtype, block, block_bytes = TYPES[kind]
     elements = StoredTensor(name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
-        raise InputError(f"{r.where}: {name[:80]}: rows of {shape[-1]:,} are no whole blocks of {block} ({dtype})")
+        raise InputError(
+            f"{r.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
+        )
     return StoredTensor(name, dtype, shape, elements // block * block_bytes)

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, whatever file they stand in, and reading a file whose lengths cannot be trusted."""
+"""The tensors of a checkpoint, independent of the file format, and a reader for files with untrusted lengths."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import IO, Any
 from ...errors import InputError
 
 LARGEST_HEADER = 100_000_000
-"""Bytes. The header of a 1T-parameter checkpoint's index is under 20 000 000."""
+"""Largest header in bytes. The header of a 1T-parameter checkpoint's index is under 20 000 000."""
 
 MOST_TENSORS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as it is stored. shape: as a row-major array has it, slowest axis first. nbytes: of its data."""
+    """One stored tensor.
+
+    shape: its shape as a row-major array, slowest axis first.
+    nbytes: bytes of its data.
+    """
 
     name: str
     dtype: str
@@ -34,7 +38,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Every tensor of a model, in the order of the file. metadata: what else the header says."""
+    """All tensors of a model, in the order of the file. metadata: the other entries of the header."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -58,16 +62,16 @@ class Checkpoint:
 
 
 class BoundedReader:
-    """A binary file from which nothing is read that its size does not hold.
+    """A reader of a binary file that never reads past the size of the file.
 
-    Every read names what it is for, so that a truncated file is reported at the field where it ends.
+    Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
     def __init__(self, file: IO[bytes], size: int, where: str) -> None:
         self.file, self.size, self.where, self.at = file, size, where, 0
 
     def take(self, count: int, what: str) -> bytes:
-        """Raises `InputError` where fewer than `count` bytes are left."""
+        """Reads `count` bytes. Raises `InputError` if fewer bytes are left."""
         self._pass(count, what)
         data = self.file.read(count)
         if len(data) != count:
@@ -75,7 +79,7 @@ class BoundedReader:
         return data
 
     def skip(self, count: int, what: str) -> None:
-        """Raises `InputError` where fewer than `count` bytes are left."""
+        """Skips `count` bytes. Raises `InputError` if fewer bytes are left."""
         self._pass(count, what)
         self.file.seek(count, 1)
 
@@ -83,17 +87,17 @@ class BoundedReader:
         if not 0 <= count <= self.size - self.at:
             raise InputError(
                 f"{self.where}: {what}: {count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
-                "truncated or no such checkpoint"
+                "truncated or not a checkpoint"
             )
         self.at += count
 
     def number(self, form: str, what: str) -> Any:
-        """One little-endian number of `struct`'s format."""
+        """Reads one little-endian number in a format of `struct`."""
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
 
 
 def open_bounded(path: Path) -> tuple[IO[bytes], int]:
-    """Raises `InputError` for a file that is not there or cannot be read."""
+    """Opens a file and returns it with its size. Raises `InputError` for a file that is missing or cannot be read."""
     try:
         return path.open("rb"), path.stat().st_size
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A path → the checkpoint that stands there: a file, an index, or a folder of shards."""
+"""Reads the checkpoint at a path: a file, an index, or a folder of shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SINGLE = "model.safetensors"
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The tensors of a checkpoint. Raises `InputError` for what is none."""
+    """Returns the tensors of a checkpoint. Raises `InputError` if the path is not a checkpoint."""
     if path.is_dir():
         inside = next((path / name for name in (INDEX, SINGLE) if (path / name).is_file()), None)
         single = sorted(path.glob("*.gguf"))

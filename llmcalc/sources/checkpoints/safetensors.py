@@ -1,8 +1,8 @@
-"""Headers of `.safetensors` files, single or sharded behind an index.
+"""Reads the headers of `.safetensors` files, single or sharded behind an index.
 
 Format: https://github.com/huggingface/safetensors#format: eight bytes of length, that many bytes of JSON, then data.
-The library of that name maps the whole file and checks that all data is there; a header fetched without its data needs
-these few lines.
+The safetensors library maps the whole file and checks that all data is present, so it cannot read a header that was
+fetched without its data.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Formats of the specification → bits an element."""
+"""Number format in the specification → bits per element."""
 
 
 def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
-    """The tensors of one file.
+    """Returns the tensors of one file.
 
-    whole: the data must be there too; False for a file that holds the header alone. Raises `InputError` for a length
-    that the file does not hold, a header that is no JSON, and a tensor whose bytes are not those of its shape.
+    whole: whether the data must be present; False for a file with only the header. Default True.
+    Raises `InputError` for a length that exceeds the file, a header that is not JSON, and a tensor whose bytes do not
+    match its shape.
     """
     file, size = open_bounded(path)
     with file:
@@ -40,13 +41,13 @@ def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
 
 
 def parse_header(text: bytes, where: str, data_bytes: int | None = None) -> Checkpoint:
-    """data_bytes: how many bytes of data the file has, where that is to be checked."""
+    """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: the header is not valid JSON; no safetensors checkpoint") from None
+        raise InputError(f"{where}: the header is not valid JSON; not a safetensors checkpoint") from None
     if not isinstance(header, dict) or len(header) > MOST_TENSORS:
-        raise InputError(f"{where}: the header is no table of tensors; no safetensors checkpoint")
+        raise InputError(f"{where}: the header is not a table of tensors; not a safetensors checkpoint")
     metadata = header.pop("__metadata__", {})
     tensors = tuple(_tensor(name, entry, where, data_bytes) for name, entry in header.items())
     return Checkpoint("safetensors", tensors, metadata if isinstance(metadata, dict) else {})
@@ -59,7 +60,7 @@ def _tensor(name: str, entry: Any, where: str, data_bytes: int | None) -> Stored
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{where}: {name[:80]}: expected a known dtype, a shape and two data_offsets") from None
     if any(type(n) is not int or not 0 <= n <= 2**48 for n in (*shape, start, end)) or len(shape) > 16:
-        raise InputError(f"{where}: {name[:80]}: a shape or offset is no size")
+        raise InputError(f"{where}: {name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(name, dtype, shape, end - start)
     if (tensor.elements * bits + 7) // 8 != tensor.nbytes:
         raise InputError(f"{where}: {name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
@@ -69,9 +70,9 @@ def _tensor(name: str, entry: Any, where: str, data_bytes: int | None) -> Stored
 
 
 def read_index(path: Path) -> Checkpoint:
-    """All shards that a `model.safetensors.index.json` names, from the folder it stands in.
+    """Returns the tensors of all shards listed in a `model.safetensors.index.json`, from its folder.
 
-    Raises `InputError` for a shard that is not there, and for a tensor that its shard does not hold.
+    Raises `InputError` for a missing shard, and for a tensor that is not in its shard.
     """
     from ..huggingface.file import read_json
 

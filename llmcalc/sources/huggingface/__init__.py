@@ -1,5 +1,6 @@
-"""Hugging Face `config.json` → the table of a native description. One file a family; each adapter reads a `Config`.
+"""Converts a Hugging Face `config.json` to a native description. Each family has one file whose adapter reads a
+`Config`.
 
-Facts are those of the `transformers` configuration and modelling classes: which fields there are, what they default to,
-which weights they make. No remote code is ever run: `auto_map` is ignored.
+The facts come from the configuration and modelling classes of `transformers`: the fields, their defaults, and the
+weights. No remote code is ever run: `auto_map` is ignored.
 """

@@ -1,8 +1,7 @@
-"""Which fields of a `config.json` a field of its description was made of.
+"""Maps a spec field back to config fields, by tracking the origin of every number in the config.
 
-So an error about `num_experts` can name `n_routed_experts`, which is what the file says, and no family has to list what
-it makes of what: the config is read once more with numbers that know where they are from, and so does what is
-calculated from them.
+An error about `num_experts` can then name `n_routed_experts`, the name in the file, and no family has to list its
+names. The config is read once more with numbers that carry the names of their fields, also through arithmetic.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .registry import family_of, text_of
 
 
 class Told(int):
-    """A whole number that knows which fields of a config it is, or was calculated, from."""
+    """An integer that carries the names of the config fields it was calculated from."""
 
     fields: frozenset[str]
 
@@ -27,7 +26,7 @@ class Told(int):
 
 
 class ToldReal(float):
-    """A number that is not whole and knows it too; `math.floor` of it does."""
+    """A float that carries the names of its config fields; `math.floor` of it carries them too."""
 
     fields: frozenset[str]
 
@@ -36,7 +35,7 @@ class ToldReal(float):
 
 
 def _from(value: Any, fields: frozenset[str]) -> Any:
-    """A number that knows that it is from these fields; anything else as it is."""
+    """Returns a number that carries these field names; any other value is unchanged."""
     if type(value) not in (int, float):
         return value
     told: Any = Told(value) if isinstance(value, int) else ToldReal(value)
@@ -61,8 +60,8 @@ for _told_type, _plain in ((Told, int), (ToldReal, float)):
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """` (…)` with the fields of a config that those which a message names were made of;
-    empty where they are called the same.
+    """Returns ` (…)` with the config fields behind the spec fields that a message names; empty if the names are the
+    same.
     """
     try:
         where, given, kind = text_of(config)
@@ -71,7 +70,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
             return ""
         told = {name: value if name in IRRELEVANT else _told(value, name) for name, value in given.items()}
         made = family.read(Config(told, family.defaults, kind, head_of(config), where, family.aliases))
-    except InputError:  # of a .toml that holds something else under that name
+    except InputError:  # a .toml may have another value under that name
         return ""
     paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named = {path.rpartition(".")[2] for path in paths}
@@ -81,7 +80,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
 
 
 def _told(value: Any, path: str) -> Any:
-    """A value of a config whose numbers know its path."""
+    """Returns a config value whose numbers carry their path."""
     if isinstance(value, dict):
         return {name: _told(inner, f"{path}.{name}") for name, inner in value.items()}
     if isinstance(value, list):
@@ -90,7 +89,7 @@ def _told(value: Any, path: str) -> Any:
 
 
 def _under(table: Any, names: set[str], there: bool = False) -> Iterator[Told | ToldReal]:
-    """The numbers that stand under one of the names in what was made of a config."""
+    """Yields the numbers under one of the names in a description."""
     if isinstance(table, dict):
         for name, value in table.items():
             yield from _under(value, names, name in names and not isinstance(value, dict))
@@ -102,7 +101,7 @@ def _under(table: Any, names: set[str], there: bool = False) -> Iterator[Told | 
 
 
 def _paths(given: Mapping[str, Any]) -> Iterator[str]:
-    """Every field, and those of the tables within, in the order of the file."""
+    """Yields every field, nested tables included, in the order of the file."""
     for name, value in given.items():
         yield name
         if isinstance(value, dict):

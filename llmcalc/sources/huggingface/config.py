@@ -1,4 +1,4 @@
-"""A `config.json` as an adapter reads it: typed, with defaults, and knowing which fields were never asked for."""
+"""A `config.json` as adapters read it: typed, with defaults, and with a record of the fields that were read."""
 
 from __future__ import annotations
 
@@ -44,36 +44,37 @@ MOST: dict[str, int] = {
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), MOST_EXPERTS
     ),
 }
-"""Field, under its usual name → the largest value of it: adapters list layers one by one. `LARGEST` for any other."""
+"""Field, under its usual name → its largest value, because adapters list layers one by one. `LARGEST` for other fields.
+"""
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number, which JSON's true and false are not."""
+    """Whether a value is an integer; JSON's true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether it is a number."""
+    """Whether a value is a number; JSON's true and false are not."""
     return is_whole(value) or isinstance(value, float)
 
 
 @dataclass
 class Config:
-    """One configuration. Every getter takes the field's name, then other names for the same. Of several that the config
-    gives one holds:
+    """One configuration.
 
-    a configuration class sets the fields of its own first, and then whatever else a config has, so a name that is none
-    of its own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces what its own one says; of others the
-    first.
+    Every getter takes the field's name, then other names for the same field. If the config has several of them, one
+    wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that
+    is not the class's own (`hidden_size` of GPT-2, `num_local_experts` of Jamba) replaces the class's own name; among
+    other names the first wins.
 
     data: the parsed JSON.
-    defaults: what the family's configuration class says where the JSON says nothing, under the names of its own fields.
+    defaults: defaults of the family's configuration class, under its own field names.
     where: the path from the top of the file, for messages (`text_config.`).
-    aliases: the usual name of a field → its name in this family.
-    asked: the names of all fields that have been read.
+    aliases: usual name of a field → its name in this family.
+    asked: names of all fields that have been read.
     notes: remarks for the user.
-    unknown: the fields that were never read, once `close` has been called.
-    from_defaults: each size that the config leaves to its class, by its path.
+    unknown: fields that were never read, set by `close`.
+    from_defaults: path of each size that the config leaves to its class → the default.
     """
 
     data: Mapping[str, Any]
@@ -88,17 +89,18 @@ class Config:
     from_defaults: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for parameters of RoPE that are neither a table nor none (false, in ZAYA's):
-        a share of the head may be in them.
+        """Raises `InputError` for RoPE parameters that are neither a table nor empty.
+
+        They may contain the rotary share of a head. False, as in ZAYA's configs, counts as empty.
         """
         for name in ("rope_parameters", "rope_scaling"):
             if self.data.get(name) is not False and not isinstance(self.data.get(name), dict | None):
                 raise self.wrong(name, self.data[name], "a table of fields")
 
     def get(self, *names: str) -> Any:
-        """The raw value, the class's default where there is none.
+        """Returns the raw value of a field, or the class's default.
 
-        Raises `InputError` for a field that the config does not have and its class gives no default for.
+        Raises `InputError` for a field that has neither a value nor a default.
         """
         names = self._called(names)
         held = self._held(names)
@@ -112,32 +114,32 @@ class Config:
         raise InputError(f"{missing} (the config has '{near}')") if near else missing
 
     def has(self, name: str) -> bool:
-        """Whether the config itself gives the field, and not as null."""
+        """Whether the config itself has the field, with a value that is not null."""
         return any(self.data.get(n) is not None for n in self._called((name,)))
 
     def _called(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names with their aliases, all now asked for."""
+        """Returns the names with their aliases, and marks all of them as read."""
         names = (*names, *(self.aliases[n] for n in names if n in self.aliases))
         self.asked.update(names)
         return names
 
     def _held(self, names: tuple[str, ...]) -> str | None:
-        """Of the names that the config gives the one that holds; a null replaces nothing."""
+        """Returns the name whose value wins, among the names in the config; a null replaces no other value."""
         given = [n for n in names if n in self.data]
         return next(
             (n for n in given if n not in self.defaults and self.data[n] is not None), given[0] if given else None
         )
 
     def _standing(self, names: tuple[str, ...]) -> str:
-        """The name under which the config has the field; the usual one where it has none."""
+        """Returns the name of the field in the config, or the usual name if the config does not have it."""
         return self._held(self._called(names)) or names[0]
 
     def size(self, *names: str) -> int:
-        """A positive whole number; of layers and of experts no more than a model may have."""
+        """Returns a positive integer. Layers and experts have an upper bound, in `MOST`."""
         return self._whole(names, 1, "a positive whole number")
 
     def count(self, *names: str) -> int:
-        """A whole number that may be 0."""
+        """Returns an integer that may be 0."""
         return self._whole(names, 0, "a whole number, 0 or more")
 
     def _whole(self, names: tuple[str, ...], least: int, expected: str) -> int:
@@ -153,7 +155,7 @@ class Config:
         return value
 
     def maybe(self, *names: str) -> int | None:
-        """A positive whole number, or nothing where the field is null or absent."""
+        """Returns a positive integer; None if the field is null or absent."""
         names = self._called(names)
         present = [n for n in names if n in self.data or n in self.defaults]
         return None if not present or self.get(*names) is None else self.size(*names)
@@ -166,7 +168,7 @@ class Config:
 
     def number(self, *names: str, least: float = 0) -> float:
         value = self.get(*names)
-        if not is_number(value) or not least <= value <= LARGEST:  # which no NaN is
+        if not is_number(value) or not least <= value <= LARGEST:  # false for NaN
             raise self.wrong(self._standing(names), value, f"a number from {least} to {LARGEST}")
         return value if isinstance(value, float) else float(value)
 
@@ -177,7 +179,7 @@ class Config:
         return value
 
     def sizes(self, *names: str) -> list[int]:
-        """A list of whole numbers, 0 allowed."""
+        """Returns a list of integers that may be 0."""
         value = self.get(*names)
         if not isinstance(value, list | tuple) or any(not is_whole(v) or not 0 <= v <= LARGEST for v in value):
             raise self.wrong(self._standing(names), value, "a list of whole numbers")
@@ -196,16 +198,14 @@ class Config:
         return value
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
-        """What one of the known texts stands for."""
+        """Returns the option that a string names."""
         value = self.get(*names)
         if not isinstance(value, str) or value not in options:
             raise self.wrong(self._standing(names), value, "one of " + ", ".join(options))
         return options[value]
 
     def must(self, name: str, *allowed: Any) -> None:
-        """Raises `InputError` where the field has a value under which the class would make other weights than
-        counted here.
-        """
+        """Raises `InputError` if the field has a value for which the class would build other weights."""
         value = self.get(name)
         if value not in allowed:
             raise self.wrong(
@@ -215,22 +215,22 @@ class Config:
             )
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
-        """dividend / divisor, where the class would need it whole."""
+        """Returns dividend / divisor. Raises `InputError` if it is not an integer, since the class requires one."""
         if divisor <= 0 or dividend % divisor:
             raise self.wrong(name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
-        """An error that names the field, its value and what was expected."""
+        """Returns an error that names the field, its value and the expected value."""
         other = self.aliases.get(name, name)
         name = self._held((name, other)) or other
         return InputError(f"{self.where}{name}: {'None' if value is None else shown(value)}; expected {expected}")
 
     def close(self, ignored: frozenset[str], told: Config | None = None) -> None:
-        """Ends the reading: the fields that were never read, and are not known to be irrelevant, are `unknown`.
+        """Ends the reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
-        ignored: fields of this family that change no count. told: the config that this one is a table of, which then
-        has both in its own lists.
+        ignored: fields of this family that change no count.
+        told: the parent config if this one is a nested table; it receives the notes and unknown fields.
         """
         told = told or self
         told.unknown += [
@@ -242,11 +242,11 @@ class Config:
             told.from_defaults |= self.from_defaults
 
     def _meant(self, name: str) -> str:
-        """The field that an unknown one may misspell: one that was read, and that the config does not set."""
+        """Returns the field that an unknown field may misspell: one that was read and is not set in the config."""
         unset = sorted(known for known in tuple(self.asked) if not self.has(known))
         return near_to(name, unset)
 
     def _restates(self, name: str, value: Any) -> bool:
-        """Whether a field that was read has the same value under a name with a word in common."""
+        """Whether a field that was read has the same value and a name with a word in common."""
         words = words_of(name)
         return any(words & words_of(known) and self.data[known] == value for known in self.asked & self.data.keys())

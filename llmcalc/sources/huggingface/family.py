@@ -1,4 +1,4 @@
-"""All that the package knows of one family of Hugging Face configs: its record, a `Family` for each `model_type`."""
+"""All facts about one family of Hugging Face configs: a `Family` record for each `model_type`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ if TYPE_CHECKING:
     from .config import Config
 
 Modules: TypeAlias = Mapping[str, str]
-"""A node of the tree → where the classes hold it.
+"""Node of the tree → the module of the class that has its weights.
 
-A node is named by its path in its layer (`self_attn.q_proj`), or by the last part of that alone; beside the layers by
-its path (`decoder.embed_tokens`, `lm_head`). Where it is held is a path below the modules of the node's parent, or,
-with a dot before it, below the layer. ` | ` parts alternatives, of which the first holds that the class has; ` + `
-joins modules, ` - ` leaves one out, and `/2` is the half of one that holds two alike. Several nodes in one module are
-compared as a sum.
+A node is named by its path in its layer (`self_attn.q_proj`) or by the last component of that path; outside of layers
+by its path (`decoder.embed_tokens`, `lm_head`). The module is a path below the module of the node's parent, or below
+the layer if it starts with a dot. ` | ` separates alternatives, and the first that the class has is used. ` + ` joins
+modules, ` - ` excludes one, and `/2` is half of a module that fuses two. Several nodes in one module are compared as a
+sum.
 """
 
 EVERY = ("",)
-"""How the names of all classes end."""
+"""Class-name suffix that matches all classes."""
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where the classes of a family depart from its architecture, and how a primitive is to be counted to follow them
-    there.
+    """A difference between the classes of a family and its architecture, and how to count it.
 
-    quantity: which of the numbers it changes. follow: an op as the class runs it. more: what the class has beside all
-    that is counted, at: the node where it has it. when: of which models it is, where not of all that the classes run.
+    quantity: the number that it changes.
+    follow: returns an op as the class runs it.
+    more: what the class computes beyond the counted ops.
+    at: the node where it does.
+    when: whether it applies to a model; default all models of the classes.
     """
 
     name: str
@@ -49,14 +51,14 @@ class Deviation:
 
 
 def every_expert(op: Op) -> Op:
-    """Of classes that run every expert on every token."""
+    """Returns the op of a class that runs every expert on every token."""
     from ...ops import ExpertLinear
 
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
 
 
 def untied(spec: ModelSpec) -> bool:
-    """Whether there is a map to the vocabulary that is not the embedding."""
+    """Whether the model has an output projection that is not the embedding."""
     from ...components.head import LMHead
 
     return not spec.tie_word_embeddings and isinstance(spec.head, LMHead)
@@ -64,12 +66,12 @@ def untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """What classes need to be run without values, each a tuple of how the names of those classes end.
+    """Requirements for running classes without real values; each field is a tuple of class-name suffixes.
 
-    reads_values: they branch on what a tensor holds (which experts are chosen, where a sequence ends), so they run with
-    real weights on a CPU. makes_mask: they make a mask of the ids where they are given none, and look at their values
-    to do so. refuses_cache: they fail where they are asked to keep a cache: they pass the word on twice, or to an
-    encoder that refuses it.
+    reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
+        on a CPU.
+    makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
+    refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     """
 
     reads_values: tuple[str, ...] = ()
@@ -78,30 +80,36 @@ class Quirks:
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
-"""Of classes that classify a sequence by its last token, and look for that among the ids."""
+"""Quirks of classes that classify a sequence by its last token, which they search for among the ids."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one `model_type` is read, how it is written, and what its class in `transformers` does of its own.
+    """One `model_type`: how its config is read, how it is written, and the special behaviour of its `transformers`
+    classes.
 
-    read: a config → the `model` table of a native description. defaults: of its configuration class in `transformers`,
-    for every field that `read` asks for (a test compares them with the installed class). ignored: fields of its own
-    that change no count. text: the family of its `text_config`, for a model that wraps a text model. aliases: its
-    `attribute_map`, usual name → the name in its configs (`hidden_size` → `n_embd`). like: the model type whose class
-    in `transformers` computes it, where there is none under its own name. ties: whose `tie_word_embeddings` the class
-    of a wrapper goes by, where both it and its `text_config` have one: the wrapper's, the text's, either that is true,
-    or `never` where it ties nothing. filled: what the wrapper's class lays under its `text_config`. towers: how the
-    names of the classes begin that build towers beside a text model whose config is not nested. tower_file: the file in
-    `towers` that reads its towers.
+    read: function from a config to the `model` table of a native description.
+    defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares
+        them with the installed class).
+    ignored: its own fields that change no count.
+    text: the family of its `text_config`, for a model that wraps a text model.
+    aliases: its `attribute_map`, usual name → name in its configs (`hidden_size` → `n_embd`).
+    like: the model type whose `transformers` class computes it, if it has no class of its own.
+    ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
+        wrapper's, the text's, either that is true, or `never` if it ties nothing.
+    filled: defaults that the wrapper's class adds to its `text_config`.
+    towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
+    tower_file: the file in `towers` that reads its vision and audio encoders.
 
-    writes: field → its value, for fields of a config that mean something of their own here, or that only this family
-    has. spelled_as_read: its aliases are those of older files, and not its class's own. alone: whether there is a class
-    for the text by itself, which `convert` may name. writes_towers: towers, by the names that the wrapper's class has
-    for them, → the sections of its config that describe them, and what else it says of them.
+    writes: field → its value, for config fields that have a special meaning here or exist only in this family.
+    spelled_as_read: whether its aliases are those of older files and not those of its class.
+    alone: whether a class for the text model alone exists, which `convert` may name.
+    writes_towers: vision and audio encoders, by their names in the wrapper's class, → the config sections that describe
+        them and other fields of the wrapper.
 
-    modules: what its classes call a node of the tree otherwise than most do. quirks: what they need to be run without
-    values. deviations: where they depart from the architecture.
+    modules: nodes of the tree whose modules have unusual names in its classes.
+    quirks: requirements for running its classes without real values.
+    deviations: differences between its classes and the architecture.
     """
 
     read: Callable[[Config], dict[str, Any]] | None

@@ -1,4 +1,4 @@
-"""A `config.json` on disk, or in a folder, as a description."""
+"""Reads a `config.json` from a file or a folder as a description."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from .registry import read, typed
 from .unknown import remark, remark_on_defaults, require_known
 
 LARGEST_CONFIG = 5_000_000
-"""Bytes. Published ones are under 200 000, label tables included."""
+"""Largest config in bytes. Published ones are under 200 000, label tables included."""
 
 LONGEST_NAME = 200
-"""Characters of the name that a config gives itself."""
+"""Largest length of the name in a config, in characters."""
 
 
 def read_json(path: Path, limit: int = LARGEST_CONFIG) -> dict[str, Any]:
-    """Raises `InputError` for a file that is too large, no text, no JSON or no object, or nested past all sense."""
+    """Reads a JSON object. Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too
+    deeply.
+    """
     return parse_json(read_text(path, limit), str(path))
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:
-    """Raises `InputError` for a text that is no JSON or no object, or nested past all sense. where: what to call it."""
+    """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
+
+    where: name of the source in error messages.
+    """
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -43,9 +48,9 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """(a name for the model, its description: the `model` table, the config it was read from, remarks).
+    """Returns (a name for the model, its description: the `model` table, the config, remarks).
 
-    Raises `InputError` for a config that is not understood, naming the field.
+    Raises `InputError`, which names the field, for a config that is not supported.
     """
     data = read_json(path)
     try:
@@ -62,9 +67,9 @@ def describe_config(
 
 
 def described(data: dict[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
-    """The description of a parsed config: the `model` table, the config itself, remarks, the number format.
+    """Returns the description of a parsed config: the `model` table, the config itself, remarks, the number format.
 
-    allow_unknown: ignore fields that are not known, of which a misspelling or a size is otherwise an `InputError`.
+    allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
     config, said = typed(data)
     reading = read(config, head)

@@ -1,4 +1,4 @@
-"""Which head a config's `architectures` names."""
+"""The head that a config's `architectures` names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForNextSentencePrediction": "classification",
     "Model": "none",
 }
-"""Ending of a class's name → the head that the class has; the first ending that fits wins."""
+"""Class-name suffix → head kind; the first matching suffix wins."""
 
 
 def architecture_of(data: Mapping[str, Any]) -> str:
-    """The class that a config was saved from; empty where it does not say."""
+    """Returns the name of the class that saved a config; empty if the config has none."""
     names = data.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def head_of(data: Mapping[str, Any]) -> HeadKind:
-    """The head that `architectures` names; a language-model head where it says nothing."""
+    """Returns the head that `architectures` names; a language-model head if it names none."""
     name = architecture_of(data)
     return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")

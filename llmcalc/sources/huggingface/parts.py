@@ -1,4 +1,4 @@
-"""Tables that adapters put together: the parts of a description, from the names most configs use."""
+"""Functions that build the tables of a description from the field names that most configs use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIVATIONS: dict[str, str] = {
     "tanh": "tanh",
     "linear": "identity",
 }
-"""Names of activations in configs → ours. None of them costs a product."""
+"""Activation name in configs → its name here. No activation has a matrix product."""
 
 
 def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
@@ -42,7 +42,7 @@ def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
 
 
 def attention(c: Config, **fields: Any) -> Table:
-    """Grouped-query attention under the usual names, with RoPE; `fields` add to it or replace."""
+    """Returns grouped-query attention under the usual field names, with RoPE; `fields` are added or replace others."""
     heads = c.size("num_attention_heads")
     kv_heads = c.maybe("num_key_value_heads")
     table: Table = {"num_attention_heads": heads, "head_dim": c.maybe("head_dim"), "position": rope(c)}
@@ -58,10 +58,10 @@ def rope(
     theta_name: str = "rope_theta",
     kind: str | None = None,
 ) -> Table:
-    """Rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
+    """Returns rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
-    share: how much of each head is turned where the config says nothing of it, under `share_name`. kind: of the layers
-    whose table within `rope_parameters` it is, where the config has one for each kind.
+    share: default share of each head that is rotary, in the field `share_name`.
+    kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     c.asked.update((share_name, theta_name))
     given = c.data.get("rope_parameters") or {}
@@ -78,14 +78,15 @@ def rope(
 
 
 def whole_rope(c: Config) -> Table:
-    """Rotary positions of a part of the head that is of a size of its own:
-    all of that is turned, whatever share of a head the config says.
+    """Returns rotary positions for a rotary part of the head that has its own size.
+
+    The whole part is rotary, whatever share the config states.
     """
     return {name: value for name, value in rope(c).items() if name != "partial_rotary_factor"}
 
 
 def biases(on: bool, *names: str) -> Table:
-    """`{name: true}` for each name, where there are biases at all."""
+    """Returns `{name: true}` for each name if `on`, else an empty table."""
     return dict.fromkeys(names, True) if on else {}
 
 
@@ -94,7 +95,7 @@ QKVO = (*QKV, "o_bias")
 
 
 def glu(c: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
-    """A gated feed-forward network."""
+    """Returns a gated FFN."""
     table = {
         "intermediate_size": width or c.size("intermediate_size"),
         "hidden_act": c.choice(ACTIVATIONS, act),
@@ -104,7 +105,7 @@ def glu(c: Config, bias: bool = False, width: int | None = None, act: str = "hid
 
 
 def mlp(width: int, act: str, bias: bool = True) -> Table:
-    """An ungated feed-forward network."""
+    """Returns a non-gated FFN."""
     return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
 
 
@@ -122,12 +123,14 @@ def decoder(
     answers: int = 2,
     **model: Any,
 ) -> Table:
-    """A decoder-only model. block: every layer's table, `{attention, feed_forward, norm, norm_placement, …}`.
+    """Returns a decoder-only model.
 
-    head: what the language-model head has beyond the plain map (`bias`). stack: further fields of the stack
-    (`variants`, `pattern`, `first_layers`, `position`, …).
-    score: a sequence classifier, where it is not the usual. answers: scores of a token where answers are looked for.
-    model: further fields of the model, or others in place of these.
+    block: table of every layer, `{attention, feed_forward, norm, norm_placement, …}`.
+    head: fields of the language-model head beyond the plain projection (`bias`).
+    stack: further fields of the stack (`variants`, `pattern`, `first_layers`, `position`, …).
+    score: a sequence classifier that replaces the usual one.
+    answers: scores per token of a question-answering head.
+    model: further fields of the model; they replace the ones set here.
     """
     layers = _collapsed({"num_hidden_layers": c.size("num_hidden_layers"), "block": block, **(stack or {})})
     if final_norm is not None:
@@ -144,7 +147,7 @@ def decoder(
 
 
 def _collapsed(layers: Table) -> Table:
-    """Without variants where all layers are of one kind."""
+    """Removes the variants if all layers are of one kind."""
     used = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
     if len(used) != 1 or not used <= set(layers.get("variants", ())):
         return layers
@@ -153,8 +156,9 @@ def _collapsed(layers: Table) -> Table:
 
 
 def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
-    """An encoder that stands alone; one that its config makes a decoder (`is_decoder`) where `stack` allows it.
-    Arguments as those of `decoder`.
+    """Returns an encoder-only model, or a decoder if the config sets `is_decoder` and `stack` allows it.
+
+    The arguments are those of `decoder`.
     """
     table = {**decoder(c, block, None, head, stack, score, labels(c)), **model}
     if "is_decoder" in c.defaults and c.flag("is_decoder"):
@@ -165,14 +169,14 @@ def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | N
 
 
 def token_types(types: int, tasks: int | None = None) -> Table:
-    """Tables of segments and of tasks, where there are any: `{token_types: …}` of a stack."""
+    """Returns the segment and task embeddings, `{token_types: …}` of a stack, if there are any."""
     table = {"type_vocab_size": types or None, "task_type_vocab_size": tasks}
     found = {name: size for name, size in table.items() if size is not None}
     return {"token_types": found} if found else {}
 
 
 def pooler(there: bool, scores: int | None = None) -> Table:
-    """BERT's pooler, where there is one: `{pooler: …}` of a model. scores: how many are made of its vector."""
+    """Returns BERT's pooler, `{pooler: …}` of a model, if `there`. scores: number of scores computed from its output."""
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if there else {}
 
 
@@ -182,23 +186,24 @@ OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
     "ForMultipleChoice",
     "ForNextSentencePrediction",
 )
-"""How the architectures of classifiers end, but for that of a sequence by labels."""
+"""Class-name suffixes of classifiers other than the sequence classifier."""
 
 
 def of_sequences(c: Config) -> bool:
-    """Whether the head scores whole sequences:
-    so does a classifier whose architecture names none of tokens or of answers.
+    """Whether the head scores whole sequences.
+
+    This is also true for a classifier whose class name is neither for tokens nor for answers.
     """
     return c.head == "classification" and not architecture(c).endswith((OF_TOKENS, OF_ANSWERS))
 
 
 def architecture(c: Config) -> str:
-    """The class that the config was saved from; empty where it does not say."""
+    """Returns the name of the class that saved the config; empty if the config has none."""
     return architecture_of(c.data)
 
 
 def labels(c: Config) -> int:
-    """How many classes a classifier tells apart: `num_labels`, else as many as have names, else 2."""
+    """Returns the number of classes of a classifier: `num_labels`, else the number of label names, else 2."""
     named = c.data.get("id2label")
     if isinstance(named, dict) and named and not c.has("num_labels"):
         return len(named)
@@ -206,19 +211,18 @@ def labels(c: Config) -> int:
 
 
 def headed(c: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
-    """The head that the config's architecture has.
+    """Returns the head that the config's architecture names.
 
-    score: of a sequence classifier; by default that of a decoder, a score of every token without a bias. A classifier
-    of tokens, or of the two ends of an answer, is one map with a bias in every family. answers: how many scores the
-    latter gives each token.
-
-    Raises `InputError` for a choice between sequences of a family that has no class for it.
+    score: a sequence classifier; default the one of decoders, a score of every token without a bias. A head for token
+        classification or question answering is one linear layer with a bias in every family.
+    answers: scores per token of a question-answering head; default 2.
+    Raises `InputError` for a multiple-choice head in a family without a class for it.
     """
     name = architecture(c)
     if c.head == "none":
         if "For" in name.replace("Former", "") and name.endswith("Model"):
             c.notes.append(
-                f"architectures: the head of {name} is not read; none is counted (--head lm for a language-model head)"
+                f"architectures: the head of {name} is not supported; no head is counted (--head lm: language-model head)"
             )
         return {"type": "none"}
     if c.head == "classification" and not of_sequences(c):
@@ -241,14 +245,14 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
         }
     if name and not name.endswith(tuple(HEAD_ENDINGS)):
         c.notes.append(
-            f"architectures: the head of {name} is not read; a language-model head is counted (--head none for none)"
+            f"architectures: the head of {name} is not supported; a language-model head is counted (--head none: no head)"
         )
     return {"type": "lm", **(head or {})}
 
 
 def layer_pattern(names: list[str]) -> Table:
-    """A list of what each layer is, bottom first → `first_layers` and the shortest `pattern` that repeats
-    after them.
+    """Splits a list of layer kinds, bottom first, into `first_layers` and the shortest `pattern` that repeats after
+    them.
     """
     best: tuple[list[str], list[str]] = (names, names[-1:])
     for start in range(min(len(names), 8)):
@@ -260,10 +264,8 @@ def layer_pattern(names: list[str]) -> Table:
 
 
 def _period(names: list[str]) -> int:
-    """The least p with `names[i] == names[i % p]` throughout, in as many steps as there are names (Knuth, Morris,
-    Pratt 1977).
-    """
-    border = [0] * len(names)  # how long an end of names[: i + 1] is the same as their beginning
+    """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
+    border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
         same = border[i - 1]
         while same and names[i] != names[same]:
@@ -273,7 +275,7 @@ def _period(names: list[str]) -> int:
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
-    """Routed experts, each as `glu` or `mlp` gives it, and one network that sees every token."""
+    """Returns routed experts, each a table of `glu` or `mlp`, and a shared expert."""
     table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
     return table if shared is None else {**table, "shared_expert": shared}
 
@@ -282,12 +284,12 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def every_nth_full(depth: int, n: int) -> list[str]:
-    """Each n-th layer sees everything, the others a window."""
+    """Returns layer kinds where each n-th layer has full attention and the others a sliding window."""
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 
 def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
-    """What each layer is, as the config lists it, in our words; `default` where it lists nothing."""
+    """Returns the kind of each layer from a list in the config, translated by `kinds`; `default` without a list."""
     given = c.get(field)
     if given is None:
         return default
@@ -298,7 +300,9 @@ def listed(c: Config, field: str, kinds: dict[str, str], default: list[str]) -> 
 
 
 def check_shared(c: Config, kinds: list[str], shared: int) -> None:
-    """Raises `InputError` where one of the last `num_kv_shared_layers` has no layer of its kind below to share with."""
+    """Raises `InputError` if one of the last `num_kv_shared_layers` layers has no earlier layer of its kind to share
+    with.
+    """
     below = len(kinds) - shared
     alone = {*kinds[max(below, 0) :]} - {*kinds[: max(below, 0)]}
     if alone:
@@ -306,10 +310,10 @@ def check_shared(c: Config, kinds: list[str], shared: int) -> None:
 
 
 def windowed(c: Config, default: list[str], sliding: Table | None = None, full: Table | None = None) -> Table:
-    """Fields of a stack of `full` and `sliding` layers, as `layer_types` lists them; none where there is no
+    """Returns the fields of a stack of `full` and `sliding` layers from `layer_types`; empty without a
     `sliding_window`.
 
-    sliding, full: what the attention of such a layer has beyond the block's (`{"position": "none"}`).
+    sliding, full: fields of the attention of such a layer that differ from the block (`{"position": "none"}`).
     """
     window, names = c.maybe("sliding_window"), listed(c, "layer_types", FULL_OR_SLIDING, default)
     if window is None or ("sliding" not in names and not full):
@@ -322,7 +326,10 @@ def windowed(c: Config, default: list[str], sliding: Table | None = None, full: 
 
 
 def seen_both_ways(stack: Table, reach: Callable[[int], int]) -> Table:
-    """The stack of an encoder, whose sliding layers see as far on either side. reach: the config's window → how far."""
+    """Returns the stack of an encoder, whose sliding layers attend equally far to both sides.
+
+    reach: function from the config's window to the distance on each side.
+    """
     variants = {name: dict(layer) for name, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *variants.values()):
         window = layer.get("attention", {}).get("sliding_window")
@@ -335,13 +342,13 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
 def dense_or_moe(c: Config, depth: int, first_dense: int) -> list[str]:
-    """`dense` for the first layers, then `moe`; or as `mlp_layer_types` lists them, where the config does."""
+    """Returns `dense` for the first layers, then `moe`; or the kinds that `mlp_layer_types` lists."""
     default = ["dense" if i < first_dense else "moe" for i in range(depth)]
     return listed(c, "mlp_layer_types", DENSE_OR_MOE, default) if c.has("mlp_layer_types") else default
 
 
 def prediction(c: Config) -> Table:
-    """DeepSeek's multi-token-prediction modules, where the config gives any: `{mtp: …}` of a model."""
+    """Returns DeepSeek's multi-token-prediction modules, `{mtp: …}` of a model, if the config has any."""
     many = c.count("num_nextn_predict_layers") if c.has("num_nextn_predict_layers") else 0
     return (
         {"mtp": {"num_nextn_predict_layers": many, "norm": rmsnorm(c.number("rms_norm_eps"))}}
@@ -351,17 +358,17 @@ def prediction(c: Config) -> Table:
 
 
 def uncounted_prediction(c: Config) -> None:
-    """A remark where the config names prediction modules that are not laid out as DeepSeek's."""
+    """Adds a remark if the config has MTP modules with a layout other than DeepSeek's."""
     for name in ("num_nextn_predict_layers", "num_mtp_modules"):
         if c.has(name) and c.count(name):
             c.notes.append(f"{name}: the multi-token-prediction modules are not counted")
 
 
 def crossed(*axes: tuple[list[str], Table]) -> Table:
-    """Fields of a stack whose layers differ in several things, each an axis: (what each layer is, what each kind
-    changes in the block).
+    """Returns the fields of a stack whose layers vary along several axes.
 
-    An axis of one kind that changes nothing is left out; no two axes change the same field.
+    axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
+        changes nothing is omitted. No two axes may change the same field.
     """
     held = [(names, kinds) for names, kinds in axes if any(kinds[name] for name in names)]
     if not held:
@@ -374,7 +381,7 @@ def crossed(*axes: tuple[list[str], Table]) -> Table:
 
 
 def learned(c: Config, offset: int = 0) -> Table:
-    """A table of positions. offset: its rows before position 0."""
+    """Returns a learned position embedding. offset: number of rows before position 0."""
     return {
         "type": "learned",
         "max_position_embeddings": c.size("max_position_embeddings"),
@@ -383,9 +390,10 @@ def learned(c: Config, offset: int = 0) -> Table:
 
 
 def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
-    """Fields of a stack whose layers are of these kinds, each a whole layer's table; `names` says which each layer is.
+    """Returns the fields of a stack with several kinds of layers, each a whole layer's table; `names` is the kind of
+    each layer.
 
-    The `block` is a kind over which every other one that is used can be laid.
+    The `block` is a kind from which every other used kind can be derived by changing fields.
     """
     used = {name: kinds[name] for name in dict.fromkeys(names)}
     for block in used.values():
@@ -396,12 +404,12 @@ def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
 
 
 def laid_out(layers: list[tuple[str, Table]]) -> Table:
-    """Fields of a stack, from each layer's name and what it changes in the block;
-    layers that change the same are of one kind.
+    """Returns the fields of a stack from (name, changed fields) of each layer; layers with equal changes are of one
+    kind.
     """
     names: list[str] = []
     variants: Table = {}
-    found: dict[str, str] = {}  # what a layer changes, written out → its name
+    found: dict[str, str] = {}  # changed fields as text → name of the kind
     for i, (label, changes) in enumerate(layers):
         same = found.get(repr(changes))
         if same is None:

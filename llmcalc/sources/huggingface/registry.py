@@ -1,6 +1,4 @@
-"""Every `model_type` that is read, and which file reads it;
-and the way from a parsed `config.json` to a description.
-"""
+"""The supported model types, the file that reads each of them, and the conversion of a parsed `config.json`."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from .unknown import Unknown, remark
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
 }
-"""File in `families` (`bert.electra`: a folder, and a file in it) → the model types it reads, in the order in which
-`convert` tries them. Written from the files' own records by `python -m tests.sources.test_registry`.
+"""File in `families` (`bert.electra`: a folder and a file) → the model types that it reads, in the order in which
+`convert` tries them. It is generated from the files' records by `python -m tests.sources.test_registry`.
 """
 
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 """Model type → the file that reads it."""
 
 OTHER_NAMES = {"minimax_m3": "minimax_m3_vl"}
-"""Model types by a name that transformers has for something else of the family: the folder of its code."""
+"""Folder name of a family in transformers, if it differs from the model type → the model type."""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
@@ -37,20 +35,20 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 
 @cache
 def classes() -> dict[str, list[str]]:
-    """Model type → the classes that `transformers` has for it, as `python -m tests.sources.test_classes` lists them."""
+    """Model type → its classes in `transformers`, as listed by `python -m tests.sources.test_classes`."""
     found: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
     return found
 
 
 def kind_of_class(name: str) -> str:
-    """The model type whose class has that name; empty where none of those that are read has one."""
+    """Returns the model type that has a class of this name; empty if no supported type has."""
     return next((kind for kind, names in classes().items() if name in names), "")
 
 
 def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """(the config with a model type, remarks): that of its class, where it gives none.
+    """Returns (the config with a model type, remarks); the class name supplies a missing model type.
 
-    Raises `InputError` where its class is another family's than its model type says.
+    Raises `InputError` if the class belongs to another family than the model type.
     """
     name, given = architecture_of(data), data.get("model_type")
     kind = kind_of_class(name) if name else ""
@@ -69,10 +67,10 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _read_otherwise(data: Mapping[str, Any], said: str, kind: str) -> bool:
-    """Whether a config is another model when it is read as its class's model type.
+    """Whether a config would be another model if it were read as the model type of its class.
 
-    A model type of the same file, one that it cannot be read as, a wrapper around it, and one that has no class of its
-    own for the text, so that another's stands in, say nothing against each other.
+    It is False if both model types are in one file, if the config cannot be read as the other type, if the other type
+    is a wrapper of this one, and if this type has no class for the text model and uses another type's.
     """
     families = (family_of(said), family_of(kind))
     stands_in = said not in classes() or not families[0].alone
@@ -85,20 +83,20 @@ def _read_otherwise(data: Mapping[str, Any], said: str, kind: str) -> bool:
 
 
 def model_types() -> list[str]:
-    """Every model type that is read, sorted."""
+    """Returns all supported model types, sorted."""
     return sorted(FILE_OF)
 
 
 @cache
 def _find_new() -> None:
-    """Adds the families of files that the list of files does not have yet."""
+    """Adds the families in files that are not in `FILES` yet."""
     for file in family_files():
         if file not in FILES:
             FILE_OF.update(dict.fromkeys(families_in(file), file))
 
 
 def family_files() -> list[str]:
-    """Every file of families that there is, listed or not."""
+    """Returns the names of all family files, in `FILES` or not."""
     from pkgutil import iter_modules
 
     folder = Path(__file__).with_name("families")
@@ -107,22 +105,20 @@ def family_files() -> list[str]:
 
 
 def families_in(file: str) -> Mapping[str, Family]:
-    """Model type → how it is read, of a file in `families`."""
+    """Model type → its record, for a file in `families`."""
     families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
     return families
 
 
 def usual_name(model_type: str) -> str:
-    """A model type as its class spells it, where it is given with `_` for `-` or by the name of its folder;
-    any other as it is.
-    """
+    """Returns a model type as its class spells it, if it is given with `_` for `-` or as a folder name; else unchanged."""
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
 def family_of(model_type: str, where: str = "") -> Family:
-    """The adapter of a model type. where: the path to it in a config, for the message.
+    """Returns the record of a model type. where: the path to it in a config, for the message.
 
-    Raises `InputError`, which lists near ones, where there is none.
+    Raises `InputError`, which lists near names, for an unknown model type.
     """
     if model_type not in FILE_OF:
         _find_new()
@@ -136,9 +132,9 @@ def family_of(model_type: str, where: str = "") -> Family:
 
 
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """(the path to the text model's fields, those fields, its model type) of a config, which may be a wrapper's.
+    """Returns (the path to the text model's fields, those fields, its model type) of a config or of a wrapper's config.
 
-    Raises `InputError` where the wrapper, or what it says of its text model, is not known.
+    Raises `InputError` if the wrapper or the `text_config` is not supported.
     """
     kind, inner = data.get("model_type"), data.get("text_config")
     if not isinstance(kind, str) or not kind:
@@ -160,9 +156,9 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
 
 def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The `tie_word_embeddings` of a wrapper that the text model is read with in place of its own.
+    """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
 
-    Where the wrapper's config has none, the text's holds: a checkpoint that holds both tensors is loaded untied,
+    Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     whatever the default of the wrapper's class.
     """
     if family.ties == "never":
@@ -177,8 +173,8 @@ def _tied(family: Family, outer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """A remark where a wrapper's config leaves to its class whether the head is tied,
-    and that says other than the text model.
+    """Returns a remark if the wrapper's config does not set the tying and its class's default differs from the text
+    model's.
     """
     family = family_of(kind)
     default, tied = family.defaults.get("tie_word_embeddings"), model["tie_word_embeddings"]
@@ -202,9 +198,7 @@ def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> lis
 
 
 def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
-    """Whether the class that `architectures` names builds towers:
-    a text model alone, which a wrapper's config may be given to, does not.
-    """
+    """Whether the class in `architectures` builds vision or audio encoders; a class of the text model alone does not."""
     family, cls = family_of(kind), architecture_of(outer)
     if family.towers:
         return not cls or cls.startswith(family.towers)
@@ -212,10 +206,13 @@ def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
 
 
 class Reading(NamedTuple):
-    """A config that was read.
+    """The result of reading a config.
 
-    model: the `model` table of a native description. notes: remarks for the user. model_type: the text model's.
-    unknown: fields that nothing has read. from_defaults: sizes that the config leaves to its class.
+    model: the `model` table of a native description.
+    notes: remarks for the user.
+    model_type: the text model's type.
+    unknown: fields that were never read.
+    from_defaults: sizes that the config leaves to its class.
     """
 
     model: dict[str, Any]
@@ -226,18 +223,18 @@ class Reading(NamedTuple):
 
 
 def read_config(data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
-    """(the `model` table of a native description, remarks for the user), whatever else the config has.
+    """Returns (the `model` table of a native description, remarks for the user); unknown fields are ignored.
 
-    Raises `InputError` naming the field, its value and what was expected.
+    Raises `InputError`, which names the field, its value and the expected value.
     """
     reading = read(data, head)
     return reading.model, [*reading.notes, *remark([one.path for one in reading.unknown])]
 
 
 def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
-    """A config with all that is to be said of it.
+    """Reads a config and everything to report about it.
 
-    Raises `InputError` naming the field, its value and what was expected.
+    Raises `InputError`, which names the field, its value and the expected value.
     """
     outer, (where, data, kind) = data, text_of(data)
     wrapper, family = usual_name(outer["model_type"]), family_of(kind, where)

@@ -1,4 +1,4 @@
-"""Fields of a config that its family does not know: misspellings and sizes are errors, any other gets a remark."""
+"""Handles config fields that a family does not know: a misspelling or a size is an error, any other field a remark."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from typing import Any, NamedTuple
 from ...errors import InputError, shown
 
 ALLOW = "--allow-unknown"
-"""The option that ignores them all; in Python `allow_unknown=True`."""
+"""The option that ignores all unknown fields; in Python `allow_unknown=True`."""
 
 COUNTING_WORDS = frozenset({"num", "n", "size", "dim", "dims", "of", "per", "max", "total", "number"})
-"""Words that say that a field is a size, and not which."""
+"""Words that mark a field as a size without telling of what."""
 
 SIZED_THINGS = frozenset(
     {"layers", "blocks", "heads", "head", "experts", "rank", "groups", "channels", "width", "depth", "layer", "modules"}
 )
-"""Words for what an architecture has a number of."""
+"""Words for the parts of an architecture that have a number or a size."""
 
 
 def words_of(name: str) -> frozenset[str]:
-    """The words of a field's name that say what it is about."""
+    """Returns the words of a field's name without the counting words."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 
 class Unknown(NamedTuple):
     """A field that was never read.
 
-    path: its name, with the path from the top of the file. value: what the config has there. meant: the field that it
-    may be a misspelling of; empty where none is near. restates: whether it repeats the value of a field that was read,
-    under a name with a word in common (`num_experts` beside `n_routed_experts`).
+    path: its name, with the path from the top of the file.
+    value: its value in the config.
+    meant: the field that it may misspell; empty if none is near.
+    restates: whether it repeats the value of a field that was read, under a name with a word in common (`num_experts`
+        beside `n_routed_experts`).
     """
 
     path: str
@@ -39,14 +41,14 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether it reads like a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0."""
+        """Whether its name is that of a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0."""
         words = self.path.rpartition(".")[2].lower().split("_")
         named = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return named and type(self.value) is int and self.value > 0
 
 
 def require_known(unknown: Sequence[Unknown], model_type: str) -> None:
-    """Raises `InputError` for misspellings and for sizes of which nothing is known, naming every one of them."""
+    """Raises `InputError`, which names all of them, for misspelt fields and for unknown sizes."""
     wrong = [
         f"{one.path} (did you mean {one.meant}?)" if one.meant else f"{one.path} = {shown(one.value)}"
         for one in unknown
@@ -61,11 +63,11 @@ def require_known(unknown: Sequence[Unknown], model_type: str) -> None:
 
 
 def remark(paths: Sequence[str]) -> list[str]:
-    """What the user is told of fields that are ignored; nothing where there are none."""
-    return [f"unrecognised, ignored: {', '.join(paths)}"] if paths else []
+    """Returns a remark on ignored fields; empty if there are none."""
+    return [f"unrecognised fields, ignored: {', '.join(paths)}"] if paths else []
 
 
 def remark_on_defaults(sizes: dict[str, int]) -> list[str]:
-    """What the user is told of sizes that the config leaves to its class; nothing where there are none."""
+    """Returns a remark on sizes that the config leaves to its class; empty if there are none."""
     said = ", ".join(f"{path} = {size:,}" for path, size in sizes.items())
     return [f"sizes that the config does not give, taken from its class's defaults: {said}"] if sizes else []

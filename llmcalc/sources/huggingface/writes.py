@@ -1,6 +1,6 @@
-"""What several families write alike, and how a family says what a field of its configs means: the way back from a spec.
+"""Functions with which families write config fields from a spec, the inverse of reading.
 
-None of these needs to say when it holds: a config that does not read back as the spec is never written.
+They do not check whether a field applies: a config that does not read back as the same spec is never written.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from ..to_hf.facts import Facts
 
 Value: TypeAlias = "Callable[[Facts], Any] | str"
-"""What a field says of a spec; a text: the same as the usual field of that name."""
+"""The config field's value from a spec: a function, or the usual name of a field with the same value."""
 
 Writes: TypeAlias = Mapping[str, Value]
-"""Field → what it says of a spec."""
+"""Config field → its value from a spec."""
 
 
 class Absent(LookupError):
-    """The spec has nothing that a field could say: the field is left to its class."""
+    """The spec has no value for a field, so the field is left to its class."""
 
 
 def present(value: Any) -> Any:
-    """The value; raises `Absent` where there is none."""
+    """Returns the value; raises `Absent` if it is None."""
     if value is None:
         raise Absent
     return value
 
 
 WRITTEN_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
-"""Our activations → names in configs, where they differ."""
+"""Activation name here → its name in configs, if they differ."""
 
 UNPADDED: Writes = {"pad_token_id": lambda s: None}
-"""Of classes whose padding token is one of the published vocabulary, which is not that of every spec."""
+"""For classes whose padding token is a token of the published vocabulary, which other specs may not have."""
 
 PARTLY_TURNED: Writes = {"partial_rotary_factor": "partial_rotary_factor"}
-"""Of classes that turn as much of each head as it says; others turn all of it, whatever their config says."""
+"""For classes that use `partial_rotary_factor`; in other classes the whole head is rotary, whatever the config says."""
 
 WINDOW: Writes = {"sliding_window": lambda s: s.window}
-"""Of classes that have a window where their config says nothing."""
+"""For classes that have a sliding window by default."""

@@ -1,4 +1,4 @@
-"""Towers as the sections of a wrapper's config that describe them: the way back from the readers in `towers`."""
+"""Writes vision and audio encoders as sections of a wrapper's config, the inverse of the readers in `towers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .parts import Table
 from .writes import WRITTEN_ACTIVATIONS
 
 Towers = Mapping[str, Any]
-"""By the names that the wrapper's class has for them."""
+"""Name of an encoder in the wrapper's class → its spec."""
 
 
 def _name_of(act: str) -> str:
@@ -18,7 +18,7 @@ def _name_of(act: str) -> str:
 
 
 def _layers(tower: Any) -> Table:
-    """What any of these encoders of images is told of its layers."""
+    """Returns the config fields of a vision encoder's layers."""
     block = tower.stack.block
     sizes = {
         "hidden_size": tower.hidden_size,
@@ -29,7 +29,7 @@ def _layers(tower: Any) -> Table:
 
 
 def _side(tower: Any) -> int:
-    """Patches along one side of the image that the table of positions is for."""
+    """Returns the number of patches along one side of the image that the position embedding is for."""
     return isqrt(tower.positions.rows)
 
 
@@ -54,13 +54,13 @@ def paligemma_sections(towers: Towers) -> Table:
 
 
 def gemma3_sections(towers: Towers) -> Table:
-    """`mm_tokens_per_image`: how many vectors an image becomes."""
+    """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
     return {"mm_tokens_per_image": (_side(tower) // merge) ** 2, "vision_config": _siglip(tower)}
 
 
 def gemma4_sections(towers: Towers) -> Table:
-    """Either of its towers, or both."""
+    """Returns Gemma 4's sections for the vision encoder, the audio encoder, or both."""
     sections: Table = {}
     if "vision_tower" in towers:
         sections["vision_config"] = _gemma4_vision(towers["vision_tower"], towers["embed_vision"])

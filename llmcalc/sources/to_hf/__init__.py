@@ -1,9 +1,9 @@
-"""A spec as the `config.json` of a `transformers` class that computes the same.
+"""Converts a spec to the `config.json` of a `transformers` class that computes the same architecture.
 
-The way back from `sources.huggingface`: what a family's reader asks for is given the spec's values, the reader reads
-that, and only a config that reads back as the same spec is taken. So a class never computes something that the spec
-does not say, and a field that is proposed wrongly costs a config, not its truth. Of families that compute the same the
-first in the registry's order is taken, those whose own activation it is before others.
+It is the inverse of `sources.huggingface`. The fields that a family's reader reads are filled with the spec's values,
+the reader reads that config, and the config is accepted only if it gives the same spec. So a wrong field can lose a
+config, but never produce a wrong one. Among families that compute the same architecture the first in the registry's
+order is chosen, and families with the spec's own activation come before others.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped
 
 NOT_THERE = (LookupError, AttributeError, TypeError)
-"""What asking a part for a field raises that another kind of part has, or that is none: the spec says nothing of it."""
+"""Exceptions raised when a field is read from a part that does not have it: the spec has no value for the config field.
+"""
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    """The config, `model_type` and `architectures` included.
+    """Returns the config, with `model_type` and `architectures`.
 
-    Raises `InputError` for a spec that no known class computes; it names the nearest one and where that differs.
+    Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
     facts, ours = Facts(spec, FIELDS), canonical(spec)
     nearest: tuple[tuple[int, int], str, Difference] | None = None
@@ -59,7 +60,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
-    """Those that have a class, the likely ones first."""
+    """Yields the families that have a class, the likely ones first."""
     others: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
@@ -73,9 +74,7 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
 
 
 def _likely(family: Family, facts: Facts) -> bool:
-    """Whether the family's own activation is the spec's,
-    and it is made for experts where the spec has some and only there.
-    """
+    """Whether the family's default activation is the spec's, and both have experts or both have none."""
     names = [USUAL.get(name, name) for name in family.defaults]
     own = [family.defaults[name] for name in family.defaults if USUAL.get(name, name) == "hidden_act"]
     return ("num_experts" in names) == bool(facts.with_experts()) and (
@@ -92,7 +91,7 @@ def _activation(facts: Facts) -> str | None:
 
 
 def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, Any]:
-    """A config of that class whose fields say what the spec says, as far as they are known to mean it."""
+    """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
     config: dict[str, Any] = {"model_type": kind, "architectures": [name]}
     _fill(config, family, facts, [*family.defaults, *family.writes])
     asked = _asked(family, config)
@@ -101,7 +100,7 @@ def _proposed(kind: str, family: Family, name: str, facts: Facts) -> dict[str, A
 
 
 def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:
-    """Gives the config each field that says something of the spec, but for a null that its class has anyway."""
+    """Sets each field that has a value in the spec, except a null that is the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
@@ -114,7 +113,7 @@ def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """A class's own name for an activation is kept."""
+    """Whether two names stand for one activation; the class's own name is then kept."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -123,9 +122,7 @@ def _same_activation(value: Any, default: Any) -> bool:
 
 
 def _value(family: Family, field: str, facts: Facts) -> Any:
-    """What a field says of the spec, its name understood as the family's own, by another name it has,
-    or as the spec's.
-    """
+    """Returns the value of a field: by the family's own rule, by another name of the field, or by its name in the spec."""
     usual = {other: name for name, other in family.aliases.items()}.get(field, field)
     names = (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
     own = next((family.writes[name] for name in names if name in family.writes), None)
@@ -143,7 +140,7 @@ def _value(family: Family, field: str, facts: Facts) -> Any:
 
 
 def _asked(family: Family, config: dict[str, Any]) -> set[str]:
-    """Every field that the family's reader asks of a config, as far as it comes with it."""
+    """Returns every field that the family's reader reads from a config, as far as the reader gets."""
     read = Config(config, family.defaults, config["model_type"], head_of(config), "", family.aliases)
     assert family.read is not None
     with suppress(InputError):
@@ -152,7 +149,7 @@ def _asked(family: Family, config: dict[str, Any]) -> set[str]:
 
 
 def _read_back(config: dict[str, Any]) -> ModelSpec | None:
-    """The spec that a config is read as; none where it is refused."""
+    """Returns the spec that a config is read as; None if it is rejected."""
     try:
         return ModelSpec.model_validate(read_config(config)[0])
     except (InputError, ValidationError):
@@ -160,7 +157,7 @@ def _read_back(config: dict[str, Any]) -> ModelSpec | None:
 
 
 def _of_a_tower(difference: Difference) -> bool:
-    """What a text model differs in comes before what stands beside it."""
+    """Whether a difference is in a vision or audio encoder; differences of the text model are reported first."""
     return difference[0].startswith("towers")
 
 

@@ -1,5 +1,6 @@
-"""Which classes of `transformers` a model type has, for each kind of head: read from the list of all of them that
-`python -m tests.sources.test_classes` writes.
+"""The classes of `transformers` for a model type and a kind of head, from the generated list of all classes.
+
+`python -m tests.sources.test_classes` generates the list.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from ..huggingface.heads import head_of
 from ..huggingface.registry import classes
 
 CONDITIONAL = ("ForConditionalGeneration", "MTModel")
-"""How the names of language models end that have an encoder and a decoder."""
+"""Class-name suffixes of encoder-decoder language models."""
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
-"""And of those that are decoders alone."""
+"""Class-name suffixes of decoder-only language models."""
 
 
 def class_names(kind: str, spec: ModelSpec) -> list[str]:
-    """Classes of a model type that have the head of this spec, the likeliest first."""
+    """Returns the classes of a model type that have the head of this spec, the likeliest first."""
     named = classes().get(kind, [])
     return [name for ending in _endings(named, spec) for name in _ending_with(named, ending)]
 
 
 def wrapper_names(kind: str, bare: bool) -> list[str]:
-    """Classes of a wrapper's model type, with its text's head or without."""
+    """Returns the classes of a wrapper's model type, with its text model's head or without."""
     named = classes().get(kind, [])
     return _ending_with(named, "Model") if bare else _ending_with(named, CONDITIONAL)
 
@@ -44,7 +45,7 @@ def _endings(named: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
 
 
 def _speaking(named: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
-    """How the name of a language model of this kind of stack ends."""
+    """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
     if spec.kind == "encoder" and _ending_with(named, "ForMaskedLM"):

@@ -1,8 +1,9 @@
-"""Whether two specs say the same, and where they differ first.
+"""Compares two specs: whether they are the same architecture, and where they differ first.
 
-A spec can say one thing in several ways: a head size or the number of key/value heads left out or given, layers as
-variants under any names. Here each is written in one way. What changes no count and no function's form is left out: the
-ε of norms, the base of rotary angles, weights of auxiliary losses, and the context where no table has its size.
+A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
+    may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
+    function's form are ignored: the ε of norms, the base of rotary angles, weights of auxiliary losses, and the context
+    length without a position embedding of its size.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ NUMERICS = frozenset({"eps", "norm_eps", "rope_theta", "router_aux_loss_coef", "
 
 
 Difference: TypeAlias = tuple[str, Any, Any]
-"""Where, and what either side has there."""
+"""(path, value on one side, value on the other side)."""
 
 
 def canonical(spec: ModelSpec) -> dict[str, Any]:
-    """A model as plain values, the same for specs that say the same."""
+    """Returns a model as plain values that are equal for equivalent specs."""
     table = {
         name: getattr(spec, name)
         for name in ModelSpec.model_fields
@@ -39,8 +40,9 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
-    """(where, one value, the other) for everything that differs;
-    layers that differ alike are named once, by the lowest.
+    """Yields (path, one value, the other) for every difference; equal differences in several layers are reported once.
+
+    The lowest layer is named.
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in dict.fromkeys((*ours, *theirs)):
@@ -53,7 +55,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
     ):
         seen: list[tuple[Any, Any]] = []
         for i, pair in enumerate(zip(ours, theirs, strict=True)):
-            if pair not in seen:  # a layer of a kind is the same table each time
+            if pair not in seen:  # layers of one kind share one table
                 seen.append(pair)
                 yield from differences(*pair, f"{path}.{i}")
     elif ours != theirs:
@@ -61,7 +63,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
 
 
 def weight(difference: Difference) -> int:
-    """How many values a difference is of: a part that only one side has counts for all that it holds."""
+    """Returns the number of values in a difference: a part that only one side has counts with all its fields."""
     return max(_values(difference[1]), _values(difference[2]))
 
 
@@ -71,7 +73,7 @@ def _values(value: Any) -> int:
 
 
 def _stack(stack: Stack, width: int) -> dict[str, Any]:
-    """One table for each layer, and the number of the layer whose parameters it has."""
+    """Returns one table per layer, and the index of the layer whose parameters it uses."""
     names = stack.layer_names()
     layers = {name: _plain(stack.layer(name), width) for name in dict.fromkeys(names)}
     fields = (
@@ -99,13 +101,13 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
 
 
 def _plain(value: Any, width: int) -> Any:
-    """A part as a table, a tuple as a list.
-    width: of the residual stream, from which a head size follows that is not given.
+    """Returns a part as a table and a tuple as a list. width: of the residual, which determines a head size that is not
+    given.
     """
     if isinstance(value, Stack):
         return _stack(value, width)
     if isinstance(value, Part):
-        width = getattr(value, "hidden_size", None) or width  # a tower's own
+        width = getattr(value, "hidden_size", None) or width  # vision and audio encoders have their own width
         table = {name: _plain(getattr(value, name), width) for name in type(value).model_fields if name not in NUMERICS}
         if isinstance(value, Norm):
             table["bias"] = value.has_bias

@@ -1,7 +1,7 @@
-"""What a spec says, as the fields of a config ask for it.
+"""The values of a spec under the field names of a config.
 
-Our fields have the names that most configs use, so what a config calls by one of them is the first value of that name
-in the spec. The properties here are for what stands elsewhere under another name, or has to be worked out.
+Spec fields have the names that most configs use. So a config field is the first value of that name in the spec. The
+properties here are for values with another name in the spec, or values that are calculated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class Facts:
-    """Of one spec. Whatever it asks of a part that the spec has not raises `Absent`.
+    """The facts of one spec. Reading a field from a part that the spec does not have raises `Absent`.
 
-    fields: usual name of a field → what it says of a spec.
+    fields: usual name of a config field → the function that gets it from a spec.
     """
 
     def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[Facts], Any]]) -> None:
@@ -37,21 +37,21 @@ class Facts:
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of(self, spec: ModelSpec) -> Facts:
-        """Of another spec."""
+        """Returns the facts of another spec."""
         return Facts(spec, self.fields)
 
     def usual(self, name: str) -> Any:
-        """What the field of that usual name says."""
+        """Returns the value of the config field of that usual name."""
         return self.fields[name](self)
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Of the first stack, bottom first."""
+        """The layers of the first stack, bottom first."""
         return [self.first.layer(name) for name in self.first.layer_names()]
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Every part of the text model, outer ones before what they hold, layers in the order in which they run."""
+        """Every part of the text model, outer parts before inner ones, layers in the order in which they run."""
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
@@ -66,7 +66,7 @@ class Facts:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        """Name of a field → its first value that is not none, or none, of all parts that have it."""
+        """Field name → its first value that is not None in any part; None if every part leaves it unset."""
         found: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
@@ -75,17 +75,17 @@ class Facts:
         return found
 
     def named(self, name: str) -> Any:
-        """The first value under that name, none only where every part that has the field leaves it out."""
+        """Returns the first value of this field in any part that is not None; None if every part leaves it unset."""
         if name not in self._values:
             raise Absent
         return self._values[name]
 
     def find(self, cls: type[Any], *, where: Any = lambda part: True) -> Any:
-        """The first part of that class."""
+        """Returns the first part of a class."""
         return present(next((part for part in self.parts if isinstance(part, cls) and where(part)), None))
 
     def typed(self, *types: str) -> Any:
-        """The first part with one of these values of `type`."""
+        """Returns the first part whose `type` is one of these."""
         return present(next((part for part in self.parts if getattr(part, "type", None) in types), None))
 
     @property
@@ -94,7 +94,7 @@ class Facts:
 
     @property
     def full(self) -> Attention:
-        """Attention without a window, where there is any."""
+        """The first attention without a window, else the first attention."""
         try:
             found: Attention = self.find(Attention, where=lambda part: part.sliding_window is None)
         except Absent:
@@ -112,12 +112,12 @@ class Facts:
 
     @cached_property
     def windows(self) -> list[int | None]:
-        """How many tokens a token of each layer sees, as `TokenMixer.window` has it."""
+        """The window of each layer in tokens, as in `TokenMixer.window`."""
         return [mixer.window() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
-        """How the scores of each layer know the order of tokens."""
+        """The position encoding of each layer's attention scores."""
         return [mixer.score_position() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
@@ -136,7 +136,7 @@ class Facts:
 
     @property
     def dense(self) -> FeedForward:
-        """The network of a layer without experts, or the one that stands beside them."""
+        """The FFN of a layer without experts, or the shared expert."""
         for layer in map(self.first.layer, dict.fromkeys(self.first.layer_names())):
             for network in layer.networks():
                 if isinstance(network, FeedForward):
@@ -145,7 +145,7 @@ class Facts:
 
     @property
     def network(self) -> FeedForward:
-        """What all layers have: the dense network, or one expert."""
+        """The FFN that all layers have: the dense FFN, or one expert."""
         try:
             return self.dense
         except Absent:
@@ -158,7 +158,7 @@ class Facts:
 
     @property
     def position(self) -> Rope:
-        """Rotary positions, those of a layer without a window where there are both."""
+        """The rotary positions, of a layer without a window if there are both."""
         placed = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
         found: Rope = present(next((position for _, position in placed if isinstance(position, Rope)), None))
         return found
@@ -169,7 +169,7 @@ class Facts:
 
     @property
     def head_dim(self) -> int:
-        """Of a query, where all layers have the same or the first layer's where not."""
+        """The size of a query head, of the first layer if layers differ."""
         mixer = present(next((m for m in self.mixers if getattr(m, "num_attention_heads", None) is not None), None))
         given: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
@@ -177,23 +177,23 @@ class Facts:
 
     @property
     def turned(self) -> int:
-        """How many of a head's dimensions RoPE turns."""
+        """The number of rotary dimensions of a head."""
         return self.position.turned(self.head_dim)
 
     def dense_layers(self) -> list[int]:
-        """Which layers have no experts."""
+        """The indices of layers without experts."""
         return [i for i, network in enumerate(self.networks) if not isinstance(network, MoE)]
 
     def with_experts(self) -> list[int]:
-        """Which layers have them."""
+        """The indices of layers with experts."""
         return [i for i, network in enumerate(self.networks) if isinstance(network, MoE)]
 
     def layers_before_experts(self) -> int:
-        """How many layers stand below the first with experts."""
+        """The number of layers below the first layer with experts."""
         return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
 
     def kinds(self, **words: str) -> list[str]:
-        """What each layer is, in the words of `layer_types`; words: those of a family that has its own."""
+        """Returns the kind of each layer as in `layer_types`. words: the names of a family with its own words."""
         return [words.get(kind, kind) for kind in self._kinds]
 
     @cached_property
@@ -217,7 +217,7 @@ def kind_of(mixer: Any) -> str:
 
 
 def _within(value: Any) -> Iterator[Part]:
-    """A part, and those that it holds."""
+    """Yields a part and all parts inside it."""
     if isinstance(value, Part):
         yield value
         for name in type(value).model_fields:

@@ -1,7 +1,7 @@
-"""What each field of a config says of a spec, under the names that configs have.
+"""The value of each config field from a spec, under the names in configs.
 
-A field that stands under its own name in the spec is found by `Facts.named` and is not listed. A wrong value here
-cannot become a wrong config: what is proposed is read back and compared with the spec.
+A field with the same name in the spec is found by `Facts.named` and is not listed. A wrong value here cannot produce a
+wrong config: every proposed config is read back and compared with the spec.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .facts import Facts
 
 
 def _positions(s: Facts) -> int:
-    """Rows of a table, or the context that the model was made for."""
+    """Rows of the position embedding, or the context length."""
     if isinstance(s.first.position, Learned):
         return s.first.position.max_position_embeddings
     found: int = present(s.spec.max_position_embeddings)
@@ -37,7 +37,7 @@ def _act(s: Facts) -> str:
 
 
 def _kv_heads(s: Facts) -> int:
-    """As many as there are query heads where nothing else is said."""
+    """Number of key/value heads; the number of query heads if the spec does not state it."""
     mixer = s.find(Attention) if any(isinstance(m, Attention) for m in s.mixers) else None
     many = (
         s.named("num_key_value_heads")
@@ -61,7 +61,7 @@ def _attention_bias(s: Facts) -> bool:
 
 
 def _mlp_bias(s: Facts) -> bool:
-    """Of a dense network, else of the one beside the experts, else theirs."""
+    """Bias of the dense FFN; without one, of the shared expert; without one, of the experts."""
     with suppress(Absent):
         return s.dense.up_bias
     with suppress(Absent):
@@ -78,7 +78,7 @@ def _shared_width(s: Facts) -> int:
 
 
 def _shared_experts(s: Facts) -> int | None:
-    """How many of the routed experts' width the shared one is wide."""
+    """Width of the shared expert as a multiple of a routed expert's width."""
     many, rest = divmod(_shared_width(s), s.moe.expert.intermediate_size)
     if rest:
         raise Absent
@@ -97,7 +97,7 @@ def _labels(s: Facts) -> int:
 
 
 def _latest(s: Facts) -> int | None:
-    """How many layers stand below the first with a window."""
+    """Number of layers below the first layer with a window."""
     return next((i for i, window in enumerate(s.windows) if window is not None), len(s.layers))
 
 
@@ -169,7 +169,7 @@ FIELDS: dict[str, Callable[[Facts], Any]] = {
     "mlp_layer_types": lambda s: ["sparse" if isinstance(network, MoE) else "dense" for network in s.networks],
     "use_parallel_residual": lambda s: s.layers[0].parallel is not None,
 }  # fmt: skip
-"""Usual name of a field → its value."""
+"""Usual name of a field → the function that gets its value."""
 
 SYNONYMS = {
     "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"),
@@ -194,7 +194,7 @@ SYNONYMS = {
     "num_hidden_layers": ("encoder_layers",),
     "embedding_size": ("word_embed_proj_dim",),
 }
-"""Usual name → other names for the same."""
+"""Usual name of a field → other names for it."""
 
 USUAL = {other: usual for usual, others in SYNONYMS.items() for other in others}
 
@@ -206,4 +206,4 @@ ALSO = (
     "num_labels",
     "max_position_embeddings",
 )
-"""Fields that a reader may ask for without a default of their own."""
+"""Fields that a reader may read without a default of its own."""

@@ -1,7 +1,7 @@
-"""Configs of multimodal wrappers: a text model's config inside, and those of its towers beside it.
+"""Writes configs of multimodal wrappers: a text model's config and the sections of its vision and audio encoders.
 
-The way back from `sources.huggingface.towers`, for the wrappers whose record says how their towers are written; a spec
-with towers that are no such wrapper's is written by none.
+It is the inverse of `sources.huggingface.towers`, for wrappers whose record has `writes_towers`. A spec with other
+vision or audio encoders cannot be written.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ Table: TypeAlias = dict[str, Any]
 
 
 def wrapped(config: Table, spec: ModelSpec) -> Table:
-    """The config of the wrapper whose towers the spec has, with `config` as its text model's;
-    `config` itself where it has none or another's.
+    """Returns the config of the wrapper that has the spec's vision and audio encoders, with `config` as its text
+    config.
+
+    It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
     kind = _wrapper_of(config["model_type"]) if spec.towers else ""
     write = family_of(kind).writes_towers if kind else None
@@ -25,7 +27,7 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
         return config
     try:
         sections = write(spec.towers)
-    except (LookupError, AttributeError, TypeError):  # a tower, or a part of one, that only this wrapper's have
+    except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     bare = config["architectures"][0].endswith("Model")
     text = {k: v for k, v in config.items() if k != "architectures"}
@@ -34,6 +36,6 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
 
 
 def _wrapper_of(text: str) -> str:
-    """The wrapper around a text model's type whose towers are written; it stands in the same file."""
+    """Returns the wrapper of a text model's type that has `writes_towers`; both are in the same file."""
     around = (kind for kind in FILES[FILE_OF[text]] if family_of(kind).text == text)
     return next((kind for kind in around if family_of(kind).writes_towers is not None), "")

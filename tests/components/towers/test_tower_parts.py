@@ -49,7 +49,7 @@ def test_every_kind_of_tower_agrees_with_its_reference(example: Component) -> No
     assert verdict.ok, verdict.failures
     assert params(spec).total == params(plain).total
     assert flops(spec, seq=11).total == flops(plain, seq=11).total
-    assert flops(spec, seq=11, phase="train").total == flops(plain, seq=11, phase="train").total
+    assert flops(spec, seq=11, phase="training").total == flops(plain, seq=11, phase="training").total
     assert kv(spec, seq=11).bytes == kv(plain, seq=11).bytes
     left = params(spec).left_out["towers"]
     assert memory(spec, with_towers=True).parts["weights"] - memory(spec).parts["weights"] == 2 * left > 0

@@ -1,0 +1,58 @@
+"""The papers that formulas are from, as BibTeX entries. `papers.toml` lists them by the source that a formula names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ..sources.files import parse_toml, read_text
+
+WITHOUT_PAPER = frozenset({"A.X-K2 2026", "DeepSeek-V4 2026", "Gemma 3n 2025", "Gemma 4 2026", "Zyphra 2025"})
+"""Sources that are a release and its code; no paper is cited for them."""
+
+
+class Paper(NamedTuple):
+    """One paper.
+
+    key: the key of its BibTeX entry.
+    authors: the authors, joined as BibTeX joins them.
+    arxiv: its arXiv number; empty for none.
+    where: where else it was published; empty where arXiv is enough.
+    """
+
+    key: str
+    authors: str
+    title: str
+    year: int
+    arxiv: str = ""
+    where: str = ""
+
+    def bibtex(self) -> str:
+        """The BibTeX entry, `@misc` with its arXiv number or with where it was published."""
+        fields = {"author": self.authors, "title": f"{{{self.title}}}", "year": str(self.year)}
+        if self.arxiv:
+            fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
+        if self.where:
+            fields["howpublished"] = self.where
+        return f"@misc{{{self.key},\n" + "".join(f"  {name} = {{{text}}},\n" for name, text in fields.items()) + "}\n"
+
+
+@cache
+def known() -> dict[str, Paper]:
+    """Every paper, by the source that a formula names."""
+    tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
+    return {source: Paper(**table) for source, table in tables.items()}
+
+
+def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
+    """(the papers among sources such as `Vaswani et al. 2017, §3.2.2`, each once; the sources that are no paper)."""
+    found, others = dict[str, Paper](), dict[str, None]()
+    for source in sources:
+        name = source.partition(", §")[0]
+        if name in known():
+            found.setdefault(known()[name].key, known()[name])
+        else:
+            others.setdefault(name)
+    return list(found.values()), list(others)
