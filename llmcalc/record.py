@@ -34,7 +34,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none(cls, data: Any) -> Any:
-        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` is a part of its own and is kept."""
+        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept."""
         if isinstance(data, dict) and any(
             value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
         ):
@@ -43,12 +43,12 @@ class Record(BaseModel):
 
 
 class Source(Record):
-    """Where facts are from.
+    """The source of facts.
 
-    gives: which facts these are (`config`, `paper`, `weights`).
+    gives: the kind of facts (`config`, `paper`, `weights`).
     url: the page or the file.
-    checked: the day on which it was read; none where only a copy of it was.
-    revision: a commit, where there is one.
+    checked: the date on which it was read; None if only a copy of it was read.
+    revision: the commit; None without one.
     """
 
     url: str = Field(pattern=r"^https?://\S+$")

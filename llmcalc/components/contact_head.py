@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear layer with a bias from all attention maps of a token pair to one score; never run in the forward pass."""
+    """A linear layer with a bias from all attention maps of a token pair to one score. Forward passes do not run it."""
 
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"

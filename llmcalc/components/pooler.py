@@ -56,7 +56,7 @@ class Pooler(OutputPart):
         return pooled
 
     def reference(self, around: Around, stack: Stack | None = None) -> nn.Module:
-        """forward(hidden states [batch, tokens, hidden]) → (vector [batch, 1, hidden], its scores if any, else itself)."""
+        """forward(hidden states [batch, tokens, hidden]) → (vector [batch, 1, hidden], its scores or else itself)."""
         return _reference()(self, around.hidden_size)
 
     @classmethod

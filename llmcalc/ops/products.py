@@ -14,7 +14,7 @@ from .linear import ExpertLinear, Linear
 
 @dataclass(frozen=True, slots=True)
 class EntryLinear(Linear):
-    """A linear layer whose outputs form entries of `rate` tokens. Without a whole entry in a pass, it gets no gradient."""
+    """A linear layer whose outputs form entries of `rate` tokens. A pass without a whole entry gives no gradient."""
 
     rate: Number = 1
 

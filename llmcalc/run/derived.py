@@ -48,7 +48,7 @@ class Table(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Multiple(Rows):
-    """`by` rows for each of other rows, such as frames before a stride or the distances of a token in both directions."""
+    """`by` rows per row of other rows, such as frames before a stride or a token's distances in both directions."""
 
     name: str = "multiple"
     of: Rows = TOKENS

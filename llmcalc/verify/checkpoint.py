@@ -1,9 +1,9 @@
-"""Are the tensors of a checkpoint those that a spec says? Compared by layer and by shape, whatever their names.
+"""Compares the tensors of a checkpoint with those of a spec, by layer and by shape, whatever their names.
 
-Checkpoints name and pack the same weights in many ways. Within each layer a stored tensor accounts for an expected one
-where it has its shape, or its shape transposed; for several where it stacks them (q, k and v in one; gate and up in
-one; all experts in one); and several stored ones account for one (each expert by itself). What is left over is missing,
-extra, or, where a stored tensor of a like name has another shape, misshapen.
+Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
+the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
+fused gate and up; stacked experts). Several stored tensors match one expected tensor (experts stored one by one).
+Unmatched tensors are missing, extra or, if a stored tensor with a similar name has another shape, misshapen.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ Shape = tuple[int, ...]
 NO_PARAMETERS = re.compile(
     r"(inv_freq|masked_bias|position_ids|token_type_ids|(^|\.)attn\.bias|(^|\.)attention\.bias|rope_freqs\.weight|rotary_emb\..*)$"
 )
-"""Names of buffers that checkpoints of some classes hold: masks, positions, frequencies."""
+"""Names of buffers in the checkpoints of some classes: masks, positions, frequencies."""
 
 NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that the spec has. node: the path of its module. buffer: no parameter, but in checkpoints."""
+    """A tensor of the spec.
+
+    node: the path of its module.
+    shape: its shape.
+    buffer: whether it is a buffer instead of a parameter, false by default.
+    """
 
     node: str
     shape: Shape
@@ -39,8 +44,14 @@ class Expected:
 
 @dataclass
 class Match:
-    """What came of it. misshapen: (expected, stored). again: stored copies of a tied weight.
-    buffers: masks and the like.
+    """The result of matching a checkpoint against a spec.
+
+    matched: the number of matched expected tensors.
+    missing: expected tensors that the checkpoint lacks.
+    extra: stored tensors that the spec lacks.
+    misshapen: (expected, stored) pairs with different shapes.
+    again: stored copies of a tied weight.
+    buffers: stored masks and similar buffers.
     """
 
     matched: int = 0
@@ -56,7 +67,7 @@ class Match:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
-    """Every parameter and checkpoint buffer of the spec, prediction modules left out."""
+    """Yields every parameter and checkpoint buffer of the spec, except those of multi-token-prediction modules."""
     tree = spec.tree()
     for place in tree.walk():
         use = place.use
@@ -70,12 +81,12 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
 
 
 def _squeezed(shape: Shape) -> Shape:
-    """Without axes of 1, which some classes have and others have not."""
+    """The shape without axes of length 1, which only some classes have."""
     return tuple(n for n in shape if n != 1) or (1,)
 
 
 def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
-    """Accounts for every tensor of both sides."""
+    """Matches every tensor of the spec and of the checkpoint."""
     result, wanted, stored = Match(), defaultdict(list), defaultdict(list)
     for e in expected_tensors(spec):
         wanted[_group(e.node, spec)].append(e)
@@ -92,7 +103,7 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
 
 
 def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
-    """Which layer of which stack a name belongs to: (stack, number); ("", −1) outside of layers."""
+    """The stack and the number of the layer that a name belongs to: (stack, number); ("", −1) outside of layers."""
     number = NUMBER.search(name)
     if number is None:
         return "", -1
@@ -114,14 +125,14 @@ def _match_group(wanted: list[Expected], stored: list[StoredTensor], result: Mat
             result.misshapen.append((near, t))
         else:
             result.extra.append(t)
-    result.missing += [e for e in left if not e.buffer]  # a checkpoint may leave buffers out
+    result.missing += [e for e in left if not e.buffer]  # a checkpoint may lack buffers
 
 
 Open = list[tuple[StoredTensor, Shape]]
 
 
 def _alike(left: list[Expected], open_: Open, result: Match) -> Open:
-    """One for one: the same shape, or that of a matrix stored the other way round; like names first."""
+    """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     for turned in (False, True):
         for named in (True, False):
             rest: Open = []
@@ -138,7 +149,7 @@ def _alike(left: list[Expected], open_: Open, result: Match) -> Open:
 
 
 def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Open:
-    """A stack of n matrices or vectors from n tensors of one of them, told apart by the last word of their names."""
+    """Matches a stack of n matrices or vectors with n stored ones, grouped by the last word of their names."""
     for e in [e for e in left if len(e.shape) > 1]:
         count, one = e.shape[0], e.shape[1:]
         by_word: dict[str, list[int]] = defaultdict(list)
@@ -156,7 +167,7 @@ def _one_by_one_experts(left: list[Expected], open_: Open, result: Match) -> Ope
 
 
 def _stacked(left: list[Expected], open_: Open, result: Match) -> Open:
-    """Two or three tensors of one parent module in one: along the rows, or along the columns where it is turned."""
+    """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     rest: Open = []
     for t, shape in open_:
         found = next((group for group in _groups(left, len(shape)) if _joins(group, shape)), None)
@@ -173,9 +184,7 @@ def _groups(left: list[Expected], axes: int) -> Iterator[tuple[Expected, ...]]:
     by_parent: dict[str, list[Expected]] = defaultdict(list)
     for e in left:
         if len(e.shape) == axes:
-            by_parent[e.node.rpartition(".")[0] if axes > 1 else ""].append(
-                e
-            )  # vectors of one size are alike wherever they stand
+            by_parent[e.node.rpartition(".")[0] if axes > 1 else ""].append(e)  # vectors are only compared by size
     for members in by_parent.values():
         for size in (2, 3, 4):
             yield from combinations(members[:8], size)
@@ -191,7 +200,7 @@ def _joins(group: tuple[Expected, ...], shape: Shape) -> bool:
 
 
 def _word(name: str) -> str:
-    """The last part of a name that is no number and no `weight`: `experts.3.w1.weight` → `w1`; a bias keeps its own."""
+    """The last word of a name, without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
     parts = [p for p in name.split(".") if not p.isdigit()]
     ending = parts[-1] if parts else ""
     return (
@@ -204,8 +213,9 @@ def _same_name(node: str, name: str) -> bool:
 
 
 def _elsewhere(result: Match) -> None:
-    """What stands in a layer in the file and beside the layers here, or the other way round: T5 keeps its table of
-    relative positions in the first layer. Alike are the shape and a word of the name."""
+    """Matches a tensor that is in a layer of the file and outside of the layers in the spec, or the other way round.
+
+    T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     for e in list(result.missing):
         words = set(re.split(r"[._]", e.node)) - {"layers", "encoder", "decoder"}
         alike = (t for t in result.extra if _squeezed(t.shape) == e.shape and words & set(re.split(r"[._]", t.name)))
@@ -217,13 +227,13 @@ def _elsewhere(result: Match) -> None:
 
 
 def _side(name: str) -> str:
-    """Which stack of an encoder-decoder a name speaks of; empty where it speaks of none."""
+    """The stack of an encoder-decoder that a name mentions; empty if none."""
     sides = re.findall(r"(?:^|\.)(enc|dec)", name)
     return sides[0] if sides else ""
 
 
 def _again(spec: ModelSpec, result: Match) -> None:
-    """A tied output head that the checkpoint stores a second time is no surprise."""
+    """Accepts a second copy of a tied output head."""
     if not spec.tie_word_embeddings:
         return
     for t in [t for t in result.extra if t.shape == (spec.vocab_size, spec.embedding_size or spec.hidden_size)]:

@@ -1,4 +1,4 @@
-"""A model that no adapter reads, measured: its `transformers` class on meta, module by module. Not a closed form."""
+"""Measures a model type without an adapter: its `transformers` class on meta, module by module, not in closed form."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEPTH = 4
-"""Levels of modules that a measured tree shows."""
+"""The number of levels of modules in a measured tree."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A module's parameters and those of the modules in it;
-    equal neighbours of a numbered list are one with a repeat.
-    """
+    """The parameters of a module and of the modules in it. Equal members of a numbered list are one with a repeat."""
 
     name: str
     params: int
@@ -35,10 +33,11 @@ class Measured:
 
 
 def measure_config(path: Path) -> tuple[str, Measured]:
-    """(class, its tree) of a config's `transformers` class, built on meta from the installed library alone: the class
-    that `architectures` names, else the language model of its model type.
+    """Returns (class name, its tree) of a config's `transformers` class, built on meta from the installed library only.
 
-    Raises `InputError` where that library has no such class, or the class refuses the config.
+    The class is the one that `architectures` names, or else the language model of its model type.
+
+    Raises `InputError` if the library has no such class, or if the class rejects the config.
     """
     require_transformers("--measure")
     given = read_json(path)
@@ -50,7 +49,7 @@ def measure_config(path: Path) -> tuple[str, Measured]:
         module = build(config, to_run=False)
     except InputError:
         raise
-    except Exception as error:  # whatever a class makes of a config that is not its own
+    except Exception as error:  # any error that a class may raise for a config
         raise InputError(
             f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
         ) from None
@@ -58,7 +57,7 @@ def measure_config(path: Path) -> tuple[str, Measured]:
 
 
 def measured_tree(module: nn.Module) -> Measured:
-    """Parameters by module, one that is shared counted where it stands first."""
+    """Parameters by module; a shared parameter is counted in the first module that has it."""
     counted = parameters(module)
     return _tree(module, "", type(module).__name__, counted, DEPTH)
 
@@ -74,7 +73,7 @@ def _tree(module: nn.Module, path: str, name: str, counted: dict[str, int], dept
 
 
 def _merged(children: list[Measured]) -> list[Measured]:
-    """Numbered children that hold the same become one with a repeat, under all their numbers: `0-2`, `{0,3-5}`."""
+    """Merges equal numbered children into one with a repeat, named by all their numbers: `0-2`, `{0,3-5}`."""
     numbers: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
     for child in children:
         if child.name.isdigit():

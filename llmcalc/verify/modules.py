@@ -231,7 +231,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """The path itself if the class has it; for a path with stars, all matches in order, each star being a number."""
+        """The path itself if the class has it; for a path with stars for numbers, all matches in order."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))

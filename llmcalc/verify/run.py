@@ -1,4 +1,4 @@
-"""Verifying a model against the witness that was asked for."""
+"""Verifies a model against a chosen witness."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def verify(
     seq: int | None = None,
     every_layer: bool = False,
 ) -> Verdict:
-    """All checks of one model.
+    """Returns all checks of one model.
 
-    Raises `InputError` where the witness or the device cannot serve this model.
+    Raises `InputError` if the witness or the device does not support this model.
     """
     if witness != "reference" and (device != "meta" or every_layer):
         raise InputError(f"--against {witness}: --device and --every-layer are for the reference")

@@ -131,7 +131,7 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _send_to_real_experts(model: nn.Module) -> None:
-    """Prevents routers from selecting identity experts, as in the count: a score correction puts them below all others."""
+    """Keeps routers from selecting identity experts, as in the count: a score correction ranks them last."""
     import torch
 
     for module in model.modules():
@@ -216,7 +216,7 @@ def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
-    """Token ids on the model's device; on a CPU with real values, and with the end-of-sequence token only at the end."""
+    """Token ids on the model's device; on a CPU with real values, with the end-of-sequence token only at the end."""
     import torch
 
     device = next(model.parameters()).device

@@ -142,7 +142,7 @@ class Attention(TokenMixer):
         return "full" if self.attention_chunk_size is None else "chunked"
 
     def check_crossing(self) -> None:
-        """Raises `ValueError` for fields that do not apply to cross-attention, where keys come from another sequence."""
+        """Raises `ValueError` for fields that do not apply to cross-attention, whose keys are of another sequence."""
         if (
             self.sliding_window is not None
             or self.attention_chunk_size is not None

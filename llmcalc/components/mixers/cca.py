@@ -212,7 +212,7 @@ def _reference() -> type[nn.Module]:
             return mixed[:, :, : q.shape[2]] + mean_q, mixed[:, :, q.shape[2] :] + mean_k
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
-            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d]; half of the width comes from the previous token."""
+            """[batch, tokens, hidden] → [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
             held, next_ones = self.value_state.held(run), self.v_proj_before(x)
             before = self.v_proj_before(torch.zeros_like(x[:, :1]).detach())[:, 0] if held is None else held[0]
             self.value_state.keep(run, next_ones[:, -1])

@@ -138,7 +138,7 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
-            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each selected key, −∞ for the others."""
+            """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each selected key, else −∞."""
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))

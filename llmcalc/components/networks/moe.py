@@ -375,7 +375,7 @@ def _routed_class() -> type[nn.Module]:
                 self.add_module(name, module)
 
         def mixed(self, x: Tensor, read: Tensor, run: Run | None) -> Tensor:
-            """The weighted sum of the experts' outputs. x: the experts' input, [rows, width]. read: the router's input."""
+            """The weighted sum of the experts' outputs. x: their input, [rows, width]. read: the router's input."""
             weights, chosen = self.routing(read, run)
             out = self.experts(x.repeat_interleave(self.top_k, 0), chosen.flatten()).unflatten(0, (-1, self.top_k))
             summed: Tensor = (out * weights.to(x.dtype)[..., None]).sum(1)

@@ -172,7 +172,7 @@ class Conformer(TowerPart):
         return x
 
     def _layer(self, f: Flow, x: Value, bias: Value | None) -> Value:
-        """A half-weighted feed-forward network, attention, a convolution, another half-weighted network, then a norm."""
+        """A half-weighted feed-forward network, attention, a convolution, a second half-weighted network, a norm."""
         x = self._half(f, "mlp_1", x)
         y = f.part("self_attn_pre_norm", self.norm, x)
         with f.scope("self_attn", kind="attention"):
