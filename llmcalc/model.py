@@ -1,6 +1,6 @@
-"""The spec of a whole model, the tree of what it costs, and the PyTorch model that is built from the same spec.
+"""The spec of a whole model, the tree of its costs, and the PyTorch model that is built from the same spec.
 
-A decoder-only or encoder-only model has one stack, whose layers stand at the top of the tree (`layers.0.self_attn`); an
+A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
 """
 
@@ -41,24 +41,25 @@ else:
 
 
 class ModelSpec(Part):
-    """An architecture: everything that is needed to count it and to run it.
+    """A model architecture: all fields that are needed to count it and to run it.
 
-    vocab_size: the number of tokens that the embedding and the head know.
+    vocab_size: the size of the vocabulary.
     hidden_size: the width of the residual stream.
-    tie_word_embeddings: whether the head has the embedding's weight.
-    embedding_size: the width of a factorised embedding, mapped to hidden_size on the way in, and back on the way out to
-        what stands on every token; where the stack has an input_size of its own, a head alone is mapped back to
-        (ELECTRA, ALBERT). hidden_size by default.
-    embedding_projection_bias: whether the map to hidden_size has a bias, false by default.
-    max_position_embeddings: the context that the model was made for, where positions are not a table.
-    unused_embedding: a second embedding that nothing reads (BART's classes); none by default.
+    tie_word_embeddings: whether the head uses the embedding's weight.
+    embedding_size: the width of a factorized embedding, with a projection to hidden_size, and one back before whatever
+        reads every token; hidden_size by default. If the stack has an input_size, only a language-model head has the
+        projection back (ELECTRA, ALBERT).
+    embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
+    max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
+        default.
+    unused_embedding: a second embedding that nothing uses (BART's classes); none by default.
     encoder, decoder: the stacks of layers, one of them or both.
-    head: what makes logits or scores of the hidden states, a language-model head by default.
-    pooler: one vector for each sequence beside the head, and perhaps scores of it (BERT); none by default.
-    contact_head: scores of pairs of tokens by all attention maps (ESM); none by default.
-    mtp: modules that predict tokens further ahead (DeepSeek-V3); none by default.
-    towers: encoders of other modalities and what maps their output to hidden_size, by name: beside the text model,
-        which is what is counted unless they are asked in.
+    head: the output head, a language-model head by default.
+    pooler: one vector per sequence, with optional scores of it, beside the head (BERT); none by default.
+    contact_head: scores of token pairs from all attention maps (ESM); none by default.
+    mtp: multi-token-prediction modules (DeepSeek-V3); none by default.
+    towers: name → vision encoder, audio encoder or projector beside the text model; none by default. Totals exclude
+        them by default.
     """
 
     vocab_size: Vocab
@@ -107,7 +108,7 @@ class ModelSpec(Part):
         return self
 
     def _check_main(self) -> None:
-        """Raises `ValueError` where the stack that makes the output reads something else than the embedding."""
+        """Raises `ValueError` if the input of the output stack is not the model's embedding."""
         if self.main.input_size not in (None, self.embedding_size):
             raise ValueError(
                 f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}"
@@ -120,7 +121,7 @@ class ModelSpec(Part):
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
 
     def _check_encoder(self, encoder: Stack) -> None:
-        """Raises `ValueError` where an encoder beside a decoder has nothing to read that is as wide as its layers."""
+        """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
         own = encoder.vocab_size is not None or encoder.stem is not None
         if encoder.input_size is not None:
             raise ValueError(
@@ -143,7 +144,7 @@ class ModelSpec(Part):
         return "decoder"
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
-        """Its stacks of layers, in the order in which they run."""
+        """Its stacks of layers, in the order they run."""
         both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
             ("encoder", self.encoder),
             ("decoder", self.decoder),
@@ -152,26 +153,26 @@ class ModelSpec(Part):
 
     @property
     def source_tokens(self) -> int | None:
-        """Positions that the encoder always sees; None where they are as many as the source has tokens."""
+        """The fixed number of positions of the encoder; None if it is the number of source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
         return None if stem is None else stem.max_source_positions
 
     @property
     def main(self) -> Stack:
-        """The stack that makes the output: the decoder, or an encoder that stands alone."""
+        """The stack that computes the output: the decoder, or the encoder of an encoder-only model."""
         stack = self.decoder if self.decoder is not None else self.encoder
         assert stack is not None
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that stand on its output beside the head."""
+        """The parts that read the model's output beside the head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp)
         return [part for part in parts if part is not None]
 
     @property
     def top_size(self) -> int | None:
-        """Width that the output is mapped back to;
-        None where it stays as wide as the layers, or the head's own transform narrows it.
+        """The width that the output is projected back to; None if it keeps the width of the layers, or if the head's
+        own transform projects it.
         """
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
@@ -179,11 +180,11 @@ class ModelSpec(Part):
         return self.embedding_size if on_all and self.main.input_size is None else None
 
     def tree(self) -> Node:
-        """The tree of named nodes: the program seen from above. Counting is walking it."""
+        """The tree of named nodes, derived from the program. Counts are computed by walking it."""
         return self.program().node()
 
     def program(self) -> Flow:
-        """What the model computes, from its tokens to its output, step by step."""
+        """The program of the model, step by step from its tokens to its output."""
         f, hidden, vocab = Flow(), Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
@@ -207,12 +208,12 @@ class ModelSpec(Part):
 
     @property
     def _source_rows(self) -> Rows:
-        """What the encoder of an encoder-decoder reads."""
+        """The rows that the encoder of an encoder-decoder reads."""
         stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if stem is None else stem.positions
 
     def _encoded(self, f: Flow, encoder: Stack, x: Value) -> Value:
-        """The output of an encoder that stands beside a decoder."""
+        """The output of an encoder beside a decoder."""
         width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:
             return encoder.flow(
@@ -221,11 +222,11 @@ class ModelSpec(Part):
         return encoder.flow(f, x, width)
 
     def _embedded_again(self, f: Flow, table: Weight, hidden: Axis) -> Value:
-        """The decoder's tokens, looked up in the table that the encoder's have been looked up in."""
+        """The embeddings of the decoder's tokens, from the table that the encoder's tokens use."""
         return f.look_up(table, TOKENS).seen(hidden)
 
     def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
-        """What stands on the hidden states, and beside the model."""
+        """Records the parts that read the hidden states, and those beside the model."""
         read: dict[str, Value] = {}
         for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if part is not None:
@@ -247,8 +248,8 @@ class ModelSpec(Part):
                 record_towers(f, self.towers)
 
     def reference(self) -> nn.Module:
-        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` for its shapes
-        alone.
+        """A PyTorch model with random weights. Imports torch; build it under `torch.device("meta")` if only shapes
+        matter.
         """
         return _reference()(self)
 
@@ -258,18 +259,18 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ModelReference(nn.Module):
-        """ids: [batch, tokens] → logits [batch, tokens, vocab_size] (hidden states where there is no head).
+        """ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
 
-        source: ids (or frames, [batch, bins, frames]) that the encoder of an encoder-decoder reads. store: a dict to
-        keep keys and values in; with `past` tokens in it, `ids` are those that follow. with_mtp: give back (logits,
-        [logits of each prediction module]).
+        source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
+        store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
+        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]).
         """
 
         def __init__(self, spec: ModelSpec) -> None:
             super().__init__()
             self.spec, hidden = spec, spec.hidden_size
             width = spec.embedding_size or hidden
-            last = spec.encoder if spec.decoder is None else spec.decoder  # its output is the model's
+            last = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert last is not None
             top = self._mapped_back(spec, last)
             self.embed_tokens = nn.Embedding(spec.vocab_size, width)
@@ -285,7 +286,7 @@ def _reference() -> type[nn.Module]:
                 only = last.reference(Around(hidden, causal=spec.encoder is None))
                 for name, child in only.named_children():
                     self.add_module(name, child)
-                self._only = (only,)  # in a tuple: its children are this model's own
+                self._only = (only,)  # as a tuple: the stack's children are registered as this module's own
             for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if part is not None:
                     self.add_module(name, part.reference(Around(hidden), last))
@@ -310,7 +311,7 @@ def _reference() -> type[nn.Module]:
 
         @staticmethod
         def _mapped_back(spec: ModelSpec, last: Stack) -> int | None:
-            """The width of the embedding, where the output is mapped to it before the head reads it."""
+            """The width of the embedding, if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
@@ -318,7 +319,7 @@ def _reference() -> type[nn.Module]:
             return None if last.input_size is not None else spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
-            """The path of every layer that is built like an earlier one → the path of the first such."""
+            """Path of a layer that equals an earlier one → path of the first such layer."""
             alone: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": alone} if alone is not None else {"encoder.": self.encoder, "decoder.": self.decoder}

@@ -1,6 +1,6 @@
-"""Multi-token prediction: modules on top of a decoder that predict tokens further ahead.
+"""Multi-token prediction: modules on top of a decoder that each predict a token further ahead.
 
-DeepSeek-V3 (arXiv:2412.19437), §2.2. They are in the checkpoint, and count only where they are asked for.
+DeepSeek-V3 (arXiv:2412.19437), §2.2. They are stored in the checkpoint, and counted only on request.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class MultiTokenPrediction(OutputPart):
-    """Modules that predict one token further ahead each.
+    """Modules that each predict one token further ahead.
 
-    A module joins the last hidden state with the next token's embedding (two norms and a map from 2h to h), runs one
-    layer of the decoder's kind and a norm, and shares embedding and output head with the model.
+    A module concatenates the norms of the last hidden state and of the next token's embedding, projects them from 2h to
+    h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model.
 
     num_nextn_predict_layers: the number of modules.
-    layer: which kind of the decoder's layers they run; by default the last one that its pattern names.
-    norm: every norm of a module.
+    layer: the kind of the decoder's layer that they run; the last kind in its pattern by default.
+    norm: all norms of a module.
     """
 
     kind: ClassVar[str] = "mtp"
@@ -47,7 +47,7 @@ class MultiTokenPrediction(OutputPart):
     norm: Norm = Norm(type="rmsnorm")
 
     def block_in(self, stack: Stack) -> Layer:
-        """The layer of that decoder that each module runs."""
+        """The decoder's layer that each module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
     def check_output(self, output: ModelOutput) -> None:
@@ -74,14 +74,14 @@ class MultiTokenPrediction(OutputPart):
         return "DeepSeek-V3 2024, §2.2"
 
     def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight) -> Value:
-        """All modules, one after the other. x: the last hidden states. table: the embedding's weight."""
+        """Records all modules, one after the other. x: the last hidden states. table: the embedding's weight."""
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         which = range(n) if isinstance(n, int) else None
         about = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
         return f.layers(x, lambda v: self._module(f, v, block, vocab, table), n, which, "mtp", **about)
 
     def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight) -> Value:
-        """x: the hidden states of the model, or of the module before this one."""
+        """x: the hidden states of the model, or of the previous module."""
         embedded, before = (
             f.part("enorm", self.norm, f.look_up(table, x.rows).seen(*x.axes)),
             f.part("hnorm", self.norm, x),
@@ -93,7 +93,7 @@ class MultiTokenPrediction(OutputPart):
         return y
 
     def reference(self, around: Around, stack: Stack, output: Tensor) -> nn.Module:
-        """forward(hidden states, embedded tokens) → the logits of each module. output: the weight of the head."""
+        """forward(hidden states, token embeddings) → the logits of each module. output: the weight of the head."""
         *_, last = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
         return _reference()(self, around, layers[last if self.layer is None else self.layer], output)
@@ -109,7 +109,7 @@ def _reference() -> Callable[..., nn.Module]:
     from torch import nn
 
     class Tied(nn.Linear):
-        """An output map that shares another's weight and holds none of its own."""
+        """An output projection that shares another module's weight."""
 
         def __init__(self, weight: nn.Parameter) -> None:
             nn.Module.__init__(self)
@@ -118,9 +118,7 @@ def _reference() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """Hidden states and the embeddings of the tokens after them → hidden states one token further on, and their
-        logits.
-        """
+        """Hidden states and the embeddings of the next tokens → hidden states and logits, one token further ahead."""
 
         def __init__(self, spec: MultiTokenPrediction, around: Around, block: Layer, output: nn.Parameter) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What the PyTorch references share while they run: positions, masks, caches. Imports torch when first asked for."""
+"""The state that PyTorch references share in a forward pass: positions, masks, caches. Imports torch on first use."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ if TYPE_CHECKING:
 class Run:
     """One forward pass.
 
-    past: tokens of each sequence that earlier passes put into `store`. memory: the encoder's output, None while
-    decoding from a filled cache. store: what each cache module holds, or None for a pass without a cache.
-    bias: called with query and key positions, gives what is added to the scores; None adds nothing.
-    ids: the tokens, for what a layer looks up of them. per_layer: what each layer gets of the token itself, [batch,
-    tokens, layers, width]. layer: which layer runs.
-    selected: which earlier tokens each token chose in the last layer that chooses, for those above that share its
-    choice.
-    routed: what the router of the layer below made of each token. embedded: what the first layer reads.
-    columns: patches in a row of the image that a tower reads.
-    mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs where one token goes on.
-    memo: what every layer would compute alike (masks, angles), by what it depends on.
+    past: the number of tokens per sequence that earlier passes put into `store`.
+    memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
+    embedded: the input of the first layer.
+    store: the tensors of each cache module; None for a pass without a cache.
+    bias: a function of query and key positions that returns the term added to the scores; None for no term.
+    selected: the earlier tokens that each token selected in the nearest lower layer with an indexer, for layers that
+        reuse the selection.
+    routed: the router's hidden state per token in the layer below.
+    ids: the token ids, for embeddings inside layers.
+    per_layer: the per-layer embeddings, [batch, tokens, layers, width].
+    layer: the index of the running layer.
+    columns: the number of patches in a row of the image that a vision encoder reads.
+    mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
+    memo: key → a value that is the same for every layer (masks, angles).
     """
 
     past: int = 0
@@ -43,7 +46,7 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once in this pass for each key."""
+        """The result of `make`, computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
@@ -57,9 +60,7 @@ class Run:
 
 
 def vector(values: Tensor) -> Any:
-    """A module that holds one parameter, `weight`, under a name of its own:
-    what is added, or multiplied by, and is no map.
-    """
+    """A module with one parameter, `weight`: a named vector that is added or multiplied, not a linear layer."""
     return _vector_class()(values)
 
 
@@ -81,10 +82,10 @@ def softmax_core_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxCore(nn.Module):
-        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d]. scale: of the
-        scores, 1/√d if not given.
+        """q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → [batch, heads, queries, d].
 
-        sinks: of each head, the score of one more key that every query sees and that has no value.
+        scale: the scale of the scores, 1/√d by default.
+        sinks: per head, the score of one more key, without a value, that every query attends to.
         """
 
         def forward(
@@ -107,9 +108,10 @@ def cache_class() -> type[nn.Module]:
     from torch import nn
 
     class Cache(nn.Module):
-        """Appends what is new to what is held and gives back all that the new tokens can use.
+        """Appends new tensors to the cached ones, and returns all that the new tokens can attend to.
 
-        limit: only the last so many tokens are held (a sliding window). Tensors are [..., tokens, width].
+        Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
+        all.
         """
 
         def __init__(self, limit: int | None = None) -> None:
@@ -120,7 +122,7 @@ def cache_class() -> type[nn.Module]:
             if run.store is None:
                 return new
             held = run.store.get(self)
-            if held is not None and self.limit is not None:  # the oldest falls out as the next one comes in
+            if held is not None and self.limit is not None:  # the oldest token leaves the window when a new one enters
                 held = tuple(t[..., max(0, t.shape[-2] - self.limit + 1) :, :] for t in held)
             full = new if held is None else tuple(torch.cat([h, n], -2) for h, n in zip(held, new, strict=True))
             kept = full if self.limit is None else tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in full)
@@ -135,10 +137,10 @@ def state_class() -> type[nn.Module]:
     from torch import nn
 
     class State(nn.Module):
-        """What a recurrence leaves for the next pass: tensors whose size does not grow with the tokens.
+        """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
 
-        `held(run)` gives what the last pass kept, None at the first token or in a pass without a cache; `keep(run,
-        ...)` replaces it.
+        `held(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
+        `keep(run, ...)` replaces them.
         """
 
         def held(self, run: Run) -> tuple[Tensor, ...] | None:
@@ -157,10 +159,10 @@ def causal_conv_class() -> type[nn.Module]:
     from torch import nn
 
     class CausalConv1d(nn.Conv1d):
-        """x: [batch, channels, tokens] → the same; each output sees the last `kernel` inputs, itself included.
+        """x: [batch, channels, tokens] → same shape; each output covers the last `kernel` inputs, itself included.
 
-        state: its slot under the same parent, which holds the last `kept` inputs of each channel: `kernel` of them, if
-        not given, of which all but one are needed.
+        state: the module, under the same parent, that stores the last `kept` inputs of each channel; by default
+            `kernel` inputs, of which all but one are needed.
         """
 
         def __init__(self, channels: int, kernel: int, bias: bool, kept: int | None = None) -> None:
@@ -171,7 +173,7 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             held = state.held(run)
             if held is None:
-                out = super().forward(x)[..., :tokens]  # zeros on both sides; what lies beyond the tokens is cut off
+                out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 seen = nn.functional.pad(x, (self.kept, 0))
             else:
                 seen = torch.cat([held[0], x], -1)
@@ -195,7 +197,7 @@ def allowed(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Which of the last `keys` tokens before position `end` each of the last `queries` may see, [queries, keys]."""
+    """The mask [queries, keys] of the last `keys` tokens before `end` that each of the last `queries` may attend to."""
 
     def make() -> Tensor:
         q = run.span(end - queries, end, device)[:, None]

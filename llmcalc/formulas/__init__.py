@@ -1,1 +1,1 @@
-"""The closed forms in symbols: the same flow recorded with letters, and the formulas that are read off it."""
+"""Closed forms in symbols: the flow of a model recorded with symbols as sizes, and the formulas computed from it."""

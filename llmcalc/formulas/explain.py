@@ -1,6 +1,4 @@
-"""Which formulas answer `llmcalc explain`:
-those of the nodes that were asked for, or of every component and the whole model.
-"""
+"""Selects the formulas of `llmcalc explain`: those of the requested nodes, or of all components and the whole model."""
 
 from __future__ import annotations
 
@@ -23,12 +21,17 @@ ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
 
 
 MOST_KINDS = 20
-"""Of layers in one stack: a formula has a term for each."""
+"""The most kinds of layers in one stack: a formula has a term for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The formulas of one of a node, and every place where they hold. depth: how far it stands below the model."""
+    """The formulas of one repeat of a node.
+
+    places: every place in the tree where they apply.
+    formulas: the formulas.
+    depth: the level of the node below the model.
+    """
 
     places: tuple[Found, ...]
     formulas: tuple[Formula, ...]
@@ -37,7 +40,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """node: what was asked for, None for the whole model, whose sections are its components and, last, itself."""
+    """An answer of `llmcalc explain`.
+
+    sections: for a node, its sections; for the whole model, one for each component and the last for the model.
+    formulas: the formulas of the model.
+    node: the requested node; None for the whole model.
+    """
 
     sections: Sequence[Section]
     formulas: Formulas
@@ -51,10 +59,10 @@ def explain(
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Formulas of `node` (any end of a path in the tree), or of the whole model, each evaluated and equal to the count.
+    """Formulas of `node` (any suffix of a path in the tree) or of the whole model, each with its value, the count.
 
-    Raises `InputError` for a node that the model does not have, and where what was asked costs nothing there;
-    `ArithmeticError` where a formula does not give the count.
+    Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
+    `ArithmeticError` where a formula's value differs from the count.
     """
     formulas = Formulas(spec, setting, include)
     if spec.kind == "encoder" and asked == "kv":
@@ -83,7 +91,7 @@ def explain(
 
 
 def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Those that are not 0; that no token uses a part is said."""
+    """The formulas that are not 0, and that of active parameters, which may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 
@@ -104,7 +112,7 @@ def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> 
 
 
 def _components(formulas: Formulas) -> list[tuple[int, Found]]:
-    """The parts of the model, of its layers and of its mixtures of experts, a layer's norms together."""
+    """The parts of the model, of its layers and of its mixtures of experts; a layer's norms are one component."""
     listed: list[tuple[int, Found]] = []
 
     def add(found: Found, depth: int) -> None:

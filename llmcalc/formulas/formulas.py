@@ -1,7 +1,6 @@
-"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and held to
-agree.
+"""The formulas of every node of a model: the tree in symbols and the tree in numbers, walked together and compared.
 
-A formula whose value at the model's numbers is not the count is never given back: `ArithmeticError` is raised instead.
+A formula whose value at the model's numbers differs from the count is never returned: `ArithmeticError` is raised.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ QUANTITIES: dict[Quantity, tuple[str, str]] = {
     "kv": ("KV cache per token", "bytes/token"),
     "state": ("state per sequence", "bytes/sequence"),
 }
-"""What a person calls each, and its unit. flops_absorbed: FLOPs with latent attention in its absorbed form."""
+"""Quantity → its title and its unit. flops_absorbed: FLOPs with latent attention in its absorbed form."""
 
 WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
@@ -43,12 +42,17 @@ HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_h
 LARGEST_DENOMINATOR = 1000
 
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
-"""(name, label, indices) of each node from the top down."""
+"""(name, label, indices) of each node on a path, from the top down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """seq: tokens of a sequence, which with full pairs are the keys S of each token. dtype: of the cache."""
+    """The setting that formulas are evaluated in.
+
+    seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
+    pairs: the (query, key) pairs that count.
+    dtype: the dtype of the cache.
+    """
 
     seq: int = 2048
     pairs: Pairs = "full"
@@ -60,10 +64,13 @@ DEFAULT = Setting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """expression: in symbols. value: what it and the count both give. open: the same with S left open.
+    """A formula and its value.
 
-    in_hidden: the expression with every width that is a multiple of h written as that multiple; None where there is
-    none.
+    quantity: the quantity.
+    expression: the formula in symbols.
+    value: its value, which equals the count.
+    open: the expression with all values but S substituted.
+    in_hidden: the expression with every width that is a multiple of h written as that multiple; None if there is none.
     """
 
     quantity: Quantity
@@ -75,7 +82,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost over the tree in one run: a quantity is a sum of them."""
+    """A cost summed over the tree in one run; a quantity is a sum of terms."""
 
     cost: Cost
     sight: Sight | None = None
@@ -85,8 +92,8 @@ class Term:
 class Found:
     """A node in numbers and in symbols.
 
-    at: which places of a walk over the tree it is; several where parts are shown together (a layer's norms).
-    times: how often it occurs in the model.
+    at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
+    times: the number of copies in the model.
     """
 
     steps: Steps
@@ -101,12 +108,12 @@ class Found:
 
     @property
     def name(self) -> str:
-        """`layers.self_attn`, with the label where layers differ: `layers.moe.mlp`."""
+        """Its name, with the label where layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return ".".join(text for name, label, _ in self.steps for text in (name, label) if text) or "model"
 
 
 class Formulas:
-    """The formulas of one model under one setting."""
+    """The formulas of one model in one setting."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.symbolic: Symbolic = symbolic(spec)
@@ -127,9 +134,9 @@ class Formulas:
         return list(_all(self.root))
 
     def find(self, query: str) -> list[Found]:
-        """The nodes whose path ends in `query`; where there are none, those whose path has its names in that order.
+        """The nodes whose path ends in `query`; if there are none, those whose path has its names in that order.
 
-        Raises `InputError` where there are none either.
+        Raises `InputError` if there are none either.
         """
         nodes = self.nodes()
         if query.lower() == "model":
@@ -149,10 +156,10 @@ class Formulas:
         return exact
 
     def formula(self, found: Found, quantity: Quantity) -> Formula | None:
-        """What one of the node costs, or None where that is nothing (FLOPs and parameters of nothing are given as 0),
-        and for the absorbed form in a model that has none.
+        """The formula of one repeat of the node. FLOPs and parameters may be 0.
 
-        Raises `ArithmeticError` where the formula's value is not the count.
+        None for a node without a cache or state, and for the absorbed form in a model without one. Raises
+        `ArithmeticError` if the formula's value differs from the count.
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
@@ -168,7 +175,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, in_hidden)
 
     def _sum(self, tree: Node, terms: Iterable[Term], found: Found) -> Any:
-        """The terms of one of the node, added up."""
+        """The sum of the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
             places = self._walk(tree, term.sight)
@@ -177,14 +184,14 @@ class Formulas:
         return value
 
     def _walk(self, tree: Node, sight: Sight | None) -> list[Place]:
-        """Every place of the tree in that run, in the order of `at`; made once."""
+        """Every place of the tree in that run, in the order of `at`; cached."""
         key = (id(tree), sight)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(sight))
         return self._walks[key]
 
     def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
-        """How the quantity is measured in numbers and in symbols."""
+        """The terms of the quantity, in numbers and in symbols."""
         if quantity in ("params", "active"):
             terms = [Term(total_of if quantity == "params" else active_of)]
             return terms, terms
@@ -199,9 +206,9 @@ class Formulas:
         return numbers, _kept(quantity, empty, one, 8 * element_bytes(), _eighth())
 
     def _checked(self, expression: Any, value: Fraction, found: Found) -> Any:
-        """The expression with all numbers in but S.
+        """The expression with all values but S substituted.
 
-        Raises `ArithmeticError` where it does not come to `value`.
+        Raises `ArithmeticError` if its value differs from `value`.
         """
         import sympy
 
@@ -214,7 +221,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(number))
 
     def _gathered(self, expression: Any) -> Any:
-        """Terms of layers that cost the same together, under the whole depth where they are all layers of a stack."""
+        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers."""
         import sympy
 
         expression = sympy.sympify(expression)
@@ -264,7 +271,7 @@ class Formulas:
         return self._gathered_by_power(total) if readable and total != expanded else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
-        """Widths as multiples of h, where there is one of each kind: (f, 3.5·h), (a·d, h), (k·d, h/4), or (k, a/4)."""
+        """Widths as multiples of h, if there is one of each kind: (f, 3.5·h), (a·d, h), (k·d, h/4), or (k, a/4)."""
         import sympy
 
         value = {s: m.value for s, m in self.meanings.items()}
@@ -284,7 +291,9 @@ class Formulas:
         return found
 
     def _gathered_by_power(self, total: Any) -> Any:
-        """Terms that differ only in which layers they are of, under the whole depth where they are all of them."""
+        """The expression with terms that differ only in their layers combined, under the depth if they cover all
+        layers.
+        """
         import sympy
 
         for depth, kinds in self.symbolic.depths.items():
@@ -295,9 +304,9 @@ class Formulas:
 
 
 def _kept(quantity: Quantity, empty: Sight, one: Sight, element_bits: Number, factor: Any) -> list[Term]:
-    """Bytes that the first token of a sequence adds, or that are held before it: states, and caches of fixed length.
+    """Bytes that the first token of a sequence adds, or that exist before it: states, and caches of fixed length.
 
-    No window is full yet at the first token, and a recurrent state does not grow.
+    Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
     before = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
@@ -305,7 +314,7 @@ def _kept(quantity: Quantity, empty: Sight, one: Sight, element_bits: Number, fa
 
 
 def _scaled(cost: Cost, factor: Any) -> Cost:
-    """A cost of each primitive, times a factor."""
+    """The cost of each primitive, times a factor."""
 
     def scaled(use: Use) -> Number:
         value = cost(use)
@@ -321,7 +330,7 @@ def _eighth() -> Any:
 
 
 def _tidy(expression: Any) -> Any:
-    """Multiplied out where that is shorter: 2E(hf + f) is, a(n + r)q is not."""
+    """The expression expanded if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 
     expanded = sympy.expand(expression)
@@ -329,7 +338,7 @@ def _tidy(expression: Any) -> Any:
 
 
 def _found(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> Found:
-    """A node and all below it; `at` gives each its number in a walk."""
+    """A node with all nodes below it; `at` gives each its index in a walk."""
     node, own = numbers.node, next(at)
     if (node.name, len(node.children)) != (letters.name, len(letters.children)):
         raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
@@ -342,7 +351,7 @@ def _found(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], sourc
 
 
 def together(above: Found, name: str, parts: Sequence[Found]) -> Found:
-    """Parts of one node shown as one, under a name of their own."""
+    """Several parts of one node as one, with its own name."""
     numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
     at = tuple(i for part in parts for i in part.at)
     path = f"{above.path}.{name}" if above.path else name
@@ -358,7 +367,7 @@ def _all(found: Found) -> Iterator[Found]:
 
 
 def _fits(asked: list[str], steps: Steps, gaps: bool) -> bool:
-    """Whether `asked` (names, each perhaps with a layer's label or number after it) ends where the path ends."""
+    """Whether `asked` (names, each optionally followed by a layer's label or number) matches the end of the path."""
     if not asked or not steps:
         return False
     (name, label, indices), above = steps[-1], steps[:-1]

@@ -1,9 +1,9 @@
-"""A spec whose sizes are letters: its flow, evaluated by the very code that counts, gives the formulas of `llmcalc
+"""A spec with symbols as sizes: its flow, recorded by the same code that counts, gives the formulas of `llmcalc
 explain`.
 
-The letters stand beside the fields (`components.base.Symbol`). A field that has one value wherever it occurs is one
-symbol; where it has several, each gets a subscript from the place it stands in (f_dense, f_expert, d_sliding, L_enc).
-Fields that are not given stay away: head_dim left out is h/a, so that multi-head attention comes out as 4h².
+Fields have their letters in their types (`components.base.Symbol`). A field with one value wherever it occurs is one
+symbol. A field with several values gets subscripts from its places (f_dense, f_expert, d_sliding, L_enc). Fields that
+are not given stay unset: without head_dim it is h/a, so multi-head attention has 4h² parameters.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 
 KEYS = "S"
-"""The number of keys a token attends to, which is the number of tokens of a sequence."""
+"""The number of keys that a token attends to, which is the number of tokens of a sequence."""
 ELEMENT_BYTES = "b"
-"""Bytes of one cached element."""
+"""Bytes per cached element."""
 DEPTH = "num_hidden_layers"
 
 PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
-"""What a subscript calls the part that a field belongs to; any other by its own name."""
+"""Field of a part → its subscript; other parts use their own names."""
 SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One occurrence of a size: in which stack, in which kind of layer, in which part of it, under which field."""
+    """One occurrence of a size: its stack, kind of layer, part of the layer and field."""
 
     side: str
     layer: str
@@ -46,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a symbol stands for."""
+    """The meaning of a symbol: a name, a field and its value."""
 
     name: str
     field: str
@@ -60,8 +60,8 @@ Pick: TypeAlias = Callable[[Spot], Any]
 class Symbolic:
     """The tree of a model in numbers and the same tree in symbols, node by node.
 
-    meanings: symbol → what it stands for. depths: the symbol of each stack's depth → the symbols of its kinds of
-    layers.
+    meanings: symbol → its meaning.
+    depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
     """
 
     spec: ModelSpec
@@ -116,7 +116,7 @@ def _symbol(name: str) -> Any:
 
 
 def element_bytes() -> Any:
-    """The symbol of a cached element's bytes, which may be half a byte."""
+    """The symbol of the bytes per cached element, which may be a fraction (4 bits)."""
     import sympy
 
     return sympy.Symbol(ELEMENT_BYTES, positive=True)
@@ -131,7 +131,7 @@ def keys() -> Any:
 
 
 def letter_of(field: FieldInfo) -> str | None:
-    """The letter of a field's type, through `| None`."""
+    """The letter of a field's type, or of the type inside `| None`."""
     return _letter(field.metadata) or _letter_inside(field.annotation)
 
 
@@ -146,7 +146,7 @@ def _letter_inside(annotation: Any) -> str | None:
 
 
 def _lettered(spec: ModelSpec, pick: Pick) -> ModelSpec:
-    """A copy of `spec` in which `pick` has replaced every size that has a letter, depths excepted."""
+    """A copy of `spec` in which `pick` has replaced every size that has a letter, except depths."""
     update: dict[str, Any] = {side: _lettered_stack(stack, side, pick) for side, stack in spec.stacks()}
     rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
     return spec.model_copy(update={**rest, **update})
@@ -189,7 +189,7 @@ def _depth_spots(spec: ModelSpec) -> list[Spot]:
 
 
 def _used_spots(spec: ModelSpec) -> list[Spot]:
-    """The sizes that reach a primitive (rotary_dim, for one, reaches none), in the order of the spec, stacks first."""
+    """The sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
     provisional: dict[Spot, Any] = {}
 
     def pick(spot: Spot) -> Any:
@@ -209,7 +209,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """What each kind of layer that the stack has is called: a variant by its name, `block` by what sets it apart."""
+    """The label of each kind of layer in the stack: a variant's name, and for `block` a trait that distinguishes it."""
     kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
     if len(kinds) == 1:
         return dict.fromkeys(kinds, "")
@@ -227,9 +227,9 @@ def _traits(block: Layer) -> tuple[str, str]:
 def _with_depths(
     node: Node, side: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
-    """The tree with a symbol for how often each kind of layer is repeated, and what it is called.
+    """The tree with symbols for the repeats of each kind of layer, and with labels.
 
-    sharing: the kinds of which one layer holds the parameters and the others, a node of their own, run with them.
+    sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
     side = node.name if node.name in SIDE_NAMES and node.is_stack else side
     below = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
@@ -246,7 +246,7 @@ def _with_depths(
 
 
 def _named(spots: list[Spot]) -> dict[Spot, str]:
-    """A name for each: the letter alone where that is enough, with subscripts where it is not."""
+    """A name for each occurrence: the letter alone if that is unambiguous, else with subscripts."""
     names: dict[Spot, str] = {}
     for letter in dict.fromkeys(s.letter for s in spots):
         own = [s for s in spots if s.letter == letter]
@@ -266,7 +266,7 @@ def _short(field: str) -> str:
 
 
 def _subscripts(spots: list[Spot]) -> dict[Spot, str]:
-    """None where the value is the same everywhere; else the shortest description of a place that settles the value."""
+    """The shortest description of a place that determines the value, as subscripts; None if all values are equal."""
     if len({s.value for s in spots}) == 1:
         return dict.fromkeys(spots, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

@@ -1,4 +1,4 @@
-"""Scores and mixing of softmax attention, and the keys and values that it keeps."""
+"""Scores and weighted sums of softmax attention, and its KV cache."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from .base import CACHE, FLOPS, Op
 class AttentionCore(Op):
     """softmax(Q·Kᵀ)·V.  Q: [heads, rows, qk_dim], K: [heads, keys, qk_dim], V: [heads, keys, v_dim].
 
-    causal: a token sees only the tokens before it and itself.
-    window: a token sees only the last `window` tokens, itself included; where not causal, `window` in all, itself in
-        their middle (of an even number one more stands after it).
-    chunk: a token sees only the tokens of its own chunk.
-    selected: a token sees only so many tokens, chosen by something else (DeepSeek-V3.2); a full pass masks the others,
-        decoding gathers the chosen ones.
-    rows: of the queries. keys: the rows of the keys, where they are not those of the queries (cross-attention).
+    causal: whether a token attends only to itself and earlier tokens, true by default.
+    window: the number of last tokens that a token attends to, itself included; None for all. If not causal, the window
+        is centred on the token (an even window has one more token after it).
+    chunk: the size of the chunks that attention is limited to; None for none.
+    selected: the number of tokens that another part selects for each token (DeepSeek-V3.2); None for none. A full pass
+        masks the other tokens, decoding reads only the selected ones.
+    rows: the rows of the queries.
+    keys: the rows of the keys; None if they are those of the queries (otherwise cross-attention).
     """
 
     effects = FLOPS
@@ -37,11 +38,11 @@ class AttentionCore(Op):
 
     @property
     def chooses(self) -> bool:
-        """Whether something else chooses the keys: a full pass masks the others, decoding does not read them."""
+        """Whether another part selects the keys: a full pass masks the others, decoding does not read them."""
         return self.selected is not None
 
     def pairs(self, s: Sight) -> Number:
-        """(query, key) pairs of one head and one sequence, under the run's convention."""
+        """The number of (query, key) pairs per head and sequence, under the run's counting convention."""
         new, past = s.new(self.rows), s.past(self.rows)
         if self.keys is not None:
             return new * s.held(self.keys)
@@ -49,11 +50,11 @@ class AttentionCore(Op):
             return new * (new + self._kept(past, s))
         if not self.causal:
             return _both_ways(new, self.window)
-        window = self.window if self.selected is None else self.selected  # the last ones or chosen ones: as many
+        window = self.window if self.selected is None else self.selected  # selected keys are as many as the last ones
         return _up_to(past + new, window, self.chunk) - _up_to(past, window, self.chunk)
 
     def _kept(self, past: Number, s: Sight) -> Number:
-        """Keys of earlier passes that are still held: a window of W keeps the W − 1 that the next token can see."""
+        """The number of cached keys of earlier passes: of a window of W, the W − 1 that the next token attends to."""
         limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and s.phase == "decode":
             limit = self.selected
@@ -63,17 +64,19 @@ class AttentionCore(Op):
         return 2 * s.batch * self.heads * self.pairs(s) * (self.qk_dim + self.v_dim)
 
     def backward_flops(self, s: Sight) -> Number:
-        """Eager: dQ, dK, dP and dV, twice the forward. Flash computes the scores once more (Dao 2023, §3.1)."""
+        """Eager: dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023, §3.1)."""
         scores = 3 if s.attention_backward == "flash" else 2
         return 2 * s.batch * self.heads * self.pairs(s) * (scores * self.qk_dim + 2 * self.v_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache(Op):
-    """What attention keeps of each token: `width` elements, of the last `limit` tokens or of all.
+    """The cache of attention: `width` elements per token, for the last `limit` tokens or for all.
 
-    kind: what `llmcalc kv` lists it under. rows: whose keys and values they are; the encoder's are computed once.
-    parts: (heads, size) of the keys, of the values, and of what else is kept; one vector of `width` elements if empty.
+    kind: the kind that `llmcalc kv` lists it under.
+    rows: the rows that are cached; the encoder's are computed once.
+    parts: (heads, size) of the keys, of the values and of anything else that is cached; if empty, one vector of
+        `width`.
     """
 
     effects = CACHE
@@ -86,7 +89,7 @@ class KVCache(Op):
 
     @property
     def vectors(self) -> tuple[tuple[Number, Number], ...]:
-        """(heads, size) of each vector that is kept of a token."""
+        """(heads, size) of each vector that is cached per token."""
         return self.parts or ((1, self.width),)
 
     def cache_bits(self, s: Sight, kv_bits: Number) -> Number:
@@ -97,7 +100,7 @@ class KVCache(Op):
 
 
 def _up_to(n: Number, window: Number, chunk: Number) -> Number:
-    """Visible pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
+    """The number of allowed pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(n, window)
         return triangle(m) + (n - m) * window
@@ -108,7 +111,7 @@ def _up_to(n: Number, window: Number, chunk: Number) -> Number:
 
 
 def _both_ways(n: Number, window: Number) -> Number:
-    """Visible pairs of n tokens in a window that is centred on each token."""
+    """The number of allowed pairs of n tokens, each with a window centred on it."""
     if window is None:
         return n * n
     before, after = floor_div(window - 1, 2), floor_div(window, 2)

@@ -1,4 +1,4 @@
-"""How a run is executed: choices that change what is computed for one and the same model and workload."""
+"""How a run is executed: choices that change the computation of the same model and workload."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ FORMS: Mapping[str, Callable[[Workload], bool]] = {
     "by_token": _reads_a_cache,
     "step": _decodes,
 }
-"""Forms of a step that run only in some workloads: their name, and when they run by default.
+"""Alternative forms of a step: name → whether it runs in a workload by default.
 
 absorbed: latent attention over the cached latents themselves (DeepSeek-V2, arXiv:2405.04434, §2.1.2). `Execution.mla`
-    can ask for it, or against it, in any workload.
-by_token: a recurrence over tokens one by one wherever it continues from a state (Lightning attention).
-step: one token of a recurrence after others, in place of a chunk of tokens.
+    can force or forbid it in any workload.
+by_token: a recurrence that runs token by token where it continues from a state (Lightning attention).
+step: one decoding step of a recurrence, instead of a chunk of tokens.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """attention_backward: `eager` computes dQ, dK, dP and dV; `flash` computes the scores once more.
-    recompute: `full` runs every layer's forward a second time before its backward.
-    mla: the form of latent attention. `expanded` makes keys and values of each head of every latent that is read, those
-        of earlier tokens again; `absorbed` attends to the latents. `auto` is `absorbed` in decode and `expanded`
-        elsewhere.
+    """How a run is executed.
+
+    attention_backward: `eager` (default) computes dQ, dK, dP and dV; `flash` also recomputes the scores.
+    recompute: `full` runs every layer's forward pass a second time before its backward pass; `none` by default.
+    mla: the form of latent attention. `expanded` computes each head's keys and values from every latent that is read,
+        again for earlier tokens; `absorbed` attends to the latents; `auto` (default) is `absorbed` in decode and
+        `expanded` elsewhere.
     """
 
     attention_backward: AttentionBackward = "eager"
@@ -50,7 +52,7 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], w: Workload) -> str:
-        """Which of the alternative forms of one step runs; the first is the one that runs where no other does."""
+        """The form of a step that runs; the first of `forms` is the default."""
         first, *others = forms
         return next((name for name in others if self._runs(name, w)), first)
 
@@ -61,4 +63,4 @@ class Execution:
 
 
 EAGER = Execution()
-"""As PyTorch runs a model without a compiler."""
+"""PyTorch's execution of a model without a compiler."""

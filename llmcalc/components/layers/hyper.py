@@ -35,10 +35,10 @@ PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
 
 
 class HyperLayer(WholeLayer):
-    """A layer whose sublayers read a weighted sum of several streams through a norm; the output is added to all
-    streams.
+    """A layer whose sublayers read a weighted sum of several residual streams and write to all of them.
 
-    The streams are mixed with each other before that. One projection of all streams of a token computes all weights.
+    A norm follows the weighted sum. The streams are mixed with each other before a sublayer's output is added to them.
+    One projection of all streams of a token computes all weights.
 
     hc_mult: the number of streams.
     hc_sinkhorn_iters: the number of steps that make the mixing matrix doubly stochastic, 20 by default; None where the

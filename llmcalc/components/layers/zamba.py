@@ -122,7 +122,7 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer with a shared block before it. Stack.shared_layers names the kinds of layer that share their block.
+    """A mixer layer with a shared block before it. `Stack.shared_layers` names the kinds of layer that share it.
 
     attention: the mixer.
     transformer: the shared block.

@@ -1,9 +1,9 @@
-"""The delta rule as PyTorch runs it: what Gated DeltaNet and Kimi Delta Attention share of their references.
+"""The delta rule in PyTorch, shared by the references of Gated DeltaNet and Kimi Delta Attention.
 
-S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] a head (Schlag 2021, arXiv:2102.11174;
-gated: Yang 2024, arXiv:2412.06464). Many tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), as
-`chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and the PyTorch forms of them in transformers do; one
-token runs the recurrence itself.
+S ← S·exp(g); S ← S + k ⊗ β(v − Sᵀk); o = Sᵀq, with S: [key_dim, value_dim] per head (Schlag 2021, arXiv:2102.11174;
+gated: Yang 2024, arXiv:2412.06464). Several tokens at once run in chunks (Yang 2024, arXiv:2406.06484, §3), like
+`chunk_gated_delta_rule` and `chunk_kda` of flash-linear-attention and their PyTorch versions in transformers. A single
+token runs the recurrence.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def delta_rule_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     def unit(x: Tensor) -> Tensor:
-        """Vectors of length 1 along the last axis."""
+        """x scaled to length 1 along the last axis."""
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
     def strictly_lower_inverse(system: Tensor) -> Tensor:
-        """(1 + L)⁻¹ of the part L below the diagonal, row by row."""
+        """(1 + L)⁻¹ row by row, where L is the part of `system` below the diagonal."""
         size = system.shape[-1]
         one = torch.eye(size, dtype=system.dtype, device=system.device).expand(system.shape)
         rows = [one[..., 0, :]]
@@ -38,10 +38,11 @@ def delta_rule_class() -> type[nn.Module]:
         return torch.stack(rows, -2)
 
     class DeltaRule(nn.Module):
-        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], g: log decay, [batch, heads,
-        tokens, 1] or one for each key channel, β: [batch, heads, tokens] → o like v. All in fp32.
+        """q, k: [batch, heads, tokens, key_dim], v: [batch, heads, tokens, value_dim], β: [batch, heads, tokens] → o,
+        shape of v, in fp32.
 
-        state: its slot under the same parent, which holds S, [batch, heads, key_dim, value_dim].
+        g: the log decay, [batch, heads, tokens, 1] or one per key channel.
+        state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
         def __init__(self, chunk: int, by_channel: bool) -> None:

@@ -1,9 +1,9 @@
-"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention whose state forgets and corrects
-itself.
+"""Gated DeltaNet (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464): linear attention with a decaying state that the
+delta rule corrects.
 
-Queries, keys and values pass a short convolution; each value head keeps a matrix of key by value dimensions, which the
-delta rule updates (`delta_rule.py`); the output is normed and gated. transformers: models/qwen3_next, models/qwen3_5,
-models/olmo_hybrid (the same maps, fused in other ways).
+Queries, keys and values pass a short convolution. Each value head has a state matrix of key dimension × value
+dimension, updated by the delta rule (`delta_rule.py`); the output is normalized and gated. transformers:
+models/qwen3_next, models/qwen3_5, models/olmo_hybrid (the same projections, fused differently).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ else:
     LinearValueDim = size_named("d_v")
 
 CHUNK = 64
-"""Tokens of a chunk in every known implementation."""
+"""The number of tokens per chunk in every known implementation."""
 
 
 class GatedDeltaNet(TokenMixer):
     """Gated DeltaNet, under Qwen3-Next's field names.
 
-    linear_num_key_heads: the heads of queries and keys, each of which serves equally many value heads.
-    linear_num_value_heads: the heads of values, each of which has a state and an output; `heads` answers these as the
-        heads and those of the keys as `kv_heads`.
-    linear_key_head_dim: the size of a query and of a key.
-    linear_value_head_dim: the size of a value.
-    linear_conv_kernel_dim: how many tokens the convolution sees.
-    linear_allow_neg_eigval: whether β is in [0, 2] instead of [0, 1].
-    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
-    norm_eps: the ε of the norm on the output.
+    linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
+    linear_num_value_heads: the number of value heads; each has a state and an output. `heads` returns these as heads
+        and the key heads as `kv_heads`.
+    linear_key_head_dim: the size of a query or key head.
+    linear_value_head_dim: the size of a value head.
+    linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.
+    linear_allow_neg_eigval: whether β is in [0, 2] instead of [0, 1], false by default.
+    chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output, 1e-6 by default.
     """
 
     node_name: ClassVar[str] = "linear_attn"
@@ -96,9 +96,9 @@ class GatedDeltaNet(TokenMixer):
         f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
         q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
         q, k = f.repeat(q, heads), f.repeat(k, heads)
-        speed = f.act(f.vector("A_log", heads), "exp")  # how fast a head forgets
+        speed = f.act(f.vector("A_log", heads), "exp")  # the decay rate of each head
         decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
-        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much it corrects
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(heads.size, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = f.alternatives(
@@ -139,7 +139,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedDeltaNetReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any

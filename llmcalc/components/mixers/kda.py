@@ -1,9 +1,8 @@
-"""Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule in which each key channel forgets at its
-own rate.
+"""Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692, §3): a delta rule with a separate decay for each key channel.
 
-Otherwise as Gated DeltaNet, with as many key heads as value heads, low-rank maps for the forgetting and for the
-output's gate, which is a sigmoid. Ling 3 has whole maps in their place. transformers: models/kimi_linear,
-models/bailing_hybrid.
+It is like Gated DeltaNet otherwise, except that key and value heads are equal in number, and low-rank projections make
+the decay and the output gate, which is a sigmoid. In Ling 3 these projections have full rank. transformers:
+models/kimi_linear, models/bailing_hybrid.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ else:
 class KimiDeltaAttention(TokenMixer):
     """Kimi Delta Attention, under Kimi Linear's field names.
 
-    linear_num_heads: the heads, each with a state of linear_head_dim by linear_head_dim.
-    linear_head_dim: the size of a query, a key and a value.
-    linear_conv_kernel_dim: how many tokens the convolution sees.
-    low_rank_gates: whether the maps of both gates go through linear_head_dim.
-    kda_lower_bound: the log of the strongest forgetting; None where it has no bound.
-    chunk_size: how many tokens are computed at once; the FLOPs depend on it, the state does not.
-    norm_eps: the ε of the norm on the output.
+    linear_num_heads: the number of heads, each with a state of linear_head_dim × linear_head_dim.
+    linear_head_dim: the size of a query, key or value head.
+    linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.
+    low_rank_gates: whether the projections of decay and output gate have rank linear_head_dim, true by default.
+    kda_lower_bound: the lower bound of the log decay; None (default) where it has no bound.
+    chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
+    norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
     node_name: ClassVar[str] = "linear_attn"
@@ -89,7 +88,7 @@ class KimiDeltaAttention(TokenMixer):
         u = f.conv("conv1d", u, mixed, kernel=kernel, groups=u.width, padding=kernel - 1)
         f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
         q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
-        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # how much a head corrects
+        beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         read, about = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(heads.size, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = f.alternatives(
@@ -101,7 +100,7 @@ class KimiDeltaAttention(TokenMixer):
         return f.linear("o_proj", f.mul(y, f.act(self._gate(f, "g", x, all_heads), "sigmoid")), *x.axes)
 
     def _decay(self, f: Flow, x: Value, all_heads: Shape) -> Value:
-        """The log of how much each channel of the state keeps."""
+        """The log decay of each channel of the state."""
         heads, *_ = all_heads
         speed = f.add(self._gate(f, "f", x, all_heads), f.vector("dt_bias", *all_heads))
         by = f.act(f.vector("A_log", heads), "exp")
@@ -110,7 +109,7 @@ class KimiDeltaAttention(TokenMixer):
         return f.act(f.mul(speed, by), "sigmoid")
 
     def _gate(self, f: Flow, letter: str, x: Value, all_heads: Shape) -> Value:
-        """The map of a gate, in one or in two with few channels between them."""
+        """The projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self.low_rank_gates:
             return f.linear(f"{letter}_proj", x, *all_heads)
         low = f.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
@@ -138,7 +137,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class KimiDeltaAttentionReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
@@ -175,7 +174,7 @@ def _reference() -> type[nn.Module]:
             return x
 
         def _log_decay(self, x: Tensor) -> Tensor:
-            """[batch, heads, tokens, d], below 0."""
+            """The log decay, [batch, heads, tokens, d], negative."""
             speed, by = (
                 self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],

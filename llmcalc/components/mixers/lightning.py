@@ -1,8 +1,8 @@
 """Lightning attention (Qin et al. 2024, arXiv:2401.04658; MiniMax-01, arXiv:2501.08313, §2.2): linear attention with a
 fixed decay.
 
-S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay λ = exp(−slope) is
-ALiBi's slope of the head. transformers: models/minimax.
+S ← λ·S + k ⊗ v, o = Sᵀq, in blocks of tokens; then a norm over all heads and a gate. The decay is λ = exp(−slope),
+where the slope is that of ALiBi for the head. transformers: models/minimax.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class LightningAttention(TokenMixer):
-    """Linear attention with a fixed decay for each head.
+    """Linear attention with a fixed decay per head.
 
-    num_attention_heads: the heads of queries, keys and values.
-    head_dim: the size of a query, a key and a value.
-    block_size: how many tokens are computed at once.
-    hidden_act: the activation on queries, keys and values.
+    num_attention_heads: the number of heads.
+    head_dim: the size of a query, key or value head.
+    block_size: the number of tokens computed at once, 256 by default.
+    hidden_act: the activation on queries, keys and values, silu by default.
     """
 
     node_name: ClassVar[str] = "linear_attn"
@@ -90,8 +90,8 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d] → (the same, S [batch, heads, d, d]).
-        held: the S of the tokens before, or None.
+        """q, k, v: [batch, heads, tokens, d] → (same shape, S [batch, heads, d, d]). held: S before these tokens, or
+        None.
         """
 
         def __init__(self, heads: int, block: int) -> None:
@@ -118,7 +118,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat(out, 2), state
 
     class LightningReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 

@@ -1,8 +1,8 @@
 """Mamba: a gated linear recurrence whose steps depend on the input (Gu & Dao 2023, arXiv:2312.00752).
 
-Norms on Δ, B and C from Jamba (Lieber 2024, arXiv:2403.19887) and Falcon Mamba, several heads from Zamba (Glorioso
-2024, arXiv:2405.16712). The recurrence itself is elementwise; its state, like that of the convolution before it, is of
-one size however many tokens there were.
+Norms on Δ, B and C are from Jamba (Lieber 2024, arXiv:2403.19887) and Falcon Mamba, several heads from Zamba (Glorioso
+2024, arXiv:2405.16712). The recurrence is elementwise. Its state and the state of the convolution before it do not grow
+with the number of tokens.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 STATE_BITS = 32
-"""The recurrent state is kept in fp32."""
+"""The recurrent state is stored in fp32."""
 
 
 class Mamba(TokenMixer):
     """A selective state-space mixer.
 
-    intermediate_size: the channels of the recurrence (expand × hidden_size).
-    state_size: the elements of state that each channel has.
-    time_step_rank: the width that Δ is projected through.
-    conv_kernel: how many tokens the convolution sees.
-    num_heads: the heads that have projections to Δ, B and C of their own (Zamba). They are parts of one recurrence
-        without queries and keys, so that `heads` answers none.
-    use_bias: whether the projections in and out have a bias.
-    use_conv_bias: whether the convolution has a bias.
-    hidden_act: the activation after the convolution and on the gate.
-    norm: the norm on Δ, B and C.
+    intermediate_size: the number of channels of the recurrence (expand × hidden_size).
+    state_size: the number of state elements per channel.
+    time_step_rank: the rank of the projection to Δ.
+    conv_kernel: the kernel size of the convolution, 4 by default.
+    num_heads: the number of heads with separate projections to Δ, B and C (Zamba); one by default. They are parts of
+        one recurrence without queries and keys, so `heads` returns None.
+    use_bias: whether the input and output projections have a bias, false by default.
+    use_conv_bias: whether the convolution has a bias, true by default.
+    hidden_act: the activation after the convolution and on the gate, silu by default.
+    norm: the norm on Δ, B and C, none by default.
     """
 
     node_name: ClassVar[str] = "mamba"
@@ -86,7 +86,7 @@ class Mamba(TokenMixer):
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)
 
     def _projected(self, f: Flow, u: Value, inner: Axis, state: Axis) -> tuple[Value, Value, Value]:
-        """Δ of each channel, and B and C of each head. Every token passes through the maps of all heads."""
+        """Δ of each channel, and B and C of each head. Every token passes through the projections of all heads."""
         a, rank = self.num_heads, Axis("time_step_rank", self.time_step_rank)
         low = (rank,), (state,), (state,)
         if a is None:
@@ -129,7 +129,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class HeadMap(nn.Module):
-        """x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out]: every head through a map of its own."""
+        """x: [batch, tokens, heads · n_in] → [batch, tokens, heads · n_out], with a separate linear layer per head."""
 
         def __init__(self, heads: int, n_in: int, n_out: int, bias: bool) -> None:
             super().__init__()
@@ -144,8 +144,8 @@ def _reference() -> type[nn.Module]:
             return together
 
     class Scan(nn.Module):
-        """x, Δ: [batch, tokens, inner], B, C:
-        [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last state.
+        """x, Δ: [batch, tokens, inner], B, C: [batch, tokens, inner or 1, state] → [batch, tokens, inner] and the last
+        state.
         """
 
         def __init__(self, inner: int, state: int) -> None:
@@ -165,7 +165,7 @@ def _reference() -> type[nn.Module]:
             if before is not None:
                 first = state[:, :1] + decay[:, :1] * before[:, None]
                 state = torch.cat([first, state[:, 1:]], 1)
-            reach = 1  # each round, a state takes in what lies twice as far back
+            reach = 1  # doubles each round: the number of earlier steps that a state covers
             while reach < x.shape[1]:
                 state = torch.cat([state[:, :reach], state[:, reach:] + decay[:, reach:] * state[:, :-reach]], 1)
                 decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], 1)
@@ -179,7 +179,7 @@ def _reference() -> type[nn.Module]:
         return heads.flatten(2)
 
     class MambaReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba, around: Around) -> None:
             super().__init__()

@@ -1,5 +1,5 @@
-"""Mamba-2: a recurrence with one decay a head,
-computed in chunks as attention without a softmax (Dao & Gu 2024, arXiv:2405.21060).
+"""Mamba-2: a recurrence with one decay per head, computed in chunks like attention without a softmax (Dao & Gu 2024,
+arXiv:2405.21060).
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 
 
 class Mamba2(TokenMixer):
-    """A state-space mixer of several heads; each head has a state of [head_dim, state_size].
+    """A state-space mixer with several heads; each head has a state of [head_dim, state_size].
 
-    num_heads: the heads, which the paper compares to those of attention's values (§7.2).
-    head_dim: the channels of one head.
-    state_size: the elements of state that each channel has.
-    n_groups: the groups of heads that share B and C, which the paper compares to keys and queries (§7.2).
-    conv_kernel: how many tokens the convolution sees.
-    chunk_size: how many tokens a full pass takes at once.
-    use_bias, out_bias: whether the projection in, and the one out, has a bias.
-    use_conv_bias: whether the convolution has a bias.
-    hidden_act: the activation after the convolution and on the gate.
-    norm: the norm on the gated output, each group by itself; None where there is no norm.
-    norm_before_gate: whether the gate comes after the norm.
+    num_heads: the number of heads, which correspond to attention's value heads (§7.2).
+    head_dim: the number of channels per head.
+    state_size: the number of state elements per channel.
+    n_groups: the number of groups of heads that share B and C, which correspond to keys and queries (§7.2); 1 by
+        default.
+    conv_kernel: the kernel size of the convolution, 4 by default.
+    chunk_size: the number of tokens that a full pass computes at once, 256 by default.
+    use_bias, out_bias: whether the input and the output projection has a bias, false by default.
+    use_conv_bias: whether the convolution has a bias, true by default.
+    hidden_act: the activation after the convolution and on the gate, silu by default.
+    norm: the norm on the gated output, separate for each group, an RMSNorm by default; None for no norm.
+    norm_before_gate: whether the norm comes before the gate, false by default.
     """
 
     node_name: ClassVar[str] = "mamba"
@@ -81,7 +82,7 @@ class Mamba2(TokenMixer):
         )
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner: Shape = (heads, dim)
-        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ do not pass the convolution
+        mixed = Beside((inner, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, step = f.split(
             f.linear("in_proj", x, Beside((inner, (mixed,), (heads,))), bias=self.use_bias), inner, (mixed,), (heads,)
         )
@@ -101,7 +102,7 @@ class Mamba2(TokenMixer):
         )
 
     def _gated(self, f: Flow, y: Value, gate: Value, groups: Axis) -> Value:
-        """The output of the scan after the gate and the norm, in the order that the spec gives."""
+        """The output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return f.mul(y, gate)
         if self.norm_before_gate:
@@ -121,7 +122,7 @@ class Mamba2(TokenMixer):
             "head_dim": 6,
             "state_size": 5,
             "chunk_size": 4,
-        }  # 11 and 13 tokens fill no chunk
+        }  # 11 and 13 tokens do not fill a chunk
         return [
             cls(**plain),
             cls(**plain, n_groups=2, use_bias=True, out_bias=True, use_conv_bias=False, conv_kernel=3),
@@ -136,15 +137,17 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     def decays(log: Tensor) -> Tensor:
-        """log: [..., n] of each step → [..., n, n]: how much of what came in at step j is left after step i ≥ j."""
+        """log: the log decay of each step, [..., n] → [..., n, n]: the fraction of step j's input that is left after
+        step i ≥ j.
+        """
         upto = log.cumsum(-1)
         between = upto[..., :, None] - upto[..., None, :]
         past = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).tril()
         return torch.exp(between.masked_fill(~past, float("-inf")))
 
     class ChunkedScan(nn.Module):
-        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C:
-        [batch, tokens, heads, n] → x's shape and the last state.
+        """x: [batch, tokens, heads, d], Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n] → x's shape and the
+        last state.
         """
 
         def __init__(self, heads: int, chunk: int) -> None:
@@ -167,7 +170,7 @@ def _reference() -> type[nn.Module]:
             return y.to(x.dtype) + self.D[:, None] * x, last
 
         def _one(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-            """One token further: before is [batch, heads, d, n]."""
+            """One decoding step. before: [batch, heads, d, n]."""
             state = before * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
@@ -175,9 +178,7 @@ def _reference() -> type[nn.Module]:
             tokens, missing = x.shape[1], -x.shape[1] % self.chunk
 
             def cut(t: Tensor) -> Tensor:
-                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...];
-                what is filled up adds nothing and decays nothing.
-                """
+                """[batch, tokens, heads, ...] → [batch, heads, chunks, chunk, ...]; padding neither adds nor decays."""
                 filled = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, missing))
                 chunks: Tensor = filled.unflatten(1, (-1, self.chunk)).movedim(3, 1)
                 return chunks
@@ -187,14 +188,14 @@ def _reference() -> type[nn.Module]:
             within = (c @ b.transpose(-1, -2) * decays(log)) @ x
             added = (x * torch.exp(upto[..., -1:] - upto)[..., None]).transpose(-1, -2) @ b  # by each chunk, at its end
             start = torch.zeros_like(added[:, :, :1]) if before is None else before[:, :, None]
-            whole = decays(nn.functional.pad(upto[..., -1], (1, 0)))  # over whole chunks, from the start on
+            whole = decays(nn.functional.pad(upto[..., -1], (1, 0)))  # over whole chunks, from the start
             states = (whole @ torch.cat([start, added], 2).flatten(3)).unflatten(3, added.shape[3:])
             passed = (c @ states[:, :, :-1].transpose(-1, -2)) * torch.exp(upto)[..., None]
             y = (within + passed).movedim(1, 3).flatten(1, 2)[:, :tokens]
             return y, states[:, :, -1]
 
     class Mamba2Reference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba2, around: Around) -> None:
             super().__init__()

@@ -1,11 +1,11 @@
-"""Multi-head latent attention: keys and values are expanded from one small latent vector a token, and only that is
-cached.
+"""Multi-head latent attention: keys and values are expanded from one small latent vector per token, and only the latent
+is cached.
 
 DeepSeek-V2 (arXiv:2405.04434), §2.1; with and without a low-rank query (V2-Lite has none). It runs in one of two forms,
-which compute the same. Expanded: keys and values of each head are made of all latents that are read, those of earlier
-tokens included, whose keys and values are not kept. Absorbed (§2.1.2): the expansion is applied to query and output, so
-that each head attends to the latents. Decoding absorbs and every other pass expands, unless the execution says
-otherwise. With an indexer (DeepSeek-V3.2) a token attends to few of those before it.
+with equal results. Expanded: each head's keys and values are computed from all latents that are read, also those of
+earlier tokens, whose keys and values are not cached. Absorbed (§2.1.2): the expansion is applied to query and output,
+so each head attends to the latents. Decoding absorbs and every other pass expands, unless the execution says otherwise.
+With an indexer (DeepSeek-V3.2) a token attends to a few earlier tokens only.
 """
 
 from __future__ import annotations
@@ -34,15 +34,26 @@ if TYPE_CHECKING:
 class MLA(TokenMixer):
     """Multi-head latent attention, under DeepSeek's field names.
 
-    q_lora_rank: width of the compressed query; none projects queries directly. kv_lora_rank: width of the latent.
-    indexer: chooses the tokens that are attended to. Each head's query and key are qk_nope_head_dim from the latent and
-    qk_rope_head_dim with positions, the latter's key shared by all heads. attention_bias: on the projections that read
-    or write the residual stream (not on a direct q_proj).
-    mla_use_nope: no positions at all; the shared key has the same size, and is not turned (Kimi Linear).
-    output_gate: a gate on the output of the heads (Ling 3, Hy 4), none by default.
-    query_gate: one projection gives such a gate, with one value per element, and the queries. It reads the compressed
-        query after its norm and before it, side by side (A.X-K2). False by default.
-    sinks: one more key for each head, with a learned score and no value (Hy 4).
+    Each head's query and key consist of qk_nope_head_dim dimensions from the latent and qk_rope_head_dim with RoPE; the
+    RoPE part of the key is shared by all heads.
+
+    num_attention_heads: the number of heads.
+    q_lora_rank: the rank of the compressed query; by default queries are projected directly.
+    kv_lora_rank: the width of the latent.
+    qk_nope_head_dim: the size of a head's query or key without RoPE.
+    qk_rope_head_dim: the size of its part with RoPE.
+    v_head_dim: the size of a value head.
+    attention_bias: whether the projections that read or write the residual stream have a bias, except a direct q_proj;
+        false by default.
+    mla_use_nope: whether there are no positions at all; the shared key keeps its size, without RoPE (Kimi Linear).
+        False by default.
+    output_gate: the gate on the output of the heads (Ling 3, Hy 4), none by default.
+    query_gate: whether one projection makes the queries and a gate with one value per element. Its input is the
+        compressed query after and before its norm, concatenated (A.X-K2). False by default.
+    sinks: whether each head has one more key, with a learned score and no value (Hy 4); false by default.
+    norm: the norm on the compressed query and on the latent.
+    position: RoPE.
+    indexer: the part that selects the tokens to attend to; none by default.
     """
 
     node_name: ClassVar[str] = "self_attn"
@@ -92,7 +103,7 @@ class MLA(TokenMixer):
         return () if self.indexer is None else (self.indexer.index_topk,)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """As a latent that is as wide as the keys and values of so many heads together."""
+        """The same part with a latent as wide as the keys and values of `number` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
@@ -122,14 +133,16 @@ class MLA(TokenMixer):
         head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Keys and values of each head are made of every latent that is read, not of the new tokens' alone."""
+            """Each head's keys and values are computed from every latent that is read, not only those of the new
+            tokens.
+            """
             made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
             k_nope, values = f.split(made, (heads, nope), (heads, size))
             q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             return f.attention("core", q, k, values, causal=f.causal, **limits)
 
         def absorbed() -> Value:
-            """The maps that would make them are applied to query and output; attention sees the latents themselves."""
+            """The projections of the expansion are applied to query and output; attention runs on the latents."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
@@ -146,7 +159,7 @@ class MLA(TokenMixer):
         return x if self.mla_use_nope else f.rope(x, self.position)
 
     def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
-        """The query of each head, and the compressed query that it is made of, where there is one."""
+        """The query of each head, and the compressed query if there is one."""
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
@@ -223,7 +236,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Expansion(nn.Linear):
-        """Latent → every head's key part and value; or, absorbed, the same weight on the other side of the product."""
+        """Latent → every head's key part and value. Absorbed: the same weight is applied to the query or the output."""
 
         def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
             super().__init__(latent, heads * (nope + value), bias=False)
@@ -238,7 +251,7 @@ def _reference() -> type[nn.Module]:
             return super().forward(x)
 
     class MLAReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MLA, around: Around) -> None:
             super().__init__()
@@ -275,7 +288,7 @@ def _reference() -> type[nn.Module]:
             )
 
         def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            """[batch, tokens, heads, …]: queries and the gate, where there is one; and what an indexer reads."""
+            """[batch, tokens, heads, …]: queries and the gate, if there is one; and the input of the indexer."""
             spec, apart = self.spec, (self.spec.num_attention_heads, -1)
             raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
             small = x if spec.q_lora_rank is None else self.q_a_norm(raw)
@@ -304,7 +317,7 @@ def _reference() -> type[nn.Module]:
                 assert run.selected is not None, (
                     "a layer that shares the choice of another stands above one that chooses"
                 )
-                if run.past and x.shape[1] == 1:  # one token goes on: nothing but what it chose is read
+                if run.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
                     latent, k_rope = (
                         t.gather(1, run.selected[:, 0, :, None].expand(-1, -1, t.shape[-1])) for t in (latent, k_rope)
                     )

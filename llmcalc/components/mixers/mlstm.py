@@ -1,7 +1,7 @@
 """mLSTM, the matrix memory of xLSTM (Beck et al. 2024, arXiv:2405.04517, §2.3), as in xLSTM-7B (arXiv:2503.13427, §3).
 
-C ← f·C + i·k ⊗ v, n ← f·n + i·k, h = Cᵀq / max(|n·q|, 1), with exponential gates whose largest exponent m is kept
-apart; a norm of each head and a gate of the output. transformers: models/xlstm.
+C ← f·C + i·k ⊗ v, n ← f·n + i·k, h = Cᵀq / max(|n·q|, 1). The gates are exponential, and their largest exponent m is
+stored separately. The output has a norm per head and a gate. transformers: models/xlstm.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ else:
 class MLSTM(TokenMixer):
     """The matrix memory of xLSTM, under xLSTM-7B's field names.
 
-    num_heads: the heads, each with a memory of [qk_head_dim, v_head_dim].
-    qk_head_dim: the size of a query and of a key.
-    v_head_dim: the size of a value.
-    use_bias: whether the norm and the projections have a bias; those of the two gates always have one.
-    chunk_size: how many tokens are computed at once.
-    gate_soft_cap: the bound of the gates' exponents.
-    norm_eps: the ε of the norm on the output.
+    num_heads: the number of heads, each with a memory of [qk_head_dim, v_head_dim].
+    qk_head_dim: the size of a query or key head.
+    v_head_dim: the size of a value head.
+    use_bias: whether the norm and the projections have a bias, false by default; the projections of the two gates
+        always have one.
+    chunk_size: the number of tokens computed at once, 64 by default.
+    gate_soft_cap: the soft cap of the gates' exponents, 15 by default.
+    norm_eps: the ε of the norm on the output, 1e-6 by default.
     """
 
     node_name: ClassVar[str] = "mlstm"
@@ -97,8 +98,8 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class Core(nn.Module):
-        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f:
-        [batch, heads, tokens] → (h like v, (C, n, m)).
+        """q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v], i, f: [batch, heads, tokens] → (h, shape of v,
+        (C, n, m)).
         """
 
         def __init__(self, chunk: int) -> None:
@@ -150,7 +151,7 @@ def _reference() -> type[nn.Module]:
             return h, (memory, norm, new)
 
     class MLSTMReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 

@@ -1,8 +1,8 @@
 """Griffin's recurrent block around a real-gated linear recurrent unit (De et al. 2024, arXiv:2402.19427, §2.4).
 
 One branch of the input passes a short convolution and the RG-LRU, h ← a·h + √(1 − a²)·(i·x) with a =
-exp(−8·r·softplus(Λ)), whose two gates r and i are maps within each of `num_attention_heads` blocks; the other branch
-gates it. transformers: models/recurrent_gemma.
+exp(−8·r·softplus(Λ)). The gates r and i are block-diagonal projections with `num_attention_heads` blocks. The other
+branch gates the result. transformers: models/recurrent_gemma.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ else:
 class RGLRU(TokenMixer):
     """Griffin's recurrent block, under RecurrentGemma's field names.
 
-    lru_width: the channels of the recurrence.
-    num_attention_heads: the blocks of the gates' maps, which must divide lru_width. They are no heads with queries and
-        keys, so that `heads` answers none.
-    conv1d_width: how many tokens the convolution sees.
-    hidden_act: the activation of the branch that gates the output.
+    lru_width: the number of channels of the recurrence.
+    num_attention_heads: the number of blocks of the gates' projections, a divisor of lru_width. The blocks are not
+        heads with queries and keys, so `heads` returns None.
+    conv1d_width: the kernel size of the convolution, 4 by default.
+    hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """
 
     node_name: ClassVar[str] = "recurrent"
@@ -94,7 +94,7 @@ def _reference() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class BlockMap(nn.Module):
-        """x: [batch, tokens, width] → the same, each block of it through a matrix of its own."""
+        """x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
         def __init__(self, blocks: int, width: int) -> None:
             super().__init__()
@@ -109,9 +109,7 @@ def _reference() -> type[nn.Module]:
             return mapped
 
     def scanned(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """Every h ← a·h + b along the tokens,
-        in as many steps as their number has binary digits (Hillis & Steele 1986).
-        """
+        """h ← a·h + b for every token, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
         step = 1
         while step < a.shape[1]:
@@ -121,7 +119,7 @@ def _reference() -> type[nn.Module]:
         return b
 
     class RGLRUReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any
@@ -145,7 +143,7 @@ def _reference() -> type[nn.Module]:
             log_a = -8.0 * self.recurrent_gate(u).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             first = (
                 run.span(run.past, run.past + x.shape[1], x.device)[:, None] == 0
-            )  # at the first token nothing has been forgotten
+            )  # the first token has no earlier state to decay
             kept = torch.where(first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             entering = (u * self.input_gate(u).sigmoid()).float() * kept
             held = self.recurrent_state.held(run)

@@ -1,9 +1,9 @@
-"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing in place of attention, channel mixing in place of a
+"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): time mixing instead of attention, channel mixing instead of a
 feed-forward network.
 
-Both look at the token before through an interpolation with learned weights (the token shift). Time mixing is an average
-of the values, weighted by exp(key) and by a learned decay of each channel (§3.1.2): numerator, denominator and largest
-exponent are all that it keeps. transformers: models/rwkv.
+Both interpolate between a token and the previous one with learned weights (the token shift). Time mixing is an average
+of the values, weighted by exp(key) and by a learned decay per channel (§3.1.2). Its state is the numerator, the
+denominator and the largest exponent. transformers: models/rwkv.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ SOURCE = "Peng et al. 2023, §3"
 
 
 def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
-    """Each channel of the token and of the one before, by a learned share of either (the token shift)."""
+    """The token shift: an interpolation between the token and the previous one, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
     return f.add(f.mul(x, share), f.mul(previous, share))
 
 
 class RwkvTimeMix(TokenMixer):
-    """RWKV-4's time mixing, in place of attention. Each channel decays by itself: there are no heads.
+    """RWKV-4's time mixing, used instead of attention. Each channel has its own decay: there are no heads.
 
-    attention_hidden_size: the channels of the average.
+    attention_hidden_size: the number of channels of the average.
     """
 
     node_name: ClassVar[str] = "time_mix"
@@ -76,9 +76,9 @@ class RwkvTimeMix(TokenMixer):
 
 
 class RwkvChannelMix(Network):
-    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), in place of a feed-forward network.
+    """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), used instead of a feed-forward network.
 
-    intermediate_size: the width between key and value.
+    intermediate_size: the output width of key and input width of value.
     """
 
     node_name: ClassVar[str] = "channel_mix"
@@ -120,7 +120,7 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
-        """Each token's predecessor; zeros before the first."""
+        """The previous token of each token; zeros for the first."""
         held = state.held(run)
         before = torch.zeros_like(x[:, :1]) if held is None else held[0]
         state.keep(run, x[:, -1:])
@@ -130,7 +130,7 @@ def _references() -> dict[str, type[nn.Module]]:
         return x * share + previous * (1 - share)
 
     class TimeMixReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         shift_state: Any
         recurrent_state: Any
@@ -149,9 +149,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
-            """Σ exp(k)·v / Σ exp(k), decayed by the token;
-            all exponents less the largest one, so that none overflows.
-            """
+            """Σ exp(k)·v / Σ exp(k), decayed per token. The largest exponent is subtracted from all against overflow."""
             first, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             held = self.recurrent_state.held(run)
             zero = torch.zeros_like(k[:, 0])
@@ -177,7 +175,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
     class ChannelMixReference(nn.Module):
-        """x: [batch, tokens, hidden] → the same."""
+        """x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
             super().__init__()
