@@ -101,28 +101,6 @@ class WithSums(Rows):
 
 
 @dataclass(frozen=True, slots=True)
-class WithPast(Rows):
-    """New rows, plus rows of earlier passes that are recomputed.
-
-    window: only rows within a window of that many tokens are recomputed; None for all.
-    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
-        all.
-    """
-
-    name: str = "with_past"
-    of: Rows = TOKENS
-    window: Number = None
-    selected: Number = None
-
-    def new(self, w: Workload) -> Number:
-        past = self.of.past(w)
-        limit = self.selected if self.selected is not None and w.phase == "decode" else self.window
-        if limit is not None and not is_zero(past):
-            past = minimum(past, limit - 1)
-        return self.of.new(w) + past
-
-
-@dataclass(frozen=True, slots=True)
 class WithStart(Rows):
     """New rows, plus a row of zeros before them in a pass that starts at the first token."""
 

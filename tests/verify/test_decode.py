@@ -22,8 +22,8 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Use
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op
-from llmcalc.run.derived import WithPast
 from llmcalc.run.execution import LatentForm
+from llmcalc.run.with_past import WithPast
 from llmcalc.sources.huggingface.registry import FILES, text_of
 from llmcalc.verify.deviations import total
 from llmcalc.verify.measure import count_flops

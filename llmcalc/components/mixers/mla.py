@@ -19,7 +19,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ...run.derived import WithPast
+from ...run.with_past import WithPast
 from ..base import Around, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
@@ -81,15 +81,17 @@ class MLA(TokenMixer):
             self.q_lora_rank is None or self.indexer.index_head_dim < self.qk_rope_head_dim
         ):
             raise ValueError(
-                "indexer: it reads the compressed query and turns qk_rope_head_dim of its own; expected a "
+                "indexer: it reads the compressed query and rotates qk_rope_head_dim of its dimensions; expected a "
                 "q_lora_rank and a wider index_head_dim"
             )
         if self.query_gate and (self.q_lora_rank is None or self.output_gate is not None):
             raise ValueError(
-                "query_gate: it is made of the compressed query; expected a q_lora_rank, and no output_gate beside it"
+                "query_gate: it is computed from the compressed query; expected a q_lora_rank, and no output_gate"
             )
         if self.qk_rope_head_dim % 2 and not self.mla_use_nope:
-            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; RoPE turns pairs")
+            raise ValueError(
+                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd; expected an even number, because RoPE rotates pairs"
+            )
         self.position.check_whole("qk_rope_head_dim")
         return self
 

@@ -1,4 +1,4 @@
-"""Doge: attention under a mask that is made of the values, and experts of one unit that are found by pairs of keys."""
+"""Doge: attention under a mask computed from the values, and experts of one unit that are selected by pairs of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
 from llmcalc.ops.sparse import MaskedCore
-from llmcalc.run.derived import WithPast
+from llmcalc.run.with_past import WithPast
 from llmcalc.sources.huggingface.registry import read_config
 from tests.builders import sight
 
@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def test_decoding_maps_every_value_again() -> None:
-    """10 values are held and 1 is new; of a window of 4, 3 of those held are seen."""
+    """10 values are cached and 1 is new; with a window of 4, 3 of the cached ones are visible."""
     after = sight(batch=2, seq=1, context=10, phase="decode")
     assert Linear(6, 2, rows=WithPast()).forward_flops(after) == 2 * 2 * (10 + 1) * 6 * 2
     assert Linear(6, 2, rows=WithPast(window=4)).forward_flops(after) == 2 * 2 * (3 + 1) * 6 * 2
@@ -61,7 +61,7 @@ def test_the_strongest_keys_are_kept() -> None:
         mask = net._mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
         strength = net._mask(v[:, :, :3], torch.ones(1, 3, dtype=torch.bool))  # type: ignore[operator]
     assert (mask > float("-inf")).sum(-1).tolist() == [[[1, 2, 3, 3, 3, 3]] * 2]
-    assert torch.equal(mask[:, :, 2, :3], strength[:, :, 0])  # a token that may see no more than are kept sees them all
+    assert torch.equal(mask[:, :, 2, :3], strength[:, :, 0])  # a token with no more visible keys than the limit attends to all of them
     assert (mask[0, :, 5].amin(-1) == float("-inf")).all()
 
 
@@ -81,7 +81,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
 
 
 def test_an_expert_is_two_vectors() -> None:
-    """Of 36 experts of width 8 a token takes 5: 40 parameters, 2 FLOPs each, in either table."""
+    """A token uses 5 of 36 experts of width 8: 40 parameters, 2 FLOPs each, in either table."""
     rows = ExpertRows(36, 5, 8)
     assert (rows.params(), rows.active_params(), rows.forward_flops(sight(seq=3))) == (288, 40, 3 * 80)
 

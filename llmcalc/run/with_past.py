@@ -1,0 +1,33 @@
+"""Rows that are computed once more because a cache keeps only what they are made of. A file of its own, since `derived`
+takes longer to import than most models need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra import Number, is_zero, minimum
+from .rows import TOKENS, Rows
+from .workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class WithPast(Rows):
+    """New rows, plus rows of earlier passes that are recomputed.
+
+    window: only rows within a window of that many tokens are recomputed; None for all.
+    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
+        all.
+    """
+
+    name: str = "with_past"
+    of: Rows = TOKENS
+    window: Number = None
+    selected: Number = None
+
+    def new(self, w: Workload) -> Number:
+        past = self.of.past(w)
+        limit = self.selected if self.selected is not None and w.phase == "decode" else self.window
+        if limit is not None and not is_zero(past):
+            past = minimum(past, limit - 1)
+        return self.of.new(w) + past
