@@ -91,7 +91,7 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     if len(shape) == 2:
         batch, seq = shape
     if seq is None:
-        raise TypeError("assert_counts: seq is needed where the first input is no tensor of token ids [batch, seq]")
+        raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
     measured, _ = count_flops(module, lambda: module(*inputs))
     expected, found = tree.total(forward_of, Sight(Workload(batch=batch, seq=seq))), measured.get("", 0)
     if found == expected:

@@ -54,7 +54,7 @@ class TransformerXL(AttentionPosition):
     def check_attention(self, attention: Attention) -> None:
         if attention.v_head_dim is not None:
             raise ValueError(
-                "v_head_dim: with position.type 'transformer_xl' a value has the size of a key; expected none"
+                "v_head_dim: position.type 'transformer_xl' requires values of the size of keys; expected none"
             )
         if attention.sliding_window is not None or attention.attention_chunk_size is not None:
             raise ValueError(

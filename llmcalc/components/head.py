@@ -115,7 +115,7 @@ class Classifier(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.transform is not None and self.transform.size is not None:
-            raise ValueError("transform.size: of a language-model head of its own; expected none")
+            raise ValueError("transform.size: only an untied language-model head can have one; expected none")
         return self
 
     def source(self) -> str:

@@ -97,9 +97,9 @@ class Rope(AttentionPosition):
             f"{head_dim} dimensions (head_dim)"
         )
         if turned > head_dim:
-            raise ValueError(f"{where}: {would}; expected no more than it has")
+            raise ValueError(f"{where}: {would}; expected at most head_dim")
         if turned < 2 or turned % 2:
-            raise ValueError(f"{where}: {would}; expected an even number, for it turns pairs")
+            raise ValueError(f"{where}: {would}; expected an even number, because it rotates pairs")
 
     def check_place(self, place: Standing, head_dim: int) -> None:
         super().check_place(place, head_dim)

@@ -121,14 +121,14 @@ class Stack(Component):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if BASE in self.variants:
-            raise ValueError(f"variants.{BASE}: that is what a pattern calls the block itself; expected another name")
+            raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         known = dict.fromkeys((BASE, *self.variants))
         for field in ("first_layers", "pattern", "shared_layers"):
             for name in getattr(self, field):
                 if name not in known:
                     raise ValueError(f"{field}: there is no layer called '{name}'; expected one of {', '.join(known)}")
         if not self.pattern:
-            raise ValueError("pattern: names no layer; expected at least one")
+            raise ValueError("pattern: is empty; expected at least one name of a layer")
         self._check_sharing()
         slots, layers = self.slots(), self.kinds()
         for part in slots.values():

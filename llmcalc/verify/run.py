@@ -25,7 +25,7 @@ def verify(
     Raises `InputError` if the witness or the device does not support this model.
     """
     if witness != "reference" and (device != "meta" or every_layer):
-        raise InputError(f"--against {witness}: --device and --every-layer are for the reference")
+        raise InputError(f"--against {witness}: --device and --every-layer only apply to --against reference")
     if witness == "published":
         from .published import verify_published
 

@@ -178,7 +178,7 @@ class Block(Layer):
         ):
             raise ValueError("parallel: a parallel block has both attention and feed_forward")
         if self.residual_scale and (self.norm_placement != "pre" or self.parallel is not None):
-            raise ValueError("residual_scale: stands in a layer with norm_placement = 'pre' that is not parallel")
+            raise ValueError("residual_scale: requires norm_placement = 'pre' and a layer that is not parallel")
         if self.idle_cross_attention and self.cross_attention is None:
             raise ValueError("idle_cross_attention: there is no cross_attention to hold")
         if self.cross_attention is not None:

@@ -48,7 +48,7 @@ class Gemma4Layer(WholeLayer):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dense is not None and not isinstance(self.feed_forward, MoE):
-            raise ValueError("dense: stands beside experts; expected feed_forward.type = 'moe'")
+            raise ValueError("dense: requires experts beside it; expected feed_forward.type = 'moe'")
         return self
 
     def networks(self) -> list[Any]:

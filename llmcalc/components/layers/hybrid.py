@@ -48,7 +48,7 @@ class HybridBlock(Layer):
                     f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'"
                 )
         if self.without_norms:
-            raise ValueError("without_norms: a hybrid layer has both its norms; expected none of them named")
+            raise ValueError("without_norms: a hybrid layer requires both of its norms; expected none")
         return self
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:

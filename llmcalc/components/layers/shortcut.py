@@ -51,9 +51,9 @@ class ShortcutLayer(Layer):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.attention, Nothing) or self.without_norms:
-            raise ValueError("attention, without_norms: a 'shortcut' layer has two attentions, with all of its norms")
+            raise ValueError("attention, without_norms: a 'shortcut' layer requires attention and all of its norms")
         if not isinstance(self.feed_forward, MoE):
-            raise ValueError("feed_forward.type: what stands on the shortcut are experts; expected 'moe'")
+            raise ValueError("feed_forward.type: the shortcut requires experts; expected 'moe'")
         return self
 
     def networks(self) -> list[Any]:

@@ -64,7 +64,7 @@ class SharedBlock(Part):
             or self.feed_forward.hidden_act == "xielu"
         ):
             raise ValueError(
-                "feed_forward.gated: the shared block's network is a plain gated one; expected true, without sub_norm"
+                "feed_forward.gated: the shared block has a plain gated network; expected true, no sub_norm, no xielu"
             )
         if (self.attention_adapters or self.idle_adapters) and self.adapter_rank is None:
             raise ValueError("adapter_rank: missing; attention_adapters and idle_adapters need one")
@@ -142,7 +142,7 @@ class ZambaLayer(Layer):
     def _check(self) -> Self:
         if isinstance(self.attention, Nothing):
             raise ValueError(
-                "attention: the layer has a mixer of its own after the shared block; expected another type than 'none'"
+                "attention: the layer requires a mixer after the shared block; expected another type than 'none'"
             )
         return self
 
@@ -152,7 +152,7 @@ class ZambaLayer(Layer):
         return super(ZambaLayer, changed).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable("a block that layers share does not scale with hidden_size alone; expected layers without")
+        raise Unscalable("a block that layers share does not scale with hidden_size alone; expected layers without one")
 
     def check_shared(self, name: str) -> None:
         if self.transformer.idle_adapters:

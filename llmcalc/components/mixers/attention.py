@@ -127,7 +127,7 @@ class Attention(TokenMixer):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         if self.v_head_dim is not None and self.attention_k_eq_v:
-            raise ValueError("v_head_dim: values that are the keys have the size of a key; expected none")
+            raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         for part in (self.position, self.block_indexer):
             if part is not None:
                 part.check_attention(self)
@@ -180,7 +180,7 @@ class Attention(TokenMixer):
             raise Unscalable("an indexer chooses for a fixed number of heads; expected attention without block_indexer")
         other_size = self.head_dim is not None and not same(sizes.head_dim, self.head_dim)
         if other_size and self.v_head_dim is not None:
-            raise Unscalable("values have a size of their own (v_head_dim); expected attention without")
+            raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(sizes)
         fields = {"num_attention_heads": sizes.heads, "num_key_value_heads": sizes.kv_heads, "head_dim": sizes.head_dim}

@@ -47,7 +47,7 @@ class BlockIndexer(Part):
         """Raises `ValueError` where it does not fit the fields of that attention."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(
-                "block_indexer: chooses among all earlier tokens; expected no window, no chunks and no kv_shared"
+                "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
             )
         if attention.num_attention_heads % self.index_n_heads or self.index_head_dim % 2:
             raise ValueError(

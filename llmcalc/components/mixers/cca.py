@@ -80,9 +80,7 @@ class CompressedConvAttention(WindowedMixer):
                 f"head_dim: {k} value heads of {self.head_dim} have no two halves; expected an even product"
             )
         if self.cca_time0 == self.cca_time1 == 1:
-            raise ValueError(
-                "cca_time0 and cca_time1: convolutions over one token mix none; expected one of them above 1"
-            )
+            raise ValueError("cca_time0 and cca_time1: both kernel sizes are 1; expected at least one above 1")
         self.position.check(self.head_dim)
         return self
 
@@ -93,7 +91,7 @@ class CompressedConvAttention(WindowedMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         width = sizes.kv_heads * sizes.head_dim
         if not same(2 * floor_div(width, 2), width):
-            raise Unscalable("the values of all heads are made of two halves; expected an even head_dim")
+            raise Unscalable("values are computed in two halves; expected an even head_dim")
         return super().with_heads(sizes)
 
     def source(self) -> str:

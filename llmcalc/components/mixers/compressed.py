@@ -101,7 +101,7 @@ class CompressedAttention(TokenMixer):
             which = "head_dim" if narrowest == width else "index_head_dim"
             raise ValueError(f"qk_rope_head_dim: {rope} is odd, or more than {which} {narrowest}")
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
-            raise ValueError("compress_rate: there are no entries to overlap or to choose without one")
+            raise ValueError("compress_rate: missing; overlap and indexer require one")
         self.position.check_whole("qk_rope_head_dim")
         return self
 
@@ -126,7 +126,7 @@ class CompressedAttention(TokenMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         raise Unscalable(
             "attention.type 'compressed' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
-            "whose width is that of its heads alone"
+            "whose width depends only on its heads"
         )
 
     def source(self) -> str:

@@ -72,7 +72,7 @@ class KimiDeltaAttention(TokenMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(sizes.kv_heads, sizes.heads):
             raise Unscalable(
-                "attention.type 'kimi_delta_attention' has as many key/value heads as heads; expected a "
+                "attention.type 'kimi_delta_attention' requires as many key/value heads as query heads; expected a "
                 "--kv-ratio of 1, or none"
             )
         return self.model_copy(update={"linear_num_heads": sizes.heads, "linear_head_dim": sizes.head_dim})

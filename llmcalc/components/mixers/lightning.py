@@ -49,7 +49,8 @@ class LightningAttention(TokenMixer):
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(sizes.kv_heads, sizes.heads):
             raise Unscalable(
-                "attention.type 'lightning' has as many key/value heads as heads; expected a --kv-ratio of 1, or none"
+                "attention.type 'lightning' requires as many key/value heads as query heads; expected a "
+                "--kv-ratio of 1, or none"
             )
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 

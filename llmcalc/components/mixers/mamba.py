@@ -65,7 +65,7 @@ class Mamba(TokenMixer):
         if self.num_heads is not None and self.intermediate_size % self.num_heads:
             raise ValueError(f"num_heads: {self.num_heads} does not divide intermediate_size {self.intermediate_size}")
         if self.num_heads is not None and self.norm is not None:
-            raise ValueError("norm: on Δ, B and C of one head alone; expected no num_heads, or no norm")
+            raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
         return self
 
     def source(self) -> str:

@@ -67,7 +67,7 @@ class MergedAttention(WindowedMixer):
         super().check_place(place)
         if place.source_width != place.width:
             raise ValueError(
-                f"{place.where}.type: 'merged' reads an encoder of the decoder's width; expected one, and no "
+                f"{place.where}.type: 'merged' requires an encoder of the decoder's width; expected one, and no "
                 "cross_attention"
             )
 

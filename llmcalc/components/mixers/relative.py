@@ -45,7 +45,7 @@ class RelativeAttention(TokenMixer):
 
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(sizes.heads, sizes.kv_heads):
-            raise Unscalable("each query head has a key of its own; expected as many of both")
+            raise Unscalable("each query head has its own key head; expected equal numbers of both")
         return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:

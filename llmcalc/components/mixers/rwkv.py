@@ -149,7 +149,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
-            """Σ exp(k)·v / Σ exp(k), decayed per token. The largest exponent is subtracted from all against overflow."""
+            """Σ exp(k)·v / Σ exp(k), decayed per token. The largest exponent is subtracted to avoid overflow."""
             first, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             held = self.recurrent_state.held(run)
             zero = torch.zeros_like(k[:, 0])

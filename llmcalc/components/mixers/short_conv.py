@@ -44,7 +44,7 @@ class ShortConv(TokenMixer):
     def _check(self) -> Self:
         if self.grid and self.conv_L_cache % 2 == 0:
             raise ValueError(
-                f"conv_L_cache: {self.conv_L_cache} patches of a side have none in their middle; expected an odd "
+                f"conv_L_cache: {self.conv_L_cache} is even, so the square has no centre; expected an odd "
                 "number where grid is true"
             )
         return self

@@ -277,9 +277,11 @@ class MoE(Network):
 def _check_expert(expert: FeedForward) -> None:
     """Raises `ValueError` for fields that a routed expert cannot have."""
     if expert.hidden_act == "xielu":
-        raise ValueError("expert.hidden_act: 'xielu' has weights; what is counted for experts knows none of their own")
+        raise ValueError(
+            "expert.hidden_act: 'xielu' has parameters, which are not supported in experts; expected another one"
+        )
     if expert.sub_norm is not None:
-        raise ValueError("expert.sub_norm: the experts' maps stand one after the other; expected none")
+        raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
 def _mapped(f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape) -> Value:

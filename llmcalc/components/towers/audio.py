@@ -42,7 +42,7 @@ class AudioTower(TowerPart):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.stack.stem is None:
-            raise ValueError("stack.stem: missing; an encoder of sound reads frames")
+            raise ValueError("stack.stem: missing; an audio encoder requires one")
         self.stack.check_place(Standing("stack", self.hidden_size, "encoder"))
         return self
 

@@ -89,7 +89,7 @@ class ConformerConvolution(Part):
     def _check(self) -> Self:
         if self.multiplier > 1 and not self.separable:
             raise ValueError(
-                f"multiplier: {self.multiplier} channels for one are mapped back; expected separable = true"
+                f"multiplier: {self.multiplier} requires a projection back to hidden_size; expected separable = true"
             )
         return self
 

@@ -93,10 +93,10 @@ class Projector(TowerPart):
                 )
         if self.merged == "mean" and (self.frames > 1 or self.norm_of == "merged"):
             raise ValueError(
-                'merged: "mean" takes the mean of one image\'s patches; expected no frames and no norm_of = "merged"'
+                'merged: "mean" averages the patches of one image; expected no frames and no norm_of = "merged"'
             )
         if self.vocab_size is not None and self.norm is None:
-            raise ValueError("vocab_size: tokens have the norm of patches once more; expected a norm")
+            raise ValueError("vocab_size: requires the norm of patches for its tokens too; expected a norm")
         return self
 
     @property

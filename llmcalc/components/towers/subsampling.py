@@ -65,10 +65,10 @@ class Subsampling(Component):
             pitches = (pitches + 2 - conv.kernel[1]) // conv.stride[1] + 1
             if pitches < 1:
                 raise ValueError(
-                    f"num_mel_bins: {self.num_mel_bins} pitches are too few for these convolutions; expected more"
+                    f"num_mel_bins: {self.num_mel_bins} mel bins are too few for these convolutions; expected more"
                 )
         if self.convolutions[0].separable:
-            raise ValueError("convolutions: the first reads one channel; expected it not separable")
+            raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
         return self
 
     def source(self) -> str:

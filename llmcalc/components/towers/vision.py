@@ -121,7 +121,8 @@ class VisionTower(TowerPart):
             self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
             raise ValueError(
-                "stack: a tower reads patches; expected no position, stem or token_types (positions stand beside it)"
+                "stack: a vision encoder reads patches; expected no position, stem or token_types (positions are a "
+                "field beside it)"
             )
         return self
 
