@@ -30,7 +30,29 @@ class MissingExtra(InputError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs {package}: pip install 'llmcalc-arch[{extra}]'")
+        super().__init__(f"{feature} needs {package}: pip install {_requirement(extra)}")
+
+
+def _requirement(extra: str) -> str:
+    """What to give pip for an extra: the checkout, the wheel or the repository that llmcalc was installed from, or its
+    name where it was installed from an index.
+    """
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    name = f"llmcalc-arch[{extra}]"
+    try:
+        origin = json.loads(distribution("llmcalc-arch").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, OSError, ValueError):
+        origin = {}
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f"{option}'{url.removeprefix('file://')}[{extra}]'"
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return f"'{name} @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}'"
+    return f"'{name} @ {url}'" if url else f"'{name}'"
 
 
 def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> str:

@@ -1,4 +1,4 @@
-"""What several test files build: runs of a model, and the small models of every family."""
+"""Builders that several test files share: runs of a model, and the small models of every family."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmcalc.run.workload import Workload
 from llmcalc.sources.huggingface.registry import FILES, read_config
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
-"""The folders of published configs with what was measured of their classes."""
+"""The folders of published configs with the numbers measured on their classes."""
 
 
 SOME_PRESETS = [
@@ -46,11 +46,11 @@ SOME_PRESETS = [
     "whisper-tiny",
     "zamba2-1.2b",
 ]
-"""A preset of each lineage."""
+"""One preset of each lineage."""
 
 
 def json_lines(mapping: Mapping[str, Any], indent: str = "") -> str:
-    """A JSON object with a line for each key: how files are written that a command makes and people read."""
+    """A JSON object with one line per key, the format of generated files that people read."""
     lines = (f"{indent}  {json.dumps(key)}: {json.dumps(value)}" for key, value in mapping.items())
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
@@ -63,14 +63,14 @@ def sight(
     mla: LatentForm = "auto",
     **workload: Any,
 ) -> Sight:
-    """A run of a workload with these fields, counted and executed as said."""
+    """A run of a workload with these fields, counting convention and execution."""
     return Sight(Workload(**workload), Counting(pairs), Execution(attention_backward, recompute, mla))
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(`LlamaForCausalLM-0`, a small config.json) for every shape of `tests/families`.
+    """Yields (`LlamaForCausalLM-0`, a small config.json) for every shape of `tests/families`.
 
-    first_of_each_file: of each file the first shape of each class alone.
+    first_of_each_file: only the first shape of each class in each file.
     """
     for file in FILES:
         for cls, several in import_module(f"tests.families.{file}").SHAPES.items():
@@ -84,7 +84,7 @@ def spec_of(config: dict[str, Any]) -> ModelSpec:
 
 
 def recorded(part: Component, width: int) -> Node:
-    """The node of a part by itself, in a causal stack of that width."""
+    """Returns the node of a single part, in a causal stack of that width."""
     f = Flow()
     x = Value(TOKENS, (Axis("hidden", width),))
     f.part("part", part, x)

@@ -1,4 +1,4 @@
-"""The Python functions: what they take for a model, and that they check as the command line does."""
+"""The Python functions: the forms of a model that they accept, and the same checks as on the command line."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_a_name_is_enough() -> None:
     [("llama3-8b", 2048, 8192), ("gpt2", 1024, 1024), ("llama3.1-405b", 2048, 32768), ("bert-base", 512, None)],
 )
 def test_lengths_of_which_nothing_is_said(name: str, pass_: int, cache: int | None, run: Any) -> None:
-    """The same on the command line and in Python: 2,048 or all learned positions; the model's own context, capped."""
+    """Default lengths are equal on the command line and in Python: 2,048 or all learned positions; the model's capped
+    context.
+    """
     assert llmcalc.flops(name).workload.seq == pass_
     assert json.loads(run("flops", name, "--format", "json").out)["workload"]["seq"] == pass_
     if cache is not None:

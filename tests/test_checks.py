@@ -1,4 +1,4 @@
-"""The house rules that tools check: style, types, which way imports run."""
+"""The house rules that tools check: style, types, and the direction of imports."""
 
 from __future__ import annotations
 

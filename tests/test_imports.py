@@ -1,4 +1,4 @@
-"""No two modules of the package need each other: its imports, those inside functions too, have no circle."""
+"""The imports of the package have no cycle, including imports inside functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PACKAGE = Path(llmcalc.__file__).parent
 
 
 def modules(folder: Path) -> dict[str, Path]:
-    """The name of every module below a package's folder → its file. A package is called as its folder is."""
+    """Name of every module below a package's folder → its file. A package has the name of its folder."""
     files = ((path.relative_to(folder.parent).with_suffix("").parts, path) for path in folder.rglob("*.py"))
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files}
 
 
 def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import below a node, but for those that only a type checker sees."""
+    """Yields every import below a node, except those for type checkers only."""
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         below: Iterable[ast.AST] = node.orelse
     else:
@@ -31,7 +31,7 @@ def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imported(name: str, known: dict[str, Path]) -> set[str]:
-    """The modules that a module imports. Of `from package import module` the module, not its package."""
+    """Returns the modules that a module imports; for `from package import module`, the module and not its package."""
     path = known[name]
     home = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
@@ -48,7 +48,7 @@ def imported(name: str, known: dict[str, Path]) -> set[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other in this order, the first again at the end; none where there is no circle."""
+    """Returns a cycle of modules that import each other, with the first again at the end; empty if there is none."""
     done: set[str] = set()
 
     def search(name: str, above: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whole models: what stands around the layers, in every combination, agrees with a model that runs."""
+"""Whole models: every combination of the parts around the layers agrees with a model that runs."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def test_spans() -> None:
 def test_optional_parts_are_left_out_of_totals_unless_asked_for() -> None:
     model = MODELS["two prediction modules"]
     without, with_ = params(model), params(model, frozenset({"mtp"}))
-    # two norms, a map from 2h to h, a sparse layer (4·16·8 + 4·16·8 + ... counted by its own node), a norm; no head of
-    # its own
+    # two norms, a projection from 2h to h, a sparse layer (4·16·8 + 4·16·8 + ... counted by its own node), a norm; no
+    # separate head
     assert with_.total - without.total == without.left_out["mtp"]
     assert without.left_out["mtp"] == 2 * (3 * 16 + 2 * 16 * 16 + recorded(SPARSE, 16).total(lambda use: use.params()))
 

@@ -1,6 +1,6 @@
-"""What the README shows is what the program prints, and what it tells to run runs.
+"""The README shows the program's real output, and the commands in it run.
 
-To write the outputs anew: `python -m tests.test_readme`.
+`python -m tests.test_readme` rewrites the outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECONDS = re.compile(r" +\d+\.\d s$", re.MULTILINE)
 
 
 def printed(command: str) -> str:
-    """What a command prints at 80 columns without colour, times left out."""
+    """Returns the output of a command at 80 columns without colour and times."""
     out = io.StringIO()
     with (
         mock.patch.object(sys, "argv", shlex.split(command)),
@@ -89,10 +89,10 @@ WORDS = {"exact": EXACT, "followed": "exact ¹", "": NONE}
 
 
 def families_table() -> str:
-    """Every family that is read, at how many shapes it meets its class, on how many real configs, and in what it is
-    exact.
+    """Every supported family: the number of shapes compared with its class, the number of real configs, and the exact
+    quantities.
 
-    The comparisons of test_families.py are those of every shape here; those of test_towers.py, of every wrapper.
+    test_families.py compares every shape here, test_towers.py every wrapper.
     """
     real = Counter(json.loads((case / "config.json").read_text())["model_type"] for case in CASES)
     lines = [
@@ -117,7 +117,7 @@ def families_table() -> str:
 
 
 def deviations_table() -> str:
-    """Everything that the comparison with transformers excuses."""
+    """Every deviation that the comparison with transformers allows."""
     lines = ["| classes of | what they do | changes |", "|:---|:---|:---|"]
     whose: dict[int, tuple[Deviation, list[str]]] = {id(deviation): (deviation, []) for deviation in OF_ALL}
     for kind in model_types():
@@ -143,7 +143,7 @@ def test_tables_are_current(name: str) -> None:
 
 
 def renewed(command: str, shown: str) -> str:
-    """The output as it is now; as it was where only times differ."""
+    """Returns the current output; the old output if only times differ."""
     now = printed(command)
     return shown if without_times(now) == without_times(shown) else now
 

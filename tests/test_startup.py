@@ -1,4 +1,4 @@
-"""Counting starts fast: nothing heavy is imported for it. Shown in a process of its own."""
+"""Counting starts fast, because it imports nothing heavy. Tested in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAVY = ("torch", "transformers", "numpy", "sympy", "matplotlib")
 
 
 def imported_by(*args: str, first: str = "") -> set[str]:
-    """The heavy libraries that a command has imported by its end."""
+    """Returns the heavy libraries that a command has imported when it ends."""
     code = (
         f"import sys\n{first}\nsys.argv = ['llmcalc', *{args!r}]\n"
         "from llmcalc.cli.main import main\n"

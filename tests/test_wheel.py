@@ -1,4 +1,4 @@
-"""What a user installs works without the checkout: the wheel carries its presets."""
+"""An installed wheel works without the checkout, because it contains the presets."""
 
 from __future__ import annotations
 
@@ -40,4 +40,5 @@ def test_it_runs_in_a_clean_environment_outside_the_checkout(wheel: Path, tmp_pa
         [bin_ / "llmcalc", "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True
     )
     assert (without_torch.returncode, without_torch.stdout) == (2, "")
-    assert without_torch.stderr == "error: verify needs torch: pip install 'llmcalc-arch[verify]'\n"
+    asked = f"'llmcalc-arch[verify] @ {wheel.as_uri()}'"
+    assert without_torch.stderr == f"error: verify needs torch: pip install {asked}\n"

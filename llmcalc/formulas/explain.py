@@ -96,7 +96,7 @@ def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 
 def _apart(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Those of a node by itself: in its absorbed form only where that costs something else."""
+    """The formulas of a single node, without that of the absorbed form if it equals the expanded one."""
     expanded = [f.expression for f in formulas if f.quantity == "flops"]
     return tuple(f for f in formulas if f.quantity != "flops_absorbed" or f.expression not in expanded)
 

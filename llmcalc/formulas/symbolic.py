@@ -78,6 +78,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     meanings: dict[Any, Meaning] = {}
 
     def symbol(name: str, field: str, value: Number) -> Any:
+        name = name.replace("-", "_")  # of a layer's label, in which it would read as a minus
         made = _symbol(name)
         known = meanings.setdefault(made, Meaning(name, field, value))
         if known.value != value:

@@ -50,7 +50,7 @@ class AttentionCore(Op):
             return new * (new + self._kept(past, s))
         if not self.causal:
             return _both_ways(new, self.window)
-        window = self.window if self.selected is None else self.selected  # selected keys are as many as the last ones
+        window = self.window if self.selected is None else self.selected  # as many keys, selected or last
         return _up_to(past + new, window, self.chunk) - _up_to(past, window, self.chunk)
 
     def _kept(self, past: Number, s: Sight) -> Number:

@@ -1,5 +1,5 @@
-"""Rows that are computed once more because a cache keeps only what they are made of. A file of its own, since `derived`
-takes longer to import than most models need.
+"""Rows that are recomputed because only their inputs are cached. In a separate file, because importing `derived` takes
+time that most models do not need.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def fetch_config(target: str) -> Path:
 
         name = "config.json"
         if not isinstance(huggingface_hub.try_to_load_from_cache(repo, name, revision=revision), str):
-            # Asked once: a download would ask a hub that does not answer for half a minute.
+            # One attempt: without this a download retries an unreachable hub for half a minute.
             huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repo, name, revision=revision))
         return Path(huggingface_hub.hf_hub_download(repo, name, revision=revision))
 

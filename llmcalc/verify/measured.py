@@ -9,9 +9,10 @@ from ..errors import InputError
 from ..flow.tree import spans
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
-from ..sources.huggingface.registry import kind_of_class
+from ..sources.huggingface.registry import kind_of_class, usual_name
 from .measure import parameters
 from .transformers import build, require_transformers
+from .witness import witness_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,9 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")
     config = {**given, "model_type": kind}
+    if kind_of_class(architecture_of(given)) not in ("", usual_name(kind)):
+        del config["architectures"]  # a class of another model type, which does not fit this config
+    _require_class(path, kind, "auto_map" in given)
     try:
         module = build(config, to_run=False)
     except InputError:
@@ -54,6 +58,15 @@ def measure_config(path: Path) -> tuple[str, Measured]:
             f"{path}: {architecture_of(config) or kind} cannot be built from it: {type(error).__name__}: {error}"
         ) from None
     return type(module).__name__, measured_tree(module)
+
+
+def _require_class(path: Path, kind: str, remote_code: bool) -> None:
+    """Raises `InputError` if the installed library has no config class for the model type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if witness_of(kind) not in CONFIG_MAPPING:
+        own = "; its classes are code of its own repository (auto_map), which llmcalc never runs" if remote_code else ""
+        raise InputError(f"{path}: model_type: the installed transformers has no '{kind}'{own}")
 
 
 def measured_tree(module: nn.Module) -> Measured:

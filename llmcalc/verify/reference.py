@@ -238,7 +238,7 @@ def _checks(
             found = nonzero(found)
         return found
 
-    held = every | WITHOUT_FLOPS  # towers are built and not run
+    held = every | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
     yield from against("parameters", total_of, parameters(module), None, held)
     yield from against("buffers", buffers_of, buffers(module), None, held)
     pass_through(module, repeats)

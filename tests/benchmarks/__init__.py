@@ -1,1 +1,1 @@
-"""Ratios of llmcalc's time and memory to what the same work costs otherwise. Printed, never asserted."""
+"""Benchmarks: ratios of llmcalc's time and memory to those of the same work done otherwise. Printed, never asserted."""

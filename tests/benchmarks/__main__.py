@@ -1,7 +1,7 @@
-"""`python -m tests.benchmarks [startup|sweep|verify ...]` from the root of the repository: prints every ratio with its
+"""`python -m tests.benchmarks [startup|sweep|verify ...]` from the root of the repository prints every ratio with its
 target.
 
-A target is what a change should not lose; times differ between machines, so nothing here passes or fails.
+A target is a ratio that a change should not worsen. Times differ between machines, so nothing here passes or fails.
 """
 
 from __future__ import annotations

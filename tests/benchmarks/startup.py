@@ -1,4 +1,6 @@
-"""`llmcalc params llama3-8b` as a whole process, against a process that only imports what every such tool imports."""
+"""Compares a process of `llmcalc params llama3-8b` with a process that only imports the modules every such tool
+imports.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ print(" ".join(name for name in {HEAVY!r} if name in sys.modules) or "none")
 
 
 def main() -> None:
-    """Prints wall clock, user CPU, peak memory, and which heavy libraries were imported."""
+    """Prints wall-clock time, user CPU time, peak memory, and the heavy libraries that were imported."""
     python = sys.executable
     ours, bare = processes([[python, "-c", ENTRY, *COMMAND], [python, "-c", BARE]], RUNS)
     heavy = subprocess.run([python, "-c", IMPORTED], check=True, capture_output=True, text=True).stdout.strip()

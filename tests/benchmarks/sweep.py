@@ -1,4 +1,4 @@
-"""A million shapes counted by the spec's own closed form, against the same count written by hand in NumPy."""
+"""Counts a million shapes with the spec's closed form, and with the same formula written by hand in NumPy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ TARGET = "llama3-8b"
 
 
 def by_hand(h: Any, layers: Any) -> Any:
-    """Parameters of Llama 3 8B's family: q and o h·h each, k and v h·h/4 each, three maps of 3.5h, two norms;
-    V = 128,256 untied.
+    """Parameters of Llama 3 8B's family: q and o h·h each, k and v h·h/4 each, three matrices of 3.5h, two norms.
+
+    V = 128,256, untied.
     """
     heads = h // 128
     queries, keys = heads * 128, heads // 4 * 128

@@ -1,4 +1,4 @@
-"""Medians of interleaved runs: what disturbs the machine for a while disturbs both sides of a ratio."""
+"""Medians of interleaved runs: a temporary disturbance of the machine affects both sides of a ratio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Run:
-    """One process: seconds of wall clock and of user CPU, peak resident bytes."""
+    """The measurements of one process: seconds of wall-clock time and of user CPU time, peak resident bytes."""
 
     wall: float
     user: float
@@ -22,10 +22,10 @@ class Run:
 
 
 def process(command: Sequence[str], bytecode: str) -> Run:
-    """Runs a command to its end, its output thrown away; compiled modules are kept in the folder `bytecode`, as
-    installing keeps them.
+    """Runs a command to its end and discards its output. bytecode: folder for compiled modules, as after an
+    installation.
 
-    Raises `RuntimeError` where it fails.
+    Raises `RuntimeError` if the command fails.
     """
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,7 +41,7 @@ def process(command: Sequence[str], bytecode: str) -> Run:
 
 
 def processes(commands: Sequence[Sequence[str]], times: int) -> list[Run]:
-    """The median of each command, run in turn; the first round compiles modules and is not counted."""
+    """Returns the median of each command, run in turn; the first round compiles modules and is not counted."""
     runs: list[list[Run]] = [[] for _ in commands]
     with tempfile.TemporaryDirectory() as bytecode:
         for i in range(times + 1):
@@ -57,7 +57,7 @@ def processes(commands: Sequence[Sequence[str]], times: int) -> list[Run]:
 
 
 def calls(functions: Sequence[Callable[[], object]], times: int) -> list[float]:
-    """The median seconds of each function, called in turn; one round of each before does not count."""
+    """Returns the median seconds of each function, called in turn; the first round is not counted."""
     taken: list[list[float]] = [[] for _ in functions]
     for i in range(times + 1):
         for function, kept in zip(functions, taken, strict=True):
@@ -69,5 +69,5 @@ def calls(functions: Sequence[Callable[[], object]], times: int) -> list[float]:
 
 
 def line(what: str, value: str, target: str = "") -> None:
-    """One printed figure."""
+    """Prints one figure."""
     print(f"  {what:<58} {value:>12}" + (f"   target {target}" if target else ""))

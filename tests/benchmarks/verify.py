@@ -1,5 +1,5 @@
-"""Verifying Llama 3.1 405B on meta,
-against building `transformers`' model of it on meta and counting one forward pass.
+"""Compares verifying Llama 3.1 405B on meta with building `transformers`' model of it on meta and counting one forward
+pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def transformers_forward(spec: llmcalc.ModelSpec, seq: int) -> int:
         model = LlamaForCausalLM(config)
         ids = torch.empty(1, seq, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
-            model(input_ids=ids, use_cache=True)  # without a cache its masking asks a meta tensor for a value
+            model(input_ids=ids, use_cache=True)  # without a cache the masking code reads the value of a meta tensor
     return int(counter.get_total_flops())
 
 

@@ -1,7 +1,6 @@
-"""What tests of damaged input share: values that are no sizes, strategies of random ones, and what must hold of
-whatever is read.
+"""Helpers for tests of damaged input: invalid sizes, strategies for random values, and the checks of the result.
 
-A damaged description or config is read and can be counted in every way, or is refused by one printable line; within 2
+A damaged description or config is either read and counted in every way, or rejected with one printable line, within 2
 s.
 """
 
@@ -40,10 +39,10 @@ NO_SIZES: tuple[Any, ...] = (
     10**30,
 )
 ENDLESS = 10**5000
-"""Python refuses to print it."""
+"""A number that Python refuses to print."""
 
 LONGEST = 2.0
-"""Seconds of the processor that one input may take."""
+"""Largest CPU time for one input, in seconds."""
 
 fuzzed = settings(
     max_examples=400, deadline=2000, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -53,13 +52,13 @@ numbers = st.one_of(st.sampled_from(NO_SIZES), st.integers(-3, 200_000), st.inte
 
 
 def anything_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
-    """Values, lists and tables of them; `words` are texts and names of fields."""
+    """Strategy for values and for lists and tables of them; `words` are strings and field names."""
     simple = st.one_of(numbers, words, st.none(), st.booleans())
     return st.recursive(simple, lambda x: st.lists(x, max_size=3) | st.dictionaries(words, x, max_size=3), max_leaves=8)
 
 
 def counts(preset: Preset) -> None:
-    """It can be counted in every way: whole numbers, none negative."""
+    """Checks that a preset can be counted in every way: integers, none negative."""
     spec = preset.model
     found = llmcalc.params(spec)
     assert found.total == sum(found.by_component.values())
@@ -73,7 +72,7 @@ def counts(preset: Preset) -> None:
 
 
 def refused(make: Callable[[], Preset], count: Callable[[Preset], None] = counts) -> str:
-    """The message with which it is refused; empty where it is read and can be counted."""
+    """Returns the error message; empty if the input is read and can be counted."""
     try:
         count(make())
     except InputError as error:
@@ -86,8 +85,8 @@ def refused(make: Callable[[], Preset], count: Callable[[Preset], None] = counts
 
 @contextmanager
 def within(seconds: float = LONGEST) -> Iterator[None]:
-    """Raises `TimeoutError` where what is done takes longer, of this process's time:
-    a machine that does other work is no failure.
+    """Raises `TimeoutError` if the body takes longer in CPU time of this process, so that other work on the machine
+    does not matter.
     """
 
     def stop(_: int, frame: FrameType | None) -> None:

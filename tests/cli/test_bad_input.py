@@ -1,7 +1,6 @@
-"""Whatever is wrong with the input: exit code 2, one line on stderr that names the field and the fix, nothing else
-anywhere.
+"""Every kind of bad input gives exit code 2 and one line on stderr that names the field and the fix, and nothing else.
 
-Named cases; `test_fuzz_input.py` has every field damaged in every way.
+The cases here are named; `test_fuzz_input.py` damages every field in every way.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ hidden_act = "silu"
 
 
 def refused(result: Any, *words: str) -> None:
-    """One line on stderr with each of the words, exit code 2, nothing on stdout."""
+    """Checks for one line on stderr with each of the words, exit code 2, and nothing on stdout."""
     assert result.code == 2, result
     assert result.out == ""
     assert result.err.startswith("error: ")
@@ -182,7 +181,7 @@ def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
         file.truncate(100_000_000)
     refused(run("params", str(sparse)), "100,000,000 bytes is too large")
     (tmp_path / "folder.toml").mkdir()
-    os.mkfifo(tmp_path / "pipe.toml")  # reading it would wait for ever
+    os.mkfifo(tmp_path / "pipe.toml")  # reading it would block
     for target, word in [
         ("folder.toml", "folder"),
         ("pipe.toml", "no regular file"),
@@ -231,7 +230,7 @@ def test_a_wrong_override(override: str, run: Run) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "check"])  # whose first argument is a checkpoint
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "check"])  # check's first argument is a checkpoint
 def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> None:
     name, wrong, near = (
         ("h100", "h1000", "h100-sxm") if command == "hardware" else ("llama3-8b", "lamma3-8b", "llama3-8b")
@@ -239,7 +238,7 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
     refused(run(command, wrong), wrong, "Did you mean", near)
     refused(run(command, "no-such-thing-at-all"), "no-such-thing-at-all")
     refused(run(command, name, "--nope"), "--nope", f"{command} --help")
-    if command != "convert":  # which writes TOML alone
+    if command != "convert":  # convert writes only TOML
         refused(run(command, name, "--format", "xml"), "--format: 'xml'", "expected one of table, json, csv, markdown")
         refused(run(command, name, "--format"), "--format")
     refused(run(command, name, "-o", str(tmp_path)), "--output", "is a folder")
@@ -315,9 +314,7 @@ LARGE = [
 
 @pytest.mark.parametrize("arguments", LARGE)
 def test_the_largest_sizes_take_no_memory(arguments: str) -> None:
-    """Depth and experts are counts, never lists of parts:
-    a count of the largest needs no more than 400 MB of addresses.
-    """
+    """Depth and experts are numbers, never lists of parts: the largest sizes need at most 400 MB of address space."""
     code = (
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (400_000_000,) * 2)\nfrom llmcalc.cli.main "
         "import main\nmain()"

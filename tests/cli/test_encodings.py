@@ -1,4 +1,4 @@
-"""Every answer comes out whole on a stream of any encoding: a redirect on Windows, an old terminal."""
+"""Output is complete on a stream of any encoding, such as a redirect on Windows or an old terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ COMMANDS = (
 
 
 def written(monkeypatch: pytest.MonkeyPatch, encoding: str, *arguments: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a command whose streams have that encoding; raises where either cannot be read."""
+    """Returns (exit code, stdout, stderr) of a command whose streams have that encoding; raises if either cannot be
+    decoded.
+    """
     raw = [io.BytesIO(), io.BytesIO()]
     streams = [io.TextIOWrapper(stream, encoding=encoding) for stream in raw]
     monkeypatch.setattr(sys, "stdout", streams[0])
@@ -48,7 +50,7 @@ def written(monkeypatch: pytest.MonkeyPatch, encoding: str, *arguments: str) -> 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_tables_are_whole(arguments: tuple[str, ...], encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lines as with UTF-8, or a few more where stand-ins are wider; and nothing that could not be written."""
+    """The output has as many lines as with UTF-8, or a few more if replacements are wider, and can be encoded."""
     code, whole, _ = written(monkeypatch, "utf-8", *arguments)
     fit_code, fit, _ = written(monkeypatch, encoding, *arguments)
     assert code == fit_code == 0

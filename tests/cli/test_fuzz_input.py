@@ -1,7 +1,7 @@
-"""Random damage to descriptions, overrides and files: each loads and can be counted, or is refused by an `InputError`;
-within 2 s.
+"""Random damage to descriptions, overrides and files: each loads and can be counted, or raises an `InputError`, within
+2 s.
 
-Every integer of several presets is replaced by everything that is no size; random damage has no such plan.
+Every integer of several presets is replaced by every invalid size; random damage has no such plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES = {name: tomllib.loads((presets_dir() / "models" / f"{name}.toml").read_t
 
 
 def leaves(table: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every path in a table with what is there, tables included."""
+    """Yields every path in a table with its value, tables included."""
     for key, value in table.items():
         yield (*before, key), value
         if isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""Parts at odd sizes: refused by name where they could not run, counted right where they can.
+"""Parts with odd sizes: rejected with the field's name if they could not run, counted correctly if they can.
+
 Each case was once a crash or a wrong count.
 """
 
@@ -37,7 +38,7 @@ from tests.contracts.test_parts import around_a_model, decoder
 
 
 def changed(part: Any, **fields: Any) -> Any:
-    """The part with other fields, checked anew."""
+    """The part with other fields, validated again."""
     return type(part).model_validate({**part.model_dump(), **fields})
 
 
@@ -191,7 +192,7 @@ SHARED_CHOICE = MLA.examples()[0].model_copy(
 
 
 def in_a_stack(example: Any, **fields: Any) -> dict[str, Any]:
-    """A decoder of two such layers, and what stands beside them."""
+    """A decoder of two such layers, with further fields."""
     model = decoder().model_dump()
     stack = {"num_hidden_layers": 2, "block": example.model_dump(), **fields}
     return {**model, "decoder": stack}
@@ -303,13 +304,13 @@ def test_what_cannot_stand_there_is_refused(table: Any, message: str) -> None:
 @pytest.mark.parametrize("seq", [1, 3, 4, 7, 8])
 @pytest.mark.parametrize("example", CompressedAttention.examples()[1:])
 def test_a_pass_too_short_for_an_entry(example: CompressedAttention, seq: int) -> None:
-    """No gradient reaches the compressor's maps, and nothing is kept of a last window, until there is one."""
+    """Without a complete entry no gradient reaches the compressor's projections, and no last window is cached."""
     verdict = verify_reference(around_a_model(example.model_copy(update={"compress_rate": 8})), batch=2, seq=seq)
     assert verdict.ok, verdict.failures
 
 
 def test_layers_that_share_parameters_share_what_is_kept_beside_them() -> None:
-    """Gemma 4's scale of a layer is a buffer, and counts once where its layers are one."""
+    """Gemma 4's layer scale is a buffer, and counts once for layers that share parameters."""
     stack = Stack(num_hidden_layers=3, block=Gemma4Layer.examples()[0], shared_layers=("block",))
     verdict = verify_reference(around_a_model(stack))
     assert verdict.ok, verdict.failures

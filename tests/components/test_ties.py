@@ -1,5 +1,5 @@
-"""Whose `tie_word_embeddings` decides whether a wrapper's head is tied:
-what the class of each does, at every combination.
+"""Which `tie_word_embeddings` decides whether a wrapper's head is tied: checked against each class at every
+combination.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BOTH = [(outer, inner) for outer in (True, False) for inner in (True, False, Non
 
 
 def told(kind: str, outer: bool | None, inner: bool | None) -> dict[str, Any]:
-    """A small config of a wrapper that says so beside its text_config and in it."""
+    """A small config of a wrapper with these values outside and inside its text_config."""
     config = {k: v for k, v in wrapped(kind, WRAPPERS[kind][2][0]).items() if k != "tie_word_embeddings"}
     text = {k: v for k, v in config["text_config"].items() if k != "tie_word_embeddings"}
     config["text_config"] = text if inner is None else {**text, "tie_word_embeddings": inner}
@@ -48,7 +48,7 @@ def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool, inner:
 def test_where_the_wrapper_says_nothing_the_text_decides_and_a_remark_names_another_default(
     kind: str, inner: bool
 ) -> None:
-    """A checkpoint that holds a head is loaded with it, though the class would tie where the config is silent."""
+    """A checkpoint with a head is loaded with it, even if the class would tie by default."""
     config = told(kind, None, inner)
     table, notes = read_config(config)
     assert table["tie_word_embeddings"] == (inner and family_of(kind).ties != "never")

@@ -1,4 +1,4 @@
-"""Copies of the package in a folder of their own, for tests that change one as a contributor would."""
+"""Copies of the package in a separate folder, for tests that change one as a contributor would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOYS = Path(__file__).parent.parent / "data" / "toy"
 
 
 def copy_to(folder: Path) -> Path:
-    """The package and its presets, as they lie in a checkout."""
+    """Copies the package and its presets as in a checkout."""
     shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("__pycache__"))
     if (PACKAGE.parent / "presets").is_dir():
         shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
@@ -25,14 +25,14 @@ def copy_to(folder: Path) -> Path:
 
 
 def insert(file: Path, before: str, line: str) -> None:
-    """Adds a line to a file in front of a text that stands in it."""
+    """Adds a line to a file before a given text."""
     text = file.read_text()
     assert before in text, file
     file.write_text(text.replace(before, line + before, 1))
 
 
 def python(copy: Path, *arguments: str) -> str:
-    """What Python prints that imports the copy."""
+    """Returns the output of a Python process that imports the copy."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
@@ -42,5 +42,5 @@ def python(copy: Path, *arguments: str) -> str:
 
 
 def command(copy: Path, *arguments: str) -> Any:
-    """The JSON that a command of the copy prints."""
+    """Returns the JSON that a command of the copy prints."""
     return json.loads(python(copy, "-m", "llmcalc", *arguments, "--format", "json"))

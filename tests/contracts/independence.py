@@ -1,15 +1,14 @@
-"""The rule that a part's formula and its PyTorch reference share the fields of its spec and nothing else, checked in
-the source of the package.
+"""Checks in the source code that a part's formula and its PyTorch reference share only the fields of the part's spec.
 
-Reference code is every function whose name says so (`REFERENCE_FUNCTION`), every method of `REFERENCE_METHODS`, and
-every function of the package that these call. What it may use is listed; all else is refused:
+Reference code is every function with such a name (`REFERENCE_FUNCTION`), every method in `REFERENCE_METHODS`, and every
+function of the package that these call. It may use only what is listed here; anything else is a fault:
 
-- of a spec: the fields that pydantic knows, `REFERENCE_METHODS` and `OF_EVERY_SPEC`;
+- of a spec: its pydantic fields, `REFERENCE_METHODS` and `OF_EVERY_SPEC`;
 - of the package: the classes of parts, `Around`, `Run`, `WORDS`, and other reference code;
-- the same reference code may not be called by anything else in the package that counts.
+- no counting code of the package may call reference code.
 
-Whether an expression is a spec is worked out from annotations and assignments. Where that fails, an attribute that is
-the name of a method or property of any part is refused all the same.
+The check infers from annotations and assignments whether an expression is a spec. If that fails, an attribute with the
+name of a method or property of any part is a fault as well.
 """
 
 from __future__ import annotations
@@ -29,44 +28,44 @@ import llmcalc
 from llmcalc.components.base import Part
 
 REFERENCE_FUNCTION = re.compile(r"_*(references?|\w+_references?|\w+_class)")
-"""Names of functions that are reference code, wherever they stand."""
+"""Names of functions that are reference code, in any module."""
 
 REFERENCE_METHODS = frozenset(
     {
-        "reference",  # the module that a part builds of itself
+        "reference",  # the PyTorch module of a part
         "rotated",  # RoPE on queries and keys: tensors in, tensors out
     }
 )
-"""Methods of specs that are reference code; each is checked as such."""
+"""Methods of specs that are reference code; each is checked."""
 
 OF_EVERY_SPEC = frozenset(
     {
         "model_copy",  # the same spec with other fields
-        "items",  # of a field that is a dict
+        "items",  # for a field that is a dict
         "values",  # likewise
-        "index",  # of a field that is a tuple
-        "node_name",  # the name by which a layer's part is found on both sides; it carries no number
+        "index",  # for a field that is a tuple
+        "node_name",  # the name of a layer's part on both sides; it is not a number
     }
 )
-"""What else may be asked of a spec, and why it hides no mistake."""
+"""Other attributes of a spec that reference code may use, each with the reason why it cannot hide an error."""
 
 WORDS = frozenset(
     {
-        "BASE",  # the word by which the field `pattern` asks for the field `block`
+        "BASE",  # the word in the field `pattern` that stands for the field `block`
     }
 )
-"""Constants of the package that reference code may name: words of the spec's own language, no numbers and no parts."""
+"""Constants of the package that reference code may use: keywords of the spec's language, no numbers and no parts."""
 
 PASSED_AROUND = frozenset({"Around", "Run"})
-"""Classes of the package that are no parts: what reference code is told of its surroundings."""
+"""Classes of the package that are not parts and give reference code its context."""
 
 FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
-"""Modules of the closed form, of which reference code names nothing."""
+"""Modules of the closed form, which reference code may not use."""
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """The dotted name of every module that holds parts → its file."""
+    """Dotted name of every module with parts → its file."""
     root, found = Path(llmcalc.__file__).parent, {"llmcalc.model": Path(llmcalc.__file__).parent / "model.py"}
     for package in ("components", *(f"components/{inner}" for inner in ("mixers", "networks", "layers", "towers"))):
         folder = root / package
@@ -78,7 +77,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def parts() -> dict[str, type[Part]]:
-    """Every class of the package that is a part, by its name."""
+    """Name → class, for every class of the package that is a part."""
     for name in modules():
         import_module(name)
     found: dict[str, type[Part]] = {}
@@ -86,14 +85,14 @@ def parts() -> dict[str, type[Part]]:
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        if cls.__module__ in modules():  # a preset, say, is written as parts are and is none
+        if cls.__module__ in modules():  # a preset, for example, is a record but not a part
             found[cls.__name__] = cls
     return found
 
 
 @cache
 def members() -> frozenset[str]:
-    """What any part has that is a field of none: methods, properties and class variables."""
+    """Names of methods, properties and class variables of any part that are not a field of any part."""
     fields = {name for cls in parts().values() for name in cls.model_fields}
     own = {name for cls in parts().values() for name in _own_members(cls)}
     return frozenset(own - fields)
@@ -107,19 +106,19 @@ def _own_members(cls: type[Part]) -> set[str]:
 
 @cache
 def _family(cls: str) -> tuple[type[Part], ...]:
-    """A class of parts and all below it."""
+    """A class of parts and all its subclasses."""
     top = parts().get(cls, Part)
     return (top, *(c for c in parts().values() if issubclass(c, top)))
 
 
 def _is_field(name: str, classes: Kinds) -> bool:
-    """Whether a name is a field of some of these classes, and nothing else of any other."""
+    """Whether a name is a field of some of these classes, and not another kind of attribute of any of them."""
     family = [cls for kind in classes for cls in _family(kind)]
     return any(name in cls.model_fields for cls in family) and not any(name in _own_members(cls) for cls in family)
 
 
 def _kinds_of_field(name: str, classes: Kinds) -> Kinds:
-    """The classes of parts that a field may hold."""
+    """The classes of parts that a field may have as its value."""
     found: set[str] = set()
     for cls in (cls for kind in classes for cls in _family(kind) if name in cls.model_fields):
         todo: list[Any] = [cls.model_fields[name].annotation]
@@ -132,19 +131,19 @@ def _kinds_of_field(name: str, classes: Kinds) -> Kinds:
 
 
 Kinds = frozenset[str]
-"""Classes of parts, by name, that an expression may be one of."""
+"""Names of the classes of parts that an expression may be an instance of."""
 
 ANY: Kinds = frozenset({"Part"})
 
 Scope = dict[str, Kinds | None]
-"""Names → the classes of parts that they may be, None where they are no specs."""
+"""Name → the classes of parts that it may be; None if it is not a spec."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
 class Module:
-    """One file: where its names come from, and its functions."""
+    """One file: the origin of its names, and its functions."""
 
     name: str
     tree: ast.Module
@@ -175,7 +174,7 @@ class Module:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, those under `if TYPE_CHECKING` among them."""
+    """Yields the statements of a module, including those under `if TYPE_CHECKING`."""
     for statement in body:
         if isinstance(statement, ast.If):
             yield from _flat([*statement.body, *statement.orelse])
@@ -184,10 +183,10 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def faults(changed: dict[str, str] | None = None) -> list[str]:
-    """What reference code of the package uses and may not. changed: other source for some of its modules, by name."""
+    """Returns the forbidden uses in reference code of the package. changed: module name → other source for it."""
     sources = {name: path.read_text() for name, path in modules().items()} | (changed or {})
     read = {name: Module.of(source, name) for name, source in sources.items()}
-    todo: list[tuple[str, str, Function]] = []  # module, the part whose method it is, function
+    todo: list[tuple[str, str, Function]] = []  # (module, part if the function is its method, function)
     for module in read.values():
         todo += [(module.name, "", f) for name, f in module.functions.items() if REFERENCE_FUNCTION.fullmatch(name)]
         todo += [
@@ -217,7 +216,7 @@ def faults(changed: dict[str, str] | None = None) -> list[str]:
 
 
 def _outside(module: Module, checked: set[int]) -> Iterator[tuple[int, str, str]]:
-    """(line, module, name) of every name that stands in no reference code; of an attribute, ("", name)."""
+    """Yields (line, module, name) of every name outside of reference code; for an attribute, ("", name)."""
     todo: list[tuple[ast.AST, frozenset[str]]] = [(module.tree, frozenset())]
     while todo:
         node, local = todo.pop()
@@ -234,7 +233,7 @@ def _outside(module: Module, checked: set[int]) -> Iterator[tuple[int, str, str]
 
 
 class _Check:
-    """Walks a function of reference code and notes what it may not use.
+    """Walks a function of reference code and records forbidden uses.
 
     calls: functions of the package that it names, as (module, function).
     """
@@ -243,13 +242,13 @@ class _Check:
         self.module, self.where = module, where
         self.faults: list[str] = []
         self.calls: list[tuple[str, str]] = []
-        self.held: dict[str, Kinds] = {}  # attributes of a nested class's `self` that are specs
+        self.held: dict[str, Kinds] = {}  # attribute of a nested class's `self` → the classes of specs that it may be
 
     def say(self, node: ast.AST, what: str) -> None:
         self.faults.append(f"{self.where}:{getattr(node, 'lineno', 0)}: {what}")
 
     def function(self, function: Function, known: Scope, part: str = "") -> None:
-        """known: the names of the scopes around it. part: the class whose method it is, where that is a part."""
+        """Checks one function. known: names in the enclosing scopes. part: its class, if it is a method of a part."""
         scope = dict(known)
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         for argument in [*arguments, function.args.vararg, function.args.kwarg]:
@@ -260,7 +259,7 @@ class _Check:
         for default in (*function.args.defaults, *function.args.kw_defaults):
             if default is not None:
                 self.visit(default, scope)
-        for _ in range(2):  # a second time, for what is assigned below its use
+        for _ in range(2):  # twice, for names that are assigned after their use
             for node in [n for s in function.body for n in _own(s)]:
                 self._learn(node, scope)
         for statement in function.body:
@@ -301,7 +300,9 @@ class _Check:
                 self.held |= {} if held is None else {n.attr: held}
 
     def spec(self, node: ast.expr, scope: Scope) -> Kinds | None:
-        """The classes that an expression may be one of, or hold, where it is a spec or made of specs and fields."""
+        """Returns the classes that an expression may be an instance of, or contain, if it is a spec or built from
+        specs.
+        """
         if isinstance(node, ast.Name):
             return scope.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -331,7 +332,7 @@ class _Check:
             outer, self.held = self.held, {}
             methods = [n for n in node.body if isinstance(n, Function)]
             said, calls = list(self.faults), list(self.calls)
-            for method in methods:  # a first time, for what they keep of a spec
+            for method in methods:  # first pass, for attributes that are specs
                 self.function(method, {**scope, "self": None})
             self.faults, self.calls = said, calls
             for method in methods:
@@ -392,12 +393,12 @@ class _Check:
 
 
 def _either(kinds: list[Kinds | None]) -> Kinds | None:
-    """All the classes that any of these may be."""
+    """The union of these classes."""
     return frozenset(one for some in kinds if some is not None for one in some) or None
 
 
 def _own(statement: ast.AST) -> Iterator[ast.AST]:
-    """A statement and what stands in it, but for the bodies of functions and classes."""
+    """Yields a statement and the nodes inside it, without the bodies of functions and classes."""
     yield statement
     if not isinstance(statement, Function | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(statement):
@@ -405,7 +406,7 @@ def _own(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_torch(node: ast.expr) -> bool:
-    """Whether an attribute is looked up in torch itself: `torch.nn.functional`, `nn`, `F`."""
+    """Whether an attribute belongs to torch itself: `torch.nn.functional`, `nn`, `F`."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name) and node.id in ("torch", "nn", "F", "math")

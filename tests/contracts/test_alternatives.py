@@ -1,7 +1,8 @@
-"""Contract: the ways to run one part hold the same things, and each of them runs in some workload.
+"""Contract: the alternative forms of one part have the same parameters, buffers and cache, and each form runs in some
+workload.
 
-A tree is one tree in every workload: what a part holds, and the names under which it holds it, may not depend on the
-form that runs.
+A model has one tree for all workloads. So the contents of a part, and their names, may not depend on the form that
+runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ WORKLOADS = (
 
 
 def alternatives_in(scope: Scope) -> Iterator[Alternatives]:
-    """Every choice between forms in a scope, at any depth, those inside of other forms included."""
+    """Yields every choice between forms in a scope, at any depth, also inside other forms."""
     for item in scope.items:
         if isinstance(item, Scope):
             yield from alternatives_in(item)
@@ -54,7 +55,7 @@ def alternatives_in(scope: Scope) -> Iterator[Alternatives]:
 
 
 def held(branch: Scope) -> dict[str, Any]:
-    """Of each node of a branch, by its path: parameters, tensors, buffers and, after each workload, the cache."""
+    """Path of each node of a branch → parameters, tensors, buffers and, after each workload, the cache."""
     found: dict[str, Any] = {}
     for place in branch.node().walk():
         assert place.path not in found, place.path
@@ -68,7 +69,7 @@ def held(branch: Scope) -> dict[str, Any]:
 
 
 def differing(alternatives: Alternatives) -> list[str]:
-    """The forms that hold something else than the first."""
+    """Returns the forms whose contents differ from the first form's."""
     first, *others = alternatives.branches
     expected = held(alternatives.branches[first])
     return [name for name in others if held(alternatives.branches[name]) != expected]
@@ -90,7 +91,7 @@ def test_each_form_runs_in_some_workload(example: Component) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_tree_counts_the_form_that_runs(example: Component) -> None:
-    """The FLOPs of a branch are those of its nodes in the tree, in every workload in which its form runs."""
+    """The FLOPs of a branch equal those of its nodes in the tree, in every workload in which its form runs."""
     program = around_a_model(example).program()
     for workload in WORKLOADS:
         sight = Sight(workload)
@@ -102,7 +103,7 @@ def flops(use: Use) -> Any:
 
 
 def chosen(scope: Scope, sight: Sight) -> Scope:
-    """A scope in which the form that runs stands in place of each choice."""
+    """Returns a scope in which each choice is replaced by the form that runs."""
     made = Scope(scope.name, scope.about)
     for item in scope.items:
         if isinstance(item, Alternatives):
@@ -122,7 +123,7 @@ FORMS: tuple[tuple[Component, set[str]], ...] = (
 
 @pytest.mark.parametrize(("example", "names"), FORMS)
 def test_forms_are_found(example: Component, names: set[str]) -> None:
-    """The contracts above would hold of programs in which no choice was found."""
+    """The contracts above would pass for programs in which no choice was found."""
     found = list(alternatives_in(around_a_model(example).program().root))
     assert found
     assert all(set(one.branches) == names for one in found)
@@ -130,7 +131,7 @@ def test_forms_are_found(example: Component, names: set[str]) -> None:
 
 def recorded(*branches: Callable[[Flow, Value], Value]) -> Alternatives:
     f, x = Flow(), Value(TOKENS, (Axis("hidden", 6),))
-    """A choice between two branches."""
+    """A flow with a choice between two branches."""
     first, other = branches
     f.alternatives(chunked=lambda: first(f, x), step=lambda: other(f, x))
     (made,) = f.root.items
@@ -143,7 +144,7 @@ def narrow(f: Flow, x: Value) -> Value:
 
 
 def test_forms_that_hold_something_else_are_found() -> None:
-    """A map of another width, another name, a bias, a state: each is seen."""
+    """A different width, name, bias or state in one form is reported."""
 
     def stateful(f: Flow, x: Value) -> Value:
         f.state("state", *x.axes)

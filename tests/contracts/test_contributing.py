@@ -1,5 +1,6 @@
-"""Contract: the lists of files in CONTRIBUTING.md are complete. Each is followed in a copy of the package, with a toy,
-and the toy then works.
+"""Contract: the lists of files in CONTRIBUTING.md are complete.
+
+Each list is followed in a copy of the package with a toy example, which must then work.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ COMMANDS = '    "presets",\n'
 
 CONFIG = {"model_type": "toyllm", "architectures": ["ToyLlmForCausalLM"], "toy_colour": "green"}
 LAYER = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
-"""Parameters of a layer of the toys: q and o, k and v for two heads of 16, three maps of the MLP, two norms."""
+"""Parameters of a layer of the toys: q and o, k and v for two heads of 16, three matrices of the FFN, two norms."""
 
 
 class Change(NamedTuple):
-    """files: path → the toy that is put there, or the text before which a line is added, and that line.
-    works: whether the copy then does what was added.
+    """A change to the package.
+
+    files: path → the toy file for it, or (the text before which a line is added, the line).
+    works: whether the copy then has the addition.
     """
 
     files: dict[str, str | tuple[str, str]]
@@ -88,11 +91,11 @@ CHANGES = {
     ),
 }
 NAMES = {"A part": "tempered", "A family": "toyllm", "A cost": "toy", "A view": "depth"}
-"""What the new thing is called where the guide says NAME; `toy-1` otherwise."""
+"""Kind of addition → the toy's name for NAME in the guide; `toy-1` for others."""
 
 
 def listed(title: str) -> list[str]:
-    """The files that the guide lists for a kind of change."""
+    """Returns the files that the guide lists for a kind of change."""
     section = re.search(rf"^### {title}\b.*?(?=^##|\Z)", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert section is not None, title
     return re.findall(r"^\| `([^`]+)` \|", section[0], re.MULTILINE)

@@ -1,5 +1,5 @@
-"""Formula and PyTorch reference share a spec's fields and nothing else: the source says so, and a mistake in one of the
-two makes them disagree.
+"""Formula and PyTorch reference share only the fields of a spec: the source code shows it, and an error in one makes
+them disagree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Contract: of every part, at every example, closed form and PyTorch reference agree in parameters, FLOPs and cache."""
+"""Contract: for every part and every example, closed form and PyTorch reference agree in parameters, FLOPs and cache.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def local_encoder(attention: LocalAttention, bias: RelativeBias | None) -> Model
 
 
 def around_a_model(part: Component) -> ModelSpec:
-    """A small model that has the part in it."""
+    """A small model that contains the part."""
     match part:
         case FeedForward():
             return decoder(feed_forward=part)
@@ -150,7 +151,7 @@ def around_a_model(part: Component) -> ModelSpec:
 
 
 def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
-    """What its encoder reads, if it has one beside the decoder."""
+    """The input of the encoder, if the model is an encoder-decoder."""
     if spec.kind != "encoder-decoder" or spec.encoder is None:
         return None
     return (
@@ -178,7 +179,9 @@ CAUSAL = [p for p in EXAMPLES if around_a_model(p.values[0]).kind != "encoder"]
 
 @pytest.mark.parametrize("example", CAUSAL)
 def test_decoding_from_the_cache_gives_the_full_pass(example: Component) -> None:
-    """The reference is a model, not a shape: token by token it computes what it computes at once."""
+    """The reference computes the same outputs token by token as in one pass, so it is a working model and not only its
+    shapes.
+    """
     torch.manual_seed(0)
     spec = around_a_model(example)
     net = spec.reference().eval()

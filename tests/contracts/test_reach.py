@@ -1,8 +1,8 @@
-"""Contract: `reach` names the lengths at which a mixer changes: `verify` runs past them, and would else never see what
-a full window or a full selection does.
+"""Contract: `reach` names the lengths at which the cost of a mixer changes; `verify` runs past them to test full
+windows and selections.
 
-What a decoded token costs, and what is cached, grows evenly with the context but where a window, a chunk or a selection
-fills. Each such length must be near one that `reach` gives, and each that it gives must be one.
+The FLOPs of a decoded token and the cache grow linearly with the context, except where a window, a chunk or a selection
+becomes full. Each such length must be near one that `reach` returns, and each length that it returns must be one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXAMPLES = [
 
 
 def bends(spec: ModelSpec) -> set[int]:
-    """Contexts at which a decoded token's FLOPs or the cache stop growing as they did."""
+    """Returns the contexts at which the growth of a decoded token's FLOPs or of the cache changes."""
     tree, found = spec.tree(), set()
     for cost in (forward_of, cache_bits_of("bfloat16")):
         costs = [

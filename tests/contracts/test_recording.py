@@ -1,4 +1,4 @@
-"""Contract: every flow is plain arithmetic, so that ints, NumPy arrays and SymPy symbols record the same program."""
+"""Contract: every flow uses plain arithmetic, so that ints, NumPy arrays and SymPy symbols record the same program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = [
 
 
 class Sizes:
-    """Replaces every size of a spec that has a letter, remembering what stands for what."""
+    """Replaces every size of a spec that has a letter, and remembers the replacements."""
 
     def __init__(self, make: Any) -> None:
         self.make, self.made = make, dict[Any, int]()
@@ -62,7 +62,7 @@ def names(node: Node) -> Any:
 
 
 def steps(scope: Scope) -> list[Any]:
-    """What a program does, whatever its sizes: verbs, names and the order of both."""
+    """The steps of a program independent of its sizes: verbs, names and their order."""
     out: list[Any] = []
     for item in scope.items:
         if isinstance(item, Step):
@@ -90,7 +90,7 @@ def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> No
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Component) -> None:
-    """What one layer gives is what the next one takes: the same rows and the same named axes."""
+    """The output of one layer is the input of the next: the same rows and the same named axes."""
     for scope in _scopes(around_a_model(example).program().root):
         if scope.takes is not None:
             assert scope.gives is not None
@@ -105,7 +105,7 @@ def _scopes(scope: Scope) -> list[Scope]:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
-    """Edges: every value that a step reads was made by a step before it, or is what the model is given."""
+    """Every value that a step reads is the output of an earlier step or an input of the model."""
     program = around_a_model(example).program()
     made: set[int] = set()
     for step in _run(program.root):
@@ -115,7 +115,9 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
 
 
 def test_attention_reads_what_is_added_to_its_scores() -> None:
-    """One table of a stack reaches every layer's attention, but not its cross-attention, which has no distances."""
+    """One relative bias of a stack reaches every layer's self-attention, but not its cross-attention, which has no
+    distances.
+    """
     crossed, plain = Block.examples()[-1], Block.examples()[-1].model_copy(update={"cross_attention": None})
     bias = RelativeBias(num_attention_heads=4)
     spec = around_a_model(crossed)
@@ -129,12 +131,12 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     )
     program = biased.program()
     steps = [step for step in program.root.steps() if step.verb == "attention"]
-    assert [len(step.ins) for step in steps] == [4, 3, 3]  # the encoder's, the decoder's own and the crossing one
+    assert [len(step.ins) for step in steps] == [4, 3, 3]  # the encoder's self-attention, the decoder's self-attention, the cross-attention
     assert steps[0].ins[3] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
 
 
 def _run(scope: Scope) -> Iterator[Step]:
-    """The steps of a pass; what is idle never runs."""
+    """Yields the steps of a pass, without steps that never run."""
     for item in scope.items:
         if isinstance(item, Step):
             if item.about.get("role") != "idle":
@@ -147,12 +149,12 @@ def _run(scope: Scope) -> Iterator[Step]:
 
 
 def _given(value: Any) -> bool:
-    """Encodings of distances, frames of a sound, and other inputs that are not computed from any parameter."""
+    """Whether a value is an input that no parameter computes: encodings of distances, audio frames and others."""
     return bool(value.storage.fixed)
 
 
 def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
-    """Grouped-query attention repeats keys for the eager product; other kernels read the heads that are cached."""
+    """Grouped-query attention repeats keys for the eager product; other kernels read the cached heads."""
     spec = decoder(attention=Attention(num_attention_heads=4, num_key_value_heads=2))
     (core,) = [step for step in spec.program().root.steps() if step.verb == "attention"]
     assert core.how["kv_heads"].size == 2
@@ -161,6 +163,6 @@ def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:
 
 
 def test_layers_keep_their_indices() -> None:
-    """Which layers a folded scope stands for is known to whoever lowers a program in the order of the layers."""
+    """A folded scope knows the indices of its layers, which lowering needs to restore their order."""
     scopes = [s for s in decoder().program().root.scopes() if s.about.get("kind") == "layer"]
     assert [list(scope.about["indices"]) for scope in scopes] == [[0, 1]]

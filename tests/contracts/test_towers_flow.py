@@ -1,5 +1,7 @@
-"""Contract: towers say their flow as it is. Each reads what it really reads, a projector reads the output of the tower
-above it, and strides and merges leave as many rows as the reference leaves.
+"""Contract: the flow of vision and audio encoders is accurate.
+
+Each encoder reads its real input, a projector reads the output of its encoder, and strides and merges give as many rows
+as in the reference.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ WRAPPED = [
 
 
 def alone(tower: Any, **reading: Any) -> tuple[Flow, Value]:
-    """The program of one tower, and its output. reading: what is changed in the value that it reads."""
+    """Returns the program of one encoder, and its output. reading: changes to its input value."""
     f, own = Flow(), tower.reads()
     x = Value(reading.get("rows", own.rows), own.axes, fixed=True)
     return f, f.part("vision_tower", tower, x)
@@ -72,7 +74,7 @@ def test_the_output_of_a_tower_is_as_wide_as_it_says(example: Any) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) -> None:
-    """No edge comes from the text model, from nowhere, or from a later step; and its input is read."""
+    """No edge comes from the text model, from nowhere, or from a later step; and the input is read."""
     spec = beside(vision_tower=example)
     (towers,) = (s for s in spec.program().root.items if isinstance(s, Scope) and s.name == "towers")
     steps = list(towers.steps())
@@ -153,7 +155,7 @@ def test_a_pooling_head_asks_one_query_of_each_image() -> None:
 
 @pytest.mark.parametrize("example", Conformer.examples())
 def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) -> None:
-    """Beside queries, keys and values: mapped distances in one of the examples, a table of them in the other."""
+    """Besides queries, keys and values: projected distances in one example, a relative bias in the other."""
     f, _ = alone(example)
     (attends,) = (step for step in f.root.steps() if step.verb == "attention")
     maker = {id(v): step for step in f.root.steps() for v in step.outs}
@@ -162,11 +164,11 @@ def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) ->
     assert attends.how["context_left"] == example.attention.context_left
 
 
-# --- what a projector reads -------------------------------------------------------------------------------------------
+# --- inputs of a projector --------------------------------------------------------------------------------------------
 
 
 def read_by(f: Flow, name: str) -> list[Value]:
-    """The storages that the scope of that name reads and does not make."""
+    """Returns the storages that the scope of that name reads and does not write."""
     (scope,) = (s for s in scopes(f.root) if s.name == name)
     steps = list(scope.steps())
     made = {id(v.storage) for step in steps for v in step.outs}
@@ -219,7 +221,7 @@ def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
 
 
 def rows_of(tower: Any, given: int) -> int:
-    """Rows of the output where the input has so many."""
+    """Returns the rows of the output for a number of rows of the input."""
     _, out = alone(tower, rows=Fixed(length=given))
     rows: int = out.rows.new(Workload())
     return rows
@@ -237,7 +239,7 @@ def test_convolutions_leave_as_many_frames_as_the_reference(example: Conformer, 
 def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
     kernel: tuple[int, int], stride: tuple[int, int]
 ) -> None:
-    """The steps of the flow against the shapes that PyTorch's convolutions give."""
+    """Compares the steps of the flow with the output shapes of PyTorch's convolutions."""
     first = Conformer.examples()[0]
     convs = tuple(c.model_copy(update={"kernel": kernel, "stride": stride}) for c in first.subsampling.convolutions)
     below = first.subsampling.model_copy(update={"convolutions": convs})
@@ -258,13 +260,13 @@ def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
     p = example.patches
     pixels = torch.randn(1, p.num_channels, p.temporal_patch_size, 4 * p.patch_size, 3 * p.patch_size)
     out = example.reference(Around(24)).eval()(pixels)
-    pooled = getattr(example, "pooling", None) is not None  # the reference gives what it pools, one vector an image
+    pooled = getattr(example, "pooling", None) is not None  # the reference returns the pooled output, one vector per image
     assert (1 if pooled else rows_of(example, 12), example.gives) == out.shape[1:]
 
 
 @pytest.mark.parametrize("example", Projector.examples())
 def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector) -> None:
-    """Of as many images as become one."""
+    """Compares the rows for several images that are merged into one."""
     x = torch.randn(example.frames, 4 * 6, example.input_size)
     out = example.reference(Around(24)).eval()(x, 6)
     assert (1, rows_of(example, 4 * 6 * example.frames), example.gives) == out.shape

@@ -1,5 +1,7 @@
-"""Contract: a new part is one file and one line. A toy attention put into a copy of the package comes out of it with
-counts, a verified reference, heads in `compare`, what-ifs in `kv` and a study of shapes.
+"""Contract: a new part needs one file and one line.
+
+A toy attention in a copy of the package has counts, a verified reference, heads in `compare`, what-ifs in `kv` and a
+study of shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ feed_forward = { intermediate_size = 160, hidden_act = "silu", gated = true }
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with the toy in it: its file, and its line in the table of mixers."""
+    """A copy of the package with the toy: its file, and its line in the table of mixers."""
     folder = copy_to(tmp_path_factory.mktemp("copy"))
     insert(folder / "llmcalc" / "components" / "choices.py", '        "attention": "', LINE)
     shutil.copy(TOYS / "tempered.py", folder / "llmcalc" / "components" / "mixers" / "tempered.py")
@@ -49,7 +51,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_counted_by_hand(copy: Path) -> None:
-    """A layer: q and o 2·64·64, k and v 2·64·16, 16 temperatures; three maps of 64·160; two norms of 64."""
+    """A layer: q and o 2·64·64, k and v 2·64·16, 16 temperatures; three matrices of 64·160; two norms of 64."""
     layer = 2 * 64 * 64 + 2 * 64 * 16 + 16 + 3 * 64 * 160 + 2 * 64
     assert command(copy, "params", "toy.toml")["params"]["total"] == 2 * 1000 * 64 + 4 * layer + 64
 
@@ -67,7 +69,7 @@ def test_compare_shows_its_heads(copy: Path) -> None:
 
 
 def test_kv_asks_what_it_would_be_otherwise(copy: Path) -> None:
-    """As MHA four times the cache, as MQA a quarter of it, without windows two layers more of 100 tokens for 40."""
+    """As MHA four times the cache, as MQA a quarter of it, without windows 100 tokens in place of 40 in two layers."""
     found = command(copy, "kv", "toy.toml", "--seq", "100")["cache"]
     assert found["bytes"] == (2 * 40 + 2 * 100) * 2 * 4 * 4 * 2
     ratios = {name: one["ratio"] for name, one in found["what_if"].items()}

@@ -1,7 +1,7 @@
-"""Contract: of every family, in every phase, the numbers of a tree add up at every level, in JSON and in `explain`.
+"""Contract: for every family and every phase, the numbers of a tree add up at every level, in JSON and in `explain`.
 
-Found by reading a config of whisper-large-v3: its encoder sees 1,500 positions whatever the workload says, and three
-places that went through the tree on their own did not know that.
+A config of whisper-large-v3 showed the need: its encoder has 1,500 positions whatever the workload, and three functions
+with their own traversal of the tree ignored that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RUNS: tuple[dict[str, Any], ...] = (
 
 
 def wrong_sums(tree: dict[str, Any], quantity: str, include: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Every node whose children do not add up to it, one of it and all of it in the model."""
+    """Yields every node whose children do not add up to it, per instance or in total."""
     children = [c for c in tree.get("children", ()) if "optional" not in c or c["optional"] in include]
     if children and "op" not in tree:
         each = tree.get(f"{quantity}_each", tree[quantity])
@@ -53,13 +53,13 @@ def preset(name: str, spec: ModelSpec) -> Preset:
 
 
 def trees(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The trees that `params` and, in every phase, `flops` print as JSON."""
+    """Yields the trees that `params` and, in every phase, `flops` print as JSON."""
     document: Any = params_view.report(preset("model", spec), params(spec)).data
     yield "params", document["tree"]
     for run in RUNS:
         try:
             count = flops(spec, sight_of(spec, **run))
-        except InputError:  # a phase that an encoder does not have
+        except InputError:  # encoders do not have all phases
             continue
         document = flops_view.report(preset("model", spec), count).data
         assert document["tree"]["flops"] == count.total
@@ -79,14 +79,14 @@ def test_a_tree_that_does_not_add_up_is_found() -> None:
 
 
 def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fraction], dict[str, Fraction]]:
-    """What `explain` gives for the model, and the sum of its rows that stand directly below it."""
+    """Returns `explain`'s values for the model, and the sum of the rows directly below it."""
     explanation = explain(spec, asked=asked, setting=Setting(**setting))
     *sections, model = explanation.sections
     sums: dict[str, Fraction] = {}
     for section in sections:
         if section.depth == 0:
             values = {f.quantity: f.value for f in section.formulas}
-            values.setdefault("active", values.get("params", Fraction(0)))  # shown where it is another number
+            values.setdefault("active", values.get("params", Fraction(0)))  # shown only if it differs
             for quantity, value in values.items():
                 sums[quantity] = sums.get(quantity, Fraction(0)) + value * section.places[0].times
     values = {f.quantity: f.value for f in model.formulas}
@@ -126,7 +126,9 @@ def test_an_encoder_of_fixed_length_sees_all_its_positions_wherever_it_is_shown(
 
 
 def test_a_node_is_counted_where_it_stands() -> None:
-    """Roles and repeats of its ancestors hold for a node: one that is asked for alone is a root of its own."""
+    """Roles and repeats of its ancestors apply to a node in the tree; a node requested alone is the root of its own
+    tree.
+    """
     from llmcalc.ops import Linear
 
     inner = Node("layers", children=(Node("map", Linear(2, 3)),), repeat=4, indices=range(4), role="shared")

@@ -1,4 +1,4 @@
-"""KV caches: hand arithmetic, what the reference really holds, what-ifs against specs written out, and growth."""
+"""KV caches: hand arithmetic, the bytes that the reference caches, what-ifs against written-out specs, and growth."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def if_(cache: CacheSize) -> dict[str, int]:
 
 
 def test_llama() -> None:
-    """2 (keys, values) · 32 layers · 8 heads · 128 · 2 bytes = 131,072 a token."""
+    """2 (keys, values) · 32 layers · 8 heads · 128 · 2 bytes = 131,072 per token."""
     cache = llmcalc.kv(llmcalc.load("llama3-8b"), seq=8192)
     assert cache.bytes == 2 * 32 * 8 * 128 * 2 * 8192 == 1_073_741_824
     assert cache.bytes_per_token == cache.growth_per_token == 131_072
     assert cache.elements == 2 * 32 * 8 * 128 * 8192
     assert cache.by_layer_kind == {"full_attention": cache.bytes}
     assert llmcalc.kv(llmcalc.load("llama3-8b"), batch=7, seq=8192).bytes == 7 * cache.bytes
-    assert if_(cache) == {"mha": 4 * cache.bytes, "mqa": cache.bytes // 8}  # it is GQA-8 already
+    assert if_(cache) == {"mha": 4 * cache.bytes, "mqa": cache.bytes // 8}  # it already has GQA-8
 
 
 def test_deepseek_v3() -> None:
@@ -56,7 +56,7 @@ def test_deepseek_v3() -> None:
 
 
 def test_sliding_windows() -> None:
-    """Gemma 3 27B: 52 layers of 1,024 tokens and 10 of all, 16 key/value heads of 128."""
+    """Gemma 3 27B: 52 layers of 1,024 tokens and 10 layers of all tokens, 16 key/value heads of 128."""
     a_layer = 2 * 16 * 128 * 2
     short, long = (llmcalc.kv(llmcalc.load("gemma3-27b"), seq=seq) for seq in (1000, 32768))
     assert short.bytes == 62 * a_layer * 1000  # no window is full yet
@@ -82,7 +82,7 @@ def test_an_encoder_decoder_keeps_its_source_too() -> None:
     told = kv(spec, seq=5, source=30)
     assert told.by_layer_kind == {"full_attention": own * 5, "cross_attention": crossing * 30}
     assert told.growth_per_token == own  # the source has been read
-    assert told.bytes_per_token == kv(spec, seq=5).bytes_per_token == own + crossing  # of the first, on both sides
+    assert told.bytes_per_token == kv(spec, seq=5).bytes_per_token == own + crossing  # of the first token, in encoder and decoder
     assert told.after(1024).bytes == own * 1024 + crossing * 30
     assert kv(spec, seq=5).after(1024).bytes == (own + crossing) * 1024
     assert if_(told) == {"mha": 2 * own * 5 + crossing * 30, "mqa": (own * 5 + crossing * 30) // 2}
@@ -105,7 +105,7 @@ def test_dtypes() -> None:
 
 
 def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
-    """A primitive that keeps 100 bits a sequence, whatever the dtype of keys and values."""
+    """An op with a state of 100 bits per sequence, independent of the dtype of keys and values."""
 
     class Kept(Op):
         effects = CACHE
@@ -138,12 +138,12 @@ def test_an_encoder_keeps_nothing() -> None:
         kv(decoder(), seq=4, source=4)
 
 
-# What the reference holds
+# The bytes that the reference caches
 
 
 @pytest.mark.parametrize("example", CAUSAL)
 def test_what_is_listed_is_what_is_held(example: Component) -> None:
-    """Kinds add up to the total, and the reference keeps as many bytes, in 32 bits an element."""
+    """The kinds add up to the total, and the reference caches the same bytes, with 32 bits per element."""
     spec = around_a_model(example)
     cache = kv(spec, batch=2, seq=9, dtype_name="fp32")
     assert sum(cache.by_layer_kind.values()) == sum(held.bytes for held in cache.held) == cache.bytes
@@ -181,8 +181,8 @@ def test_a_what_if_is_the_model_written_out(name: str) -> None:
 
 
 def test_what_if_merged_attention_had_other_heads() -> None:
-    """It keeps keys and values of both sides:
-    2 of 4 heads, and a window of 5, of 12 tokens and of the 12 that the encoder reads.
+    """It caches keys and values of both sides: 2 of 4 heads, and a window of 5, of 12 tokens and of the 12 encoder
+    tokens.
     """
     part = MergedAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=5)
     is_ = around_a_model(part)

@@ -1,4 +1,4 @@
-"""FLOPs: hand arithmetic, masks counted cell by cell, and checkpointing as torch runs it."""
+"""FLOPs: hand arithmetic, masks counted pair by pair, and checkpointing as torch runs it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
 
 @pytest.mark.parametrize(("seq", "expected"), [(128, 1_929_782_493_184), (512, 7_822_209_187_840)])
 def test_llama_forward(seq: int, expected: int) -> None:
-    scores = 4 * seq * 4096  # a token and layer: 2·S·h for q·kᵀ, 2·S·h for p·v
+    scores = 4 * seq * 4096  # per token and layer: 2·S·h for q·kᵀ, 2·S·h for p·v
     assert seq * (32 * (2 * LAYER_PRODUCTS + scores) + 2 * LOGITS) == expected
     count = llama(seq=seq)
     assert (count.total, count.full) == (expected, expected)
@@ -78,7 +78,7 @@ def test_flash_backward_is_two_and_a_half_times_its_forward() -> None:
 def test_decode_and_prefill() -> None:
     products = 2 * 32 * LAYER_PRODUCTS
     decode = llama(phase="decode", context=1000, batch=3)
-    assert decode.total == 3 * (products + 32 * 4 * 1001 * 4096 + 2 * LOGITS)  # 1000 in the cache and itself
+    assert decode.total == 3 * (products + 32 * 4 * 1001 * 4096 + 2 * LOGITS)  # 1000 cached tokens and the token itself
     assert decode.causal == decode.full
     prefill = llama(phase="prefill", seq=1000)
     assert prefill.total == 1000 * (products + 32 * 4 * 1000 * 4096) + 2 * LOGITS  # logits once
@@ -99,11 +99,13 @@ def test_latent_attention_reads_the_latent_while_decoding() -> None:
 
 
 def test_latent_attention_in_both_forms_on_top_of_a_context() -> None:
-    """4,096 tokens after so many. Expanded, the 128 heads have keys of 192 and values of 128, which kv_b_proj makes of
-    cached and new latents; absorbed, keys of 576 and values of 512, and kv_b_proj runs for the new tokens alone.
+    """4,096 tokens after a number of cached ones.
+
+    Expanded: the 128 heads have keys of 192 and values of 128, which kv_b_proj computes from cached and new latents.
+        Absorbed: keys of 576 and values of 512, and kv_b_proj runs for the new tokens only.
     """
     whole = llmcalc.flops("deepseek-v3", phase="prefill", seq=4096)
-    kv_b = 61 * 2 * 512 * 128 * (128 + 128)  # of one latent
+    kv_b = 61 * 2 * 512 * 128 * (128 + 128)  # per latent
     for past in (1, 300):
         expanded, absorbed = (
             llmcalc.flops("deepseek-v3", phase="prefill", seq=4096, context=past, mla=form)
@@ -122,7 +124,9 @@ def test_latent_attention_in_both_forms_on_top_of_a_context() -> None:
 
 
 def test_prediction_modules_count_where_they_are_asked_for(run: Any) -> None:
-    """DeepSeek-V3's one module: a map of two vectors to one, a layer with 9 of 257 experts, and the output map."""
+    """DeepSeek-V3's MTP module: a projection of two vectors to one, a layer with 9 of 257 experts, and the output
+    projection.
+    """
     tokens, h, latent = 100, 7168, 512
     attention = h * 1536 + 1536 * 128 * 192 + h * (latent + 64) + latent * 128 * (128 + 128) + 128 * 128 * h
     scores = tokens * 128 * (192 + 128)
@@ -144,7 +148,7 @@ def test_components_add_up() -> None:
 def test_chunks_of_a_prefill_see_all_pairs_of_the_whole() -> None:
     whole = llama(phase="prefill", seq=300)
     parts = [llama(phase="prefill", seq=100, context=past) for past in (0, 100, 200)]
-    assert sum(p.causal for p in parts) - 2 * 2 * LOGITS == whole.causal  # each chunk asks for one more row of logits
+    assert sum(p.causal for p in parts) - 2 * 2 * LOGITS == whole.causal  # each chunk computes one more row of logits
 
 
 def test_an_encoder_decoder_reads_its_source() -> None:
@@ -183,11 +187,11 @@ def test_an_encoder_has_no_prefill() -> None:
         counted(encoder, seq=5, phase="prefill")
 
 
-# Pairs, against masks counted cell by cell
+# Pairs, against masks counted pair by pair
 
 
 def visible(query: int, key: int, causal: bool, window: int | None, chunk: int | None) -> bool:
-    """Whether a token sees another, from what windows and chunks mean."""
+    """Whether a token attends to another, from the definitions of windows and chunks."""
     if not causal:
         return window is None or key in range(query - (window - 1) // 2, query + window // 2 + 1)
     return (
@@ -220,7 +224,7 @@ def test_pairs_of_an_encoder(seq: int, window: int | None) -> None:
 
 @given(seq=sizes, context=sizes, window=sizes)
 def test_full_pairs_are_those_with_every_key_in_memory(seq: int, context: int, window: int) -> None:
-    """Of the context, a window of W has kept the W − 1 that the first new token can see."""
+    """A window of W keeps the W − 1 context tokens that the first new token can attend to."""
     kept = [k for k in range(context) if visible(context, k, True, window, None)]
     assert AttentionCore(1, 1, 1, window=window).pairs(sight(seq=seq, context=context)) == seq * (len(kept) + seq)
 
@@ -257,12 +261,13 @@ CHECKPOINTED = {
 
 
 READ = ("memory", "embedded", "per_layer")
-"""Tensors with a gradient that layers read besides the residual stream."""
+"""Tensors with a gradient that layers read in addition to the residual."""
 
 
 class Checkpointed(torch.nn.Module):
     """A layer whose activations are recomputed.
-    What else it reads with a gradient is an input of it too, so that the gradient arrives once.
+
+    Other tensors with a gradient that it reads are also inputs, so that their gradient arrives once.
     """
 
     def __init__(self, layer: torch.nn.Module, reentrant: bool) -> None:
@@ -273,7 +278,7 @@ class Checkpointed(torch.nn.Module):
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:
             x = (
                 x if torch.is_grad_enabled() else x.detach()
-            )  # the counter would look for the gradient function of its slices
+            )  # otherwise the counter would look for the gradient function of its slices
             return self.layer(x, replace(run, **dict(zip(READ, read, strict=True))))
 
         return checkpoint(
@@ -282,7 +287,7 @@ class Checkpointed(torch.nn.Module):
 
 
 def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool | None) -> int:
-    """What torch counts of a step on meta; None trains without checkpointing."""
+    """Returns torch's count of a step on meta. reentrant: kind of checkpointing; None for none."""
     with torch.device("meta"):
         net = spec.reference()
     if reentrant is not None:
@@ -291,7 +296,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
                 stack.layers[i] = Checkpointed(layer, reentrant)
     ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
     source = ids if spec.kind == "encoder-decoder" else None
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own is wrong for grouped ones
+    formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own formula is wrong for grouped convolutions
     with remembered(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         net(ids, source).float().sum().backward()
     return counter.get_total_flops()
@@ -340,7 +345,7 @@ def test_json(run: Any) -> None:
 
 def test_every_level_of_the_tree_adds_up(run: Any) -> None:
     def check(node: dict[str, Any]) -> int:
-        """How many nodes below this one, itself included, are sums."""
+        """Returns the number of nodes in this tree, itself included, that are sums."""
         inside = [c for c in node.get("children", ()) if not c.get("optional")]
         if inside:
             assert sum(c["flops"] for c in inside) == node.get("flops_each", node["flops"])

@@ -1,4 +1,4 @@
-"""The state of optimizers: closed forms against what real torch optimizers allocate, and against hand arithmetic."""
+"""Optimizer states: closed forms against the allocations of real torch optimizers, and against hand arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def state_bytes(*optimizers: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes that the optimizers hold, by the name of the state. A state that is no tensor counts none."""
+    """Returns the bytes of the optimizers by the name of the state; a state that is not a tensor counts 0."""
     found: Counter[str] = Counter()
     for optimizer in optimizers:
         for state in optimizer.state.values():
@@ -51,7 +51,7 @@ def held(states: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in states.items() if size}
 
 
-# The tensors that optimizers keep state by
+# The tensors that optimizers have states for
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -90,7 +90,7 @@ def test_every_preset_has_tensors_for_all_its_parameters() -> None:
 
 
 def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim.Optimizer]:
-    """The torch optimizers of that name over a module whose gradients are there, after one step."""
+    """Returns the torch optimizers of that name over a module with gradients, after one step."""
     every = list(net.parameters())
     match name:
         case "adamw":
@@ -107,8 +107,7 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
 
 
 def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the weights of maps inside layers, a stack of them taken apart; AdamW for the rest.
-    Read off the modules.
+    """Muon for the weight matrices inside layers, with stacked ones split; AdamW for the rest, judged from the modules.
     """
     aside = {"embed_tokens", "embed_proj", "embed_positions", "per_layer_embedding", "head_proj", "lm_head"}
     stacks = {"ExpertMap", "HeadMap", "BlockMap", "GroupMap"}
@@ -119,7 +118,7 @@ def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
         if aside.intersection(path.split(".")) or not (isinstance(module, nn.Linear) or is_stack):
             continue
         weight: Any = module.weight
-        if id(weight) in taken:  # another module's too (layers that share their parameters)
+        if id(weight) in taken:  # shared with another module (layers with shared parameters)
             continue
         taken.add(id(weight))
         for matrix, gradient in zip(weight, weight.grad, strict=True) if is_stack else [(weight, weight.grad)]:
@@ -143,9 +142,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_real_step_of_training(name: str, dtype: torch.dtype) -> None:
-    """Weights, gradients and state of a mixture of experts after a loss was propagated and the optimizer
-    has stepped.
-    """
+    """Weights, gradients and states of a mixture of experts after a backward pass and an optimizer step."""
     torch.manual_seed(0)
     net = MIXTURE.reference().to(dtype)
     ids = torch.randint(0, MIXTURE.vocab_size, (2, 40))
@@ -177,7 +174,7 @@ def test_sgd_without_momentum_keeps_nothing() -> None:
 
 
 def test_the_comparison_with_torch_bites() -> None:
-    """A mean a column too few would be seen."""
+    """One column mean too few is detected."""
     spec = decoder()
     net = spec.reference()
     with_gradients(net)
@@ -209,8 +206,8 @@ def test_adafactor_by_hand() -> None:
     ],
 )
 def test_adam8bit_by_hand(rows: int, columns: int, state: int, scales: int, maps: int) -> None:
-    """From bitsandbytes' own allocation (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state);
-    not run against it.
+    """From the allocation in bitsandbytes (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state), not checked by
+    running it.
     """
     states = optimizer_state(Node("model", Linear(columns, rows)), "adam8bit", "float32").states
     assert states == {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}

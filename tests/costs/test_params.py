@@ -1,4 +1,4 @@
-"""Parameters that one token passes through, by hand."""
+"""Active parameters per token, by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_experts_of_images_are_held_and_no_token_of_text_passes_them() -> None:
     config = shapes_of("ernie4_5_vl_moe_text")[0]
     count = llmcalc.params(config)
     text, images = 3 * 32 * 12, 3 * 32 * 5  # gate, up and down of one expert
-    router = 6 * 32 + 6  # a score for each expert and its correction
+    router = 6 * 32 + 6  # a score per expert and its correction
     assert count.by_component["experts"] == 3 * 6 * (text + images)
     assert count.by_component["router"] == 3 * 2 * router
     assert count.total - count.active == 3 * (4 * text + 6 * images + router)

@@ -1,4 +1,4 @@
-"""What is resident, which accelerators hold it, and the command that says so."""
+"""The memory required, the accelerators that it fits on, and the command `memory`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_llama3_8b_by_hand() -> None:
         "optimizer": 8 * n + 4 * tensors,
         "kv_cache": 0,
     }
-    assert mixed.total_bytes == 16 * n + 4 * tensors  # ZeRO's 16 bytes a parameter, and the step counts
+    assert mixed.total_bytes == 16 * n + 4 * tensors  # ZeRO's 16 bytes per parameter, and the step counts
     wide = llmcalc.memory(
         llmcalc.load("llama3-8b"), "training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"
     )
@@ -183,7 +183,7 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
     assert "activations" in found["not_counted"]
 
 
-# What is refused
+# Rejected settings
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_an_encoder_keeps_no_cache() -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("--phase", "training"), 0),  # no accelerator named: nothing was asked that could fail
+        (("--phase", "training"), 0),  # no accelerator named: nothing can fail
         (("--phase", "training", "--hardware", "h200"), 0),
         (("--phase", "training", "--hardware", "rtx-4090"), 1),
         (("--phase", "training", "--hardware", "rtx-4090", "--hardware", "h200"), 0),
@@ -298,7 +298,7 @@ def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -
 def test_a_precision_says_how_it_is_trained(
     run: Any, words: tuple[str, ...], weights: int, gradients: int, master: int, states: int
 ) -> None:
-    """Bytes a parameter; what is given beside it refines it."""
+    """Bytes per parameter; other options refine the precision."""
     found = json.loads(run("memory", "llama3-8b", "--phase", "training", *words, "--format", "json").out)["memory"]
     n = found["parameters"]
     assert [found[key] / n for key in ("weights", "gradients", "master_weights")] == [weights, gradients, master]
@@ -306,7 +306,7 @@ def test_a_precision_says_how_it_is_trained(
 
 
 def test_what_fits_by_little_is_tight(run: Any) -> None:
-    """Exit code 0, and a warning that names what comes on top; usable memory counts where it is known."""
+    """Exit code 0, and a warning about memory that is not counted; usable memory is used if it is known."""
     got, _, err = run("memory", "llama3-70b", "--hardware", "h200")
     assert (got, err) == (0, "warning: h200: tight: 95.0% of its nominal memory, and activations come on top\n")
     got, out, err = run("memory", "llama3-70b", "--hardware", "m4-max", "--format", "json")

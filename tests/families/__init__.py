@@ -1,5 +1,5 @@
-"""Small configs of every family, one file for each adapter:
-what `SHAPES` says is read, and built by transformers too.
+"""Small configs of every family, one file per adapter: every config in `SHAPES` is read, and also built by
+transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from llmcalc.sources.huggingface.registry import FILES
 
 
 def shapes_of(kind: str) -> list[dict[str, Any]]:
-    """The small configs of a model type, each the caller's own, with the class of transformers that it is for."""
+    """Returns new copies of the small configs of a model type, with the transformers class that each is for."""
     file = next(f for f, kinds in FILES.items() if kind in kinds)
     classes: dict[str, list[dict[str, Any]]] = import_module(f"{__name__}.{file}").SHAPES
     return [

@@ -1,4 +1,4 @@
-"""Every source that a formula names is a paper with a BibTeX entry, or is known to be none."""
+"""Every source of a formula is a paper with a BibTeX entry, or is listed as having none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.builders import family_shapes, spec_of
 
 
 def sources() -> set[str]:
-    """The sources of every part of every family's small shapes, without their sections."""
+    """Returns the sources of every part in every family's small shapes, without their sections."""
     places = (place for _, config in family_shapes() for place in spec_of(config).tree().walk())
     return {place.node.source.partition(", §")[0] for place in places if place.node.source}
 
@@ -17,7 +17,7 @@ def sources() -> set[str]:
 def test_every_source_is_known() -> None:
     named = sources()
     assert named <= {*known(), *WITHOUT_PAPER}
-    assert {*known(), *WITHOUT_PAPER} - named <= {"Dai et al. 2019"}  # named by parts that no small shape has
+    assert {*known(), *WITHOUT_PAPER} - named <= {"Dai et al. 2019"}  # sources of parts that no small shape has
 
 
 def test_entries_are_whole() -> None:

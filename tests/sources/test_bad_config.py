@@ -1,6 +1,6 @@
-"""The worst `config.json` files that were thought of, and what the command line says of damaged ones.
+"""The worst known `config.json` files, and the command line's messages for damaged ones.
 
-Each takes less than 2 s and 300 MB, whichever command reads it; one that is refused leaves no file behind.
+Each takes less than 2 s and 300 MB with every command that reads it; a rejected one leaves no output file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ FINE: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a field twice: the last holds": (SOME[:-1] + ', "num_hidden_layers": 0, "num_hidden_layers": 3}', ("params",)),
     "a byte order mark": (b"\xef\xbb\xbf" + SOME.encode(), ("params",)),
 }
-"""What is counted: its content, under which commands."""
+"""Configs that are counted: (content, commands)."""
 
 REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "a million layers": (
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
         "its patterns take longer than 1 s",
     ),
 }
-"""What is refused: its content, by which commands, and words of the message."""
+"""Configs that are rejected: (content, commands, words of the message)."""
 
 MEASURED = """
 import io, json, resource, sys
@@ -185,8 +185,8 @@ for line in sys.stdin.read().splitlines():
 
 
 def measured(commands: list[list[str]]) -> list[tuple[Any, str, str, int]]:
-    """(exit code, start of stdout, stderr, the largest memory so far in KiB)
-    of commands that one process runs after each other.
+    """Returns (exit code, start of stdout, stderr, peak memory so far in KiB) of commands that one process runs in
+    sequence.
     """
     lines = "\n".join(json.dumps(command) for command in commands)
     done = subprocess.run([sys.executable, "-c", MEASURED], input=lines, capture_output=True, text=True, check=True)
@@ -272,7 +272,7 @@ DAMAGED: dict[str, tuple[Config, str]] = {
     ),
     "an unknown number format": ({**LLAMA, "torch_dtype": "float7"}, "'float7'"),
 }
-"""A config, and words of the message with which every command refuses it."""
+"""(config, words of the message with which every command rejects it)."""
 
 
 def one_error(result: Result, words: str) -> None:
@@ -314,7 +314,7 @@ REFUSED_LATER: dict[str, tuple[Config, str]] = {
     "verify --against published": (LLAMA, "no exact parameter count was published"),
     "convert --to hf --set k_bias=true": (LLAMA, "no transformers class is known here that computes this architecture"),
 }
-"""What is found wrong with a config that was read: the command, and words of its message."""
+"""Errors found after reading a config: (the command, words of its message)."""
 
 
 @pytest.mark.parametrize("line", REFUSED_LATER)
@@ -325,7 +325,7 @@ def test_what_is_found_later_names_the_model_too(line: str, run: Any, tmp_path: 
 
 
 def test_a_file_that_is_there_stays_as_it_is(run: Any, tmp_path: Path) -> None:
-    """Damage that shows when the answer is written, not when the config is read."""
+    """Damage that is detected when the output is written, after the config was read."""
     path, report = (
         written({**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 5}}, tmp_path, "damaged"),
         tmp_path / "report",

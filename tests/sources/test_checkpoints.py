@@ -1,5 +1,5 @@
-"""Checkpoint headers: small files made with the real libraries, files that lie,
-and whether a checkpoint is what a spec says.
+"""Checkpoint headers: small files written by the real libraries, damaged files, and the comparison of a checkpoint with
+a spec.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_block_sizes_are_those_of_the_library() -> None:
         assert TYPES[int(kind)] == (kind.name, block, size)
 
 
-# --- files that lie ---------------------------------------------------------------------------------------------------
+# --- damaged files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_any_damage_gives_a_message(tmp_path: Path, data: Any) -> None:
         assert all(type(size) is int and 0 <= size <= 2**48 for tensor in found.tensors for size in tensor.shape)
 
 
-# --- is it what the spec says -----------------------------------------------------------------------------------------
+# --- comparison with a spec -------------------------------------------------------------------------------------------
 
 
 def _stored(config: dict[str, Any]) -> Checkpoint:
-    """The header that the class of a config would be saved with."""
+    """The header that the class of a config would save."""
     fields = {k: v for k, v in config.items() if k != "model_type"}
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(
@@ -209,7 +209,7 @@ def _stored(config: dict[str, Any]) -> Checkpoint:
 
 
 def _deviates(config: dict[str, Any]) -> bool:
-    """Whether its class holds other parameters than the architecture: an untied BERT or T5."""
+    """Whether its class has other parameters than the architecture: an untied BERT or T5."""
     found = family_of(config["model_type"]).deviations
     return any(one.quantity == "parameters" and one.when(spec_of(config)) for one in found)
 

@@ -1,4 +1,4 @@
-"""The list of classes in `llmcalc/sources/huggingface/classes.json` is what the installed `transformers` has."""
+"""The list of classes in `llmcalc/sources/huggingface/classes.json` matches the installed `transformers`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIST = Path(huggingface.__path__[0]) / "classes.json"
 
 
 def modeling(kind: str) -> Iterator[Any]:
-    """The modules in which the classes of a model type are; none where there is none of its name."""
+    """Yields the modules with the classes of a model type; none if there is no module of that name."""
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
     try:
@@ -33,7 +33,7 @@ def modeling(kind: str) -> Iterator[Any]:
 
 
 def classes_of(kind: str) -> list[str]:
-    """The public classes that a config of this model type builds, with a head or without, sorted."""
+    """Returns the public classes that a config of this model type builds, with or without a head, sorted."""
     return sorted(
         name
         for module in modeling(kind)
@@ -45,7 +45,7 @@ def classes_of(kind: str) -> list[str]:
 
 
 def written() -> str:
-    """The file's text: a line for each model type that has a class."""
+    """Returns the file's text: one line per model type with a class."""
     import transformers
 
     found = {kind: classes_of(kind) for kind in model_types()}

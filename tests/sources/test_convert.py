@@ -1,4 +1,4 @@
-"""A model written down and read back is the same model."""
+"""A model that is written and read back is the same model."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ FAMILIES = (
     "nemotron_h",
     "zamba2",
 )
-"""Some of every kind."""
+"""A selection of families of every kind."""
 
 WITHOUT_A_CLASS = {
     "chinchilla-70b": "transformer_xl",  # RMSNorm and Transformer-XL's positions
     "gopher-280b": "transformer_xl",
-    "cogview-4b": "norm_placement",  # GPT-2 with a norm on each side of a sublayer
-    "grok-1": "attn_logit_softcapping",  # Mixtral with bounded scores, norms on both sides and GELU
-    "lamda-137b": "relative_bias",  # a decoder alone with T5's bias
-    "transformer-base": "sinusoidal",  # post-norm with sines that are no table; Marian's are one
+    "cogview-4b": "norm_placement",  # GPT-2 with a norm before and after each sublayer
+    "grok-1": "attn_logit_softcapping",  # Mixtral with soft-capped scores, norms before and after sublayers, and GELU
+    "lamda-137b": "relative_bias",  # a decoder-only model with T5's relative position bias
+    "transformer-base": "sinusoidal",  # post-norm with sinusoidal positions that are not a table; Marian's are one
     "transformer-big": "sinusoidal",
 }
-"""Every preset that no class of transformers computes, and what the nearest one lacks first."""
+"""Preset without a transformers class → the first feature that the nearest class lacks."""
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -83,7 +83,7 @@ def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path)
 
 
 def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
-    """Whether a config is read as a spec: its trees are equal, whatever the names of its variants."""
+    """Whether a config is read as a spec: the trees are equal, whatever the names of variants."""
     theirs = _spec_of(config)
     costs: list[Cost] = [
         lambda use: use.params(),
@@ -116,14 +116,14 @@ def _spec_of(config: dict[str, Any]) -> ModelSpec:
 
 
 def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
-    """What the spec of a family's shape is written as; none where no class computes it."""
+    """Returns the config written for the spec of a family's shape; None if no class computes it."""
     written = _written(json.dumps(shape))
     return None if written is None else deepcopy(written)
 
 
 @cache
 def _written(shape: str) -> dict[str, Any] | None:
-    """Looking through all classes for one takes most of this file's time, and each shape is asked for several times."""
+    """The config written for a shape, cached: the search through all classes takes most of this file's time."""
     try:
         return to_config(_spec_of(json.loads(shape)))
     except InputError as error:
@@ -134,9 +134,7 @@ def _written(shape: str) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("kind", READ)
 def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
-    """Whatever is written reads back as the spec that it is of,
-    though it need not be of the family that the spec is from.
-    """
+    """Every written config reads back as its spec, but may be of another family than the spec's source."""
     for shape in shapes_of(kind):
         config = _config_of(shape)
         if config is not None:
@@ -146,7 +144,7 @@ def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", READ)
 def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
-    """A shape of each family, held against the class that the config names."""
+    """Compares a shape of each family with the class that the written config names."""
     shape = shapes_of(kind)[-1]
     config = _config_of(shape)
     if config is not None:
@@ -160,7 +158,7 @@ BESIDE = [
     for i, shape in enumerate(shapes)
 ]
 WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
-"""Wrappers whose towers are written. (ShieldGemma 2 is Gemma 3.)"""
+"""Wrappers whose vision and audio encoders can be written. (ShieldGemma 2 is Gemma 3.)"""
 
 
 @pytest.mark.parametrize(("kind", "shape"), BESIDE)
@@ -195,7 +193,7 @@ def test_nearly_all_shapes_have_a_class() -> None:
 
 @pytest.mark.parametrize("kind", READ)
 def test_classes_that_are_written_exist(kind: str) -> None:
-    """Every class that a config of the family can name, for each kind of head and of stack."""
+    """Checks every class that a config of the family can name, for each kind of head and of stack."""
     import transformers
 
     if family_of(kind).like is not None or not family_of(kind).alone:
@@ -241,7 +239,7 @@ def test_a_field_that_is_proposed_wrongly_costs_the_config(monkeypatch: pytest.M
     ],
 )
 def test_what_its_class_lacks_is_not_passed_over(name: str, override: str) -> None:
-    """Of a spec that differs in one field the config is not its family's: another class's, or none."""
+    """A spec that differs in one field gets another family's config, or none."""
     before, spec = to_config(load(name).model), load(name, (override,)).model
     try:
         after = to_config(spec)

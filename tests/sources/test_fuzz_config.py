@@ -1,9 +1,8 @@
-"""Damaged `config.json` files: each is read and can be counted, or is refused by one line that names a field as it
-stands there.
+"""Damaged `config.json` files: each is read and counted, or rejected with one line that names a field of the file.
 
-Every field of a config of every model type, of every wrapper's towers and of every method of quantisation is replaced
-by values that are none; random damage goes to any depth of any of these and of published configs. Each takes less than
-2 s; `test_bad_config.py` holds the worst that were thought of.
+In a config of every model type, of every wrapper's vision and audio encoders and of every quantisation method, every
+field is replaced by invalid values. Random damage reaches any depth of these and of published configs. Each takes less
+than 2 s; `test_bad_config.py` has the worst known ones.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ WEIGHTS = {
     "observer": "minmax",
 }
 ENDLESS = "a number of 5001 digits"
-"""Stands for one, which Python refuses to write."""
+"""Placeholder for a number with 5001 digits, which Python refuses to write."""
 
 CHOOSES = ("modules_to_not_convert", "modules_in_block_to_quantize", 0)
-"""Lists of modules: where another choice fits no module, the message is about these."""
+"""Lists of modules: the message names these if another selection matches no module."""
 
 QUANTIZED: dict[str, list[Config]] = {
     "fp8": [
@@ -132,11 +131,11 @@ QUANTIZED: dict[str, list[Config]] = {
         }
     ],
 }
-"""Method → configs that it is read from."""
+"""Method → configs with it."""
 
 
 def wrapped(kind: str) -> list[Config]:
-    """Configs of a wrapper around a small text model, beside each of its towers' shapes."""
+    """Configs of a wrapper around a small text model, with each of its encoders' shapes."""
     text = family_of(kind).text
     assert text is not None
     cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
@@ -155,7 +154,7 @@ def quantized(method: str) -> list[Config]:
 
 
 def places(table: Any, before: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every path in tables and lists, with what is there."""
+    """Yields every path in tables and lists, with its value."""
     for key, value in table.items() if isinstance(table, dict) else enumerate(table):
         yield (*before, key), value
         if isinstance(value, dict | list):
@@ -163,7 +162,7 @@ def places(table: Any, before: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def holder(table: Any, path: Place) -> Any:
-    """The table or list that holds what is at a path."""
+    """Returns the table or list that contains the value at a path."""
     for step in path[:-1]:
         table = table[step]
     return table
@@ -176,31 +175,33 @@ def replaced(table: Config, path: Place, value: Any) -> Config:
 
 
 def text_of(config: Config) -> str:
-    """JSON as Python writes it, NaN and Infinity included."""
+    """JSON as Python writes it, with NaN and Infinity."""
     return json.dumps(config).replace(json.dumps(ENDLESS), "1" + "0" * 5000)
 
 
 def counts_and_bytes(preset: Preset) -> None:
-    """`counts`, and the bytes of its weights as its config stores them."""
+    """Runs `counts`, and computes the bytes of the weights as its config stores them."""
     counts(preset)
     assert llmcalc.memory(preset, with_towers=True).total_bytes >= 0
 
 
 def read(path: Path, config: Config, count: Callable[[Preset], None] = counts_and_bytes) -> str:
-    """The message with which a config of that content is refused; empty where it is read and can be counted."""
+    """Returns the error message for a config with that content; empty if it is read and can be counted."""
     path.write_text(text_of(config))
     with within():
         return refused(lambda: load(str(path)), count)
 
 
 def name_of(path: Place) -> str:
-    """The field that holds what is at a path."""
+    """Returns the field that contains the value at a path."""
     return [step for step in path if isinstance(step, str)][-1]
 
 
 def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, several: int) -> int:
-    """Replaces what is at each of the places by `several` of the values that are no sizes, in turn, and every whole
-    number by one in which nothing may be repeated. Gives how many were refused.
+    """Replaces the value at each place by `several` of the invalid sizes in turn, and every integer by one too large
+    for lists.
+
+    Returns the number of rejected configs.
     """
     values, refusals = cycle((*NO_SIZES, None, ENDLESS, 10**6)), 0
     for path, before in found:
@@ -214,7 +215,7 @@ def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, sever
 
 @pytest.mark.parametrize("kind", READ)
 def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
-    """Of its first shape, lists and tables within it included, and every field that its class has a default for."""
+    """Damages the first shape, with nested lists and tables, and every field with a default in its class."""
     shape = shapes_of(kind)[0]
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
     assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=3) >= 20
@@ -222,18 +223,18 @@ def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", READ)
 def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(kind: str, tmp_path: Path) -> None:
-    """Whatever the description calls what was made of it: the field itself, or the one behind it, is in the message."""
+    """The message names the config field itself, or the config field behind a field of the description."""
     shape = shapes_of(kind)[0]
     for name, size in {**family_of(kind).defaults, **shape}.items():
         for other in (1, 3, 7 * size, 10**6, 2**39) if type(size) is int else ():
             message = read(tmp_path / "config.json", {**shape, name: other})
-            if ": model." in message:  # the reader took it, and what it made of it was refused
+            if ": model." in message:  # the reader accepted it, and the description was rejected
                 assert re.search(rf"\b{re.escape(name)}\b", message), (name, other, message)
 
 
 @pytest.mark.parametrize("kind", WRAPPING)
 def test_every_field_of_a_wrapper(kind: str, tmp_path: Path) -> None:
-    """A tower that is not understood is left out, so that its wrong fields refuse nothing."""
+    """An encoder that is not supported is left out, so its wrong fields raise no error."""
     for config in wrapped(kind):
         found = [
             (path, value)

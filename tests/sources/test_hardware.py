@@ -1,5 +1,5 @@
-"""Accelerators: every file loads and is plausible, the arithmetic in its comments holds,
-and `llmcalc hardware` shows it.
+"""Accelerators: every file loads and is plausible, the arithmetic in its comments is right, and `llmcalc hardware`
+prints it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TERMS = {
     "domain_size": "scale-up domain",
     "nic": r"\bNIC\b",
 }
-"""A figure → how a source says that it gives it."""
+"""Figure → the words with which a source states it."""
 
 SAME_RATE = {
     ("gaudi3", "float8", "bfloat16"),  # Intel: the MMEs multiply both at one rate
@@ -55,7 +55,7 @@ SAME_RATE = {
     ("trainium2", "bfloat16", "tfloat32"),
     ("mi250x", "int8", "bfloat16"),
 }
-SLOW_INTEGERS = {"b300", "gb300"}  # Blackwell Ultra gave up most of its int8 units
+SLOW_INTEGERS = {"b300", "gb300"}  # Blackwell Ultra has few int8 units
 
 
 def test_the_accelerators_are_there():
@@ -79,7 +79,9 @@ class TestEachAccelerator:
         for source in sources:
             assert source.url.startswith("https://")
             assert source.checked.year >= 2026
-            if "/blob/" in source.url and "github.com" in source.url:  # a file that cannot change
+            if (
+                "/blob/" in source.url and "github.com" in source.url
+            ):  # the link must name a commit, so that the file cannot change
                 assert re.search(r"/blob/[0-9a-f]{40}/", source.url)
 
     def test_says_where_each_figure_is_from(self, name):
@@ -97,14 +99,14 @@ class TestEachAccelerator:
         hardware = load_hardware(name)
         assert hardware.memory_bandwidth is not None
         assert 2**33 <= hardware.memory_bytes <= 2**40  # 8 GiB to 1 TiB
-        assert hardware.memory_bytes % 2**30 == 0  # binary sizes, as the notes say
+        assert hardware.memory_bytes % 2**30 == 0  # binary sizes, as stated in the notes
         assert 6 * 10**10 <= hardware.memory_bandwidth <= 2 * 10**13
         if hardware.usable_memory_bytes is not None:
             assert 0.66 <= hardware.usable_memory_bytes / hardware.memory_bytes <= 1
         if hardware.interconnect is not None:  # a link is slower than the memory
             assert 10**10 <= hardware.interconnect.bandwidth_per_direction < hardware.memory_bandwidth
             assert 2 <= (hardware.interconnect.domain_size or 2) <= 10_000
-            if hardware.nic is not None:  # and the network slower than the link
+            if hardware.nic is not None:  # and the network is slower than the link
                 assert hardware.nic.bandwidth_per_direction < hardware.interconnect.bandwidth_per_direction
         if hardware.tdp_watts is not None:
             assert 50 <= hardware.tdp_watts <= 2000
@@ -130,7 +132,7 @@ class TestEachAccelerator:
             ratio = peaks[narrow] / peaks[wider]
             if (name, narrow, wider) in SAME_RATE:
                 assert ratio == 1
-            else:  # half the bits, twice the products; four times where a consumer part halves the wider
+            else:  # half the bits, twice the products; four times if a consumer card halves the rate of the wider format
                 assert 1.9 <= ratio <= 4.1, (narrow, wider)
         if "float32" in peaks:
             assert peaks["float32"] < wide
@@ -171,14 +173,18 @@ class TestEachAccelerator:
 
 
 def test_halved_peaks_are_found_in_the_comments():
-    """The pattern above finds something: H100's tensor-core peaks are halves of printed ones."""
+    """The pattern above matches: H100's tensor-core peaks are half of the printed ones."""
     text = (presets_dir() / "hardware" / "h100-sxm.toml").read_text()
     assert "bfloat16 = 989_500_000_000_000  # 1.979e15 / 2" in text
     assert load_hardware("h100-sxm").peak_flops["bfloat16"] == 1_979_000_000_000_000 // 2
 
 
 @pytest.mark.parametrize(
-    ("name", "per_clock", "published"),  # a card whose peak is printed → what the formula of the others makes of it
+    (
+        "name",
+        "per_clock",
+        "published",
+    ),  # a card with a published peak, which the formula for other cards must reproduce
     [("rtx-4090", 512, 165.2e12), ("rtx-5090", 512, 209.5e12), ("rtx-3090", 512, 71e12), ("a6000", 1024, 154.8e12)],
 )
 def test_the_formula_of_derived_peaks_gives_the_printed_ones(name, per_clock, published):
@@ -228,12 +234,14 @@ def test_an_empty_name_is_no_accelerator():
 
 
 def test_links_are_given_each_way():
-    assert load_hardware("h100-sxm").interconnect.bandwidth_per_direction == 450 * 10**9  # 900 GB/s both ways / 2
+    assert (
+        load_hardware("h100-sxm").interconnect.bandwidth_per_direction == 450 * 10**9
+    )  # 900 GB/s in both directions / 2
     assert load_hardware("tpu-v5p").interconnect.bandwidth_per_direction == 600 * 10**9  # 4800 Gbit/s / 8, one way
 
 
 def test_ridge_of_the_h100():
-    assert load_hardware("h100-sxm").ridge("bfloat16") == pytest.approx(989.5e12 / 3.35e12)  # 295 FLOPs a byte
+    assert load_hardware("h100-sxm").ridge("bfloat16") == pytest.approx(989.5e12 / 3.35e12)  # 295 FLOPs per byte
 
 
 def test_an_unknown_peak_is_an_error_that_names_those_known():
@@ -243,7 +251,7 @@ def test_an_unknown_peak_is_an_error_that_names_those_known():
         load_hardware("m4-max").peak("bfloat16")
 
 
-# A configuration, a memory size, a file of one's own
+# A configuration, a memory size, a user's file
 
 
 def test_a_configuration_has_its_own_figures():
@@ -252,7 +260,7 @@ def test_a_configuration_has_its_own_figures():
     assert small.compute_units.count == 32
     assert small.usable_memory_bytes == 27 * 2**30  # three quarters
     assert find_hardware("m2-16gb").usable_memory_bytes == 16 * 2**30 * 2 // 3
-    assert find_hardware("m3-max-96gb").memory_bandwidth is None  # of the chip with 30 cores: left out
+    assert find_hardware("m3-max-96gb").memory_bandwidth is None  # differs for the chip with 30 cores, so it is omitted
 
 
 def test_a_size_that_a_chip_is_not_sold_with_names_those_that_are():

@@ -1,7 +1,6 @@
-"""Fields that published configs carry beside those of their class: they change nothing that is counted, and nobody is
-warned of them.
+"""Fields of published configs that are not fields of their class: they change no count and give no warning.
 
-Each is laid over every shape of its family. Values that would contradict what is counted are errors.
+Each is added to every shape of its family. Values that would contradict the count are errors.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ANY = {
     "sentence_transformers": {"version": "5.0"},
     "unk_token_id": 0,
 }
-"""Of any family."""
+"""Fields that occur in configs of any family."""
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "bert": {
@@ -145,7 +144,7 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
         given = {
             **shape,
             **{k: v for k, v in PUBLISHED[kind].items() if k.endswith("_sparse_step")},
-        }  # which alone say where a switch is
+        }  # fields that only say which layers a switch applies to
         table, notes = read_config({**ANY, **PUBLISHED[kind], **given})
         assert (table, notes) == (read_config(given)[0], [])
         ModelSpec.model_validate(table)
@@ -153,7 +152,7 @@ def test_published_fields_change_nothing_and_warn_of_nothing(kind: str) -> None:
 
 def test_a_field_that_nobody_knows_is_warned_of() -> None:
     (shape, *_) = shapes_of("llama")
-    assert read_config({**shape, **ANY, "author": "somebody"})[1] == ["unrecognised, ignored: author"]
+    assert read_config({**shape, **ANY, "author": "somebody"})[1] == ["unrecognised fields, ignored: author"]
 
 
 @pytest.mark.parametrize(("kind", "fields"), CONTRADICTIONS)
@@ -164,7 +163,7 @@ def test_a_published_field_that_says_otherwise_is_an_error(kind: str, fields: di
 
 
 def test_nomic_calls_its_gated_network_by_the_name_of_it() -> None:
-    """Its checkpoints have GPT-2's names, and `swiglu` for an activation."""
+    """Nomic's checkpoints have GPT-2's field names, and `swiglu` as the activation."""
     sizes = {
         "n_embd": 32,
         "n_head": 4,
@@ -186,3 +185,13 @@ def test_nomic_calls_its_gated_network_by_the_name_of_it() -> None:
     assert read_config({**both, **sizes, "activation_function": "swiglu"}) == read_config(
         {**both, **usual, "hidden_act": "silu"}
     )
+
+
+def test_zamba2s_hybrid_layers_stand_in_order() -> None:
+    """In another order its class gives a layer the adapters of another one."""
+    config = shapes_of("zamba2")[0]
+    hybrids = [i for i, kind in enumerate(config["layers_block_type"]) if kind == "hybrid"]
+    assert len(hybrids) > 1
+    assert read_config({**config, "hybrid_layer_ids": hybrids})[0] == read_config(config)[0]
+    with pytest.raises(InputError, match="hybrid_layer_ids: a list; expected ascending numbers of layers"):
+        read_config({**config, "hybrid_layer_ids": hybrids[::-1]})

@@ -1,4 +1,4 @@
-"""The list of families in `llmcalc/sources/huggingface/families.json` is what the families' files say."""
+"""The list of families in `llmcalc/sources/huggingface/families.json` matches the families' files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIST = Path(huggingface.__path__[0]) / "families.json"
 
 
 def listed() -> dict[str, list[str]]:
-    """File → its model types, in the order of the list that there is; what is new comes last."""
+    """File → its model types, in the order of the existing list; new ones come last."""
     old = {file: place for place, file in enumerate(FILES)}
     kinds = {kind: place for place, kind in enumerate(kind for file in FILES.values() for kind in file)}
     return {
@@ -22,7 +22,7 @@ def listed() -> dict[str, list[str]]:
 
 
 def written() -> str:
-    """The file's text: a line for each file."""
+    """Returns the file's text: one line per file."""
     return json_lines(listed()) + "\n"
 
 

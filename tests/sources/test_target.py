@@ -1,4 +1,4 @@
-"""What a TARGET may be, and what the answer then calls the model."""
+"""The forms of a TARGET, and the name of the model in the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | bytes], None]:
-    """`piped(text)`: what the next command reads from standard input."""
+    """Returns a function: `piped(text)` sets the standard input of the next command."""
 
     def give(content: str | bytes) -> None:
         raw = io.BytesIO(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""What a config's `architectures` and its `model_type` say of each other."""
+"""A config's `architectures` and `model_type` against each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_config_without_a_model_type_is_read_by_its_class(kind: str, run: Any,
 
 
 def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None:
-    """A quantised MiniMax-M2 whose config says `mixtral`: its fields would be read as another model's."""
+    """A quantised MiniMax-M2 whose config says `mixtral`: its fields would be read as those of another model."""
     config = {**shapes_of("minimax_m2")[0], "model_type": "mixtral"}
     with pytest.raises(InputError, match="is a class of 'minimax_m2', but model_type says 'mixtral'"):
         llmcalc.params(config)

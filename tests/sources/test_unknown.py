@@ -1,4 +1,4 @@
-"""Fields that a config's model type does not have: misspellings and sizes are errors, the rest is remarked on."""
+"""Fields that a config's model type does not have: misspellings and sizes are errors, other fields get a remark."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_a_misspelt_field_is_an_error_that_names_the_right_one(written: str, mea
     config = {**without(meant), written: LLAMA.get(meant, False)}
     with pytest.raises(InputError, match=rf"{written} \(did you mean {meant}\?\): unknown field of a llama config"):
         described(config)
-    assert f"unrecognised, ignored: {written}" in described(config, allow_unknown=True)["notes"]
+    assert f"unrecognised fields, ignored: {written}" in described(config, allow_unknown=True)["notes"]
 
 
 def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
     assert described({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
-        "unrecognised, ignored: tie_word_embedding"
+        "unrecognised fields, ignored: tie_word_embedding"
     )
 
 
@@ -65,7 +65,7 @@ def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
     "harmless", [{"num_experts": 0}, {"num_experts": None}, {"n_something": "text"}, {"expert_size": 0.5}]
 )
 def test_a_size_of_nothing_is_remarked_on(harmless: dict[str, Any]) -> None:
-    assert described({**LLAMA, **harmless})["notes"][-1] == f"unrecognised, ignored: {next(iter(harmless))}"
+    assert described({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
 
 
 def test_every_wrong_field_is_named_at_once() -> None:
@@ -79,7 +79,7 @@ def test_a_size_under_another_name_is_no_error() -> None:
     """GLM-5's `num_experts` repeats `n_routed_experts`, which its class reads."""
     config = shapes_of("deepseek_v3")[0]
     experts = config["n_routed_experts"]
-    assert described({**config, "num_experts": experts})["notes"][-1] == "unrecognised, ignored: num_experts"
+    assert described({**config, "num_experts": experts})["notes"][-1] == "unrecognised fields, ignored: num_experts"
     with pytest.raises(InputError, match="num_experts = "):
         described({**config, "num_experts": experts + 1})
 
@@ -108,7 +108,7 @@ def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:
     for command in (["params"], ["flops"], ["kv"], ["memory"], ["compare"], ["explain"], ["convert"], ["shape"]):
         code, out, err = run(*command, str(path), "--allow-unknown")
         assert code == 0, err
-        assert "unrecognised, ignored: num_experts, num_hidden_layer" in err
+        assert "unrecognised fields, ignored: num_experts, num_hidden_layer" in err
         assert "num_hidden_layers = 32" in err
 
 
@@ -125,7 +125,7 @@ def test_how_far_one_name_is_from_another() -> None:
     assert edits("haeds", "heads") == 2
     assert edits("", "abc") == 3
     assert near_to("n_hed", ["n_head", "n_layer"]) == "n_head"
-    assert near_to("ab", ["ac"]) == ""  # a short name is near to nothing
+    assert near_to("ab", ["ac"]) == ""  # a short name has no near names
     assert near_to("num_layer_norms", ["num_layers"]) == ""
 
 

@@ -1,8 +1,7 @@
-"""What is commonly said of transformers' sizes and costs, and how far the exact counts bear it out.
+"""Common claims about the sizes and costs of transformers, checked against exact counts.
 
-Each test states a claim, who makes it, and the figure it is off by. Where a claim is exact under its own assumptions
-(no biases, norms left out), those are what is asserted, on a spec that has them; presets show what it is worth in
-practice.
+Each test states a claim, its source, and its error. If a claim is exact under its own assumptions (no biases, no
+norms), the test asserts that on a spec with these assumptions; presets show its error in practice.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ BARE = Norm(type="layernorm", weight=False)
 
 
 def decoder(attention: Attention | None = None, feed_forward: FeedForward | None = None) -> ModelSpec:
-    """Pre-norm MHA with an ungated 4h feed-forward network and nothing else: no bias, no norm weights, untied."""
+    """Pre-norm MHA with a non-gated FFN with d_ff = 4h: no biases, no norm weights, untied."""
     attention = attention or Attention(num_attention_heads=32)
     feed_forward = feed_forward or FeedForward(intermediate_size=4 * H, hidden_act="gelu")
     block = Block(attention=attention, feed_forward=feed_forward, norm=BARE, norm_placement="pre")
@@ -43,7 +42,7 @@ def decoder(attention: Attention | None = None, feed_forward: FeedForward | None
 
 
 def part(spec: ModelSpec, name: str) -> Node:
-    """One layer's part, or one of the model's."""
+    """One part of a layer, or of the model."""
     return next(place.node for place in spec.tree().walk() if place.node.name == name)
 
 
@@ -60,7 +59,9 @@ def flops_a_token(spec: ModelSpec, name: str, seq: int = T) -> Fraction:
 
 
 def test_12lh2_and_2vh() -> None:
-    """Kaplan 2020, §2.1: N ≈ 12·L·h². Exact for MHA and an ungated 4h, with V·h for each of embedding and head."""
+    """Kaplan 2020, §2.1: N ≈ 12·L·h². Exact for MHA and a non-gated FFN with d_ff = 4h, plus V·h each for embedding and
+    head.
+    """
     assert llmcalc.params(decoder()).total == 12 * LAYERS * H**2 + 2 * VOCAB * H
 
 
@@ -70,15 +71,15 @@ def test_12lh2_and_2vh() -> None:
         ("gpt3-175b", 1, -0.0002321),  # tied; left out: positions 25.2 M and biases and norms 15.4 M of 174.6 B
         ("gpt2", 1, -0.007295),  # positions are 0.6 % of so small a model
         ("llama2-7b", 2, -0.005019),  # 3 × 2.6875h gated is 8.06h², not 8h²
-        ("llama2-70b", 2, -0.05839),  # GQA takes 1.75h² away, a 3.5h gated feed-forward adds 2.5h²
-        ("llama3-8b", 2, -0.06689),  # GQA takes 1.5h² away, a 3.5h gated feed-forward adds 2.5h²: 13h² a layer
-        ("palm-540b", 1, -0.101),  # MQA, but heads of 256 × 48 = 0.67h and a gated feed-forward of 12h²
-        ("qwen3-32b", 2, -0.338),  # attention 1.6h wide and a gated feed-forward of 15h²
-        ("mixtral-8x7b", 2, -0.8564),  # eight feed-forward networks where the rule has one
+        ("llama2-70b", 2, -0.05839),  # GQA saves 1.75h², a gated FFN of 3.5h adds 2.5h²
+        ("llama3-8b", 2, -0.06689),  # GQA saves 1.5h², a gated FFN of 3.5h adds 2.5h²: 13h² per layer
+        ("palm-540b", 1, -0.101),  # MQA, but heads of 256 × 48 = 0.67h and a gated FFN of 12h²
+        ("qwen3-32b", 2, -0.338),  # attention of width 1.6h and a gated FFN of 15h²
+        ("mixtral-8x7b", 2, -0.8564),  # eight FFNs where the rule has one
     ],
 )
 def test_what_12lh2_is_worth_on_real_models(name: str, tables: int, off: float) -> None:
-    """Far from exact wherever the feed-forward network is not 8h² or attention not 4h²."""
+    """The rule is far from exact if the FFN is not 8h² or attention is not 4h²."""
     spec = llmcalc.load(name).model
     h, rule = spec.hidden_size, 12 * spec.main.num_hidden_layers * spec.hidden_size**2
     rule += tables * spec.vocab_size * h
@@ -86,7 +87,7 @@ def test_what_12lh2_is_worth_on_real_models(name: str, tables: int, off: float) 
 
 
 def test_a_feed_forward_network_is_two_thirds_of_a_layer_and_attention_one_third() -> None:
-    """8h² and 4h² of 12h²: exactly. Llama 3 8B has 81 % and 19 %; a mixture of experts is nearly all feed-forward."""
+    """8h² and 4h² of 12h²: exact. Llama 3 8B has 81 % and 19 %; a mixture of experts is nearly all FFN."""
     assert size(decoder(), "mlp") * 3 == size(decoder(), "layers") * 2
     assert size(decoder(), "self_attn") * 3 == size(decoder(), "layers")
     shares = {
@@ -98,8 +99,7 @@ def test_a_feed_forward_network_is_two_thirds_of_a_layer_and_attention_one_third
 
 
 def test_a_gated_width_of_8h_over_3_keeps_8h2() -> None:
-    """Shazeer 2020, §3: three matrices of 2/3 the width.
-    Exact where 3 divides 8h; Llama rounds up to a multiple of 256.
+    """Shazeer 2020, §3: three matrices of 2/3 the width. Exact if 3 divides 8h; Llama rounds up to a multiple of 256.
     """
     plain, gated = (
         FeedForward(intermediate_size=4 * 4608, hidden_act="gelu"),
@@ -112,8 +112,8 @@ def test_a_gated_width_of_8h_over_3_keeps_8h2() -> None:
 
 
 def test_mixtral_8x7b_is_47b_of_which_13b_are_active() -> None:
-    """Jiang 2024: 47B and 13B. Not 8 × 7B = 56B: attention, embeddings and head are there once.
-    12.88 B active, 27.6 %.
+    """Jiang 2024: 47B and 13B. It is not 8 × 7B = 56B, because attention, embeddings and head exist once. 12.88 B
+    active, 27.6 %.
     """
     count = llmcalc.params(llmcalc.load("mixtral-8x7b"))
     assert (count.total, count.active) == (46_702_792_704, 12_879_925_248)
@@ -122,8 +122,8 @@ def test_mixtral_8x7b_is_47b_of_which_13b_are_active() -> None:
 
 
 def test_llama_3_8b_is_7b_of_layers_and_1b_of_tables() -> None:
-    """6.98 B in the layers, 525 M in each of embedding and head:
-    13.1 % are the vocabulary, where Llama 2 7B has 3.9 %.
+    """6.98 B in the layers, 525 M each in embedding and head: 13.1 % are the vocabulary, compared with 3.9 % in Llama 2
+    7B.
     """
     spec = llmcalc.load("llama3-8b").model
     count = llmcalc.params(spec)
@@ -144,20 +144,20 @@ def test_attention_is_8h2_and_4th_flops_a_token() -> None:
 
 
 def test_causal_masks_halve_scores_and_mixing() -> None:
-    """Nearly: 2·(T + 1)·h a token, half and 2h more (+0.05 % at 2,048 tokens)."""
+    """Nearly half: 2·(T + 1)·h per token, which is half plus 2h (+0.05 % at 2,048 tokens)."""
     causal = part(decoder(), "core").each(lambda use: use.forward_flops(), sight(batch=1, seq=T, pairs="causal"))
     assert Fraction(causal, T) == 2 * (T + 1) * H
     assert Fraction(causal, T) / flops_a_token(decoder(), "core") - Fraction(1, 2) == Fraction(1, 2 * T)
 
 
 def test_scores_cost_as_much_as_projections_at_two_hidden_sizes() -> None:
-    """8h² = 4·T·h at T = 2h; a whole layer's products are half attention scores only at T = 6h. Exact."""
+    """8h² = 4·T·h at T = 2h; attention scores are half of a whole layer's products only at T = 6h. Exact."""
     assert flops_a_token(decoder(), "core", 2 * H) * 2 == flops_a_token(decoder(), "self_attn", 2 * H)
     assert flops_a_token(decoder(), "core", 6 * H) * 2 == flops_a_token(decoder(), "layers", 6 * H)
 
 
 def test_an_ungated_4h_feed_forward_network_is_16h2_flops_a_token() -> None:
-    """2 a multiply-add of 8h² parameters. Exact; a gated one of 8h/3 is the same."""
+    """2 FLOPs per multiply-add of 8h² parameters. Exact; a gated FFN of 8h/3 has the same."""
     assert flops_a_token(decoder(), "mlp") == 16 * H**2
 
 
@@ -174,7 +174,8 @@ def test_logits_are_2vh_flops_a_token() -> None:
 
 
 def test_a_forward_pass_is_2n_flops_a_token() -> None:
-    """Without scores, 2 FLOPs for each parameter but the input table: exact on the bare decoder. Scores add 4·L·T·h."""
+    """Without scores, 2 FLOPs per parameter except the input embedding: exact on the bare decoder. Scores add 4·L·T·h.
+    """
     count, spec = llmcalc.params(decoder()), decoder()
     assert flops_a_token(spec, "model") == 2 * (count.total - count.embedding) + 4 * LAYERS * T * H
     gpt3 = llmcalc.load("gpt3-175b")
@@ -185,7 +186,7 @@ def test_a_forward_pass_is_2n_flops_a_token() -> None:
 
 
 def test_explain_prints_these_formulas() -> None:
-    """The same claims, read off the symbols: 12Lh² + 2Vh, 24Lh² + 4LSh + 2Vh."""
+    """The same claims as symbolic formulas: 12Lh² + 2Vh, 24Lh² + 4LSh + 2Vh."""
     model = explain(decoder(), setting=Setting(seq=T)).sections[-1]
     h, layers, vocab, keys = (
         s for letter in "hLVS" for s, m in explain(decoder()).formulas.meanings.items() if m.name == letter
@@ -200,8 +201,9 @@ def test_explain_prints_these_formulas() -> None:
 
 @pytest.mark.parametrize(("kv_heads", "divisor"), [(32, 1), (8, 4), (1, 32)])
 def test_grouped_queries_shrink_the_cache_by_heads_over_kv_heads(kv_heads: int, divisor: int) -> None:
-    """Ainslie 2023: the cache of MHA, 2 · 2 · L · h bytes a token in bf16, over heads/kv_heads.
-    Exact, and so for the K/V projections.
+    """Ainslie 2023: the cache of MHA, 2 · 2 · L · h bytes per token in bf16, divided by heads/kv_heads.
+
+    Exact, also for the K/V projections.
     """
     spec = decoder(Attention(num_attention_heads=32, num_key_value_heads=kv_heads))
     assert llmcalc.kv(spec, seq=T).bytes * divisor == 4 * LAYERS * H * T
@@ -209,8 +211,9 @@ def test_grouped_queries_shrink_the_cache_by_heads_over_kv_heads(kv_heads: int, 
 
 
 def test_known_caches() -> None:
-    """Llama 3 8B: 128 KiB a token. DeepSeek-V3:
-    70,272 bytes, 1/57 of what its 128 heads of 192 + 128 would keep (DeepSeek-V2, §2.1.4).
+    """Llama 3 8B: 128 KiB per token.
+
+    DeepSeek-V3: 70,272 bytes, 1/57 of the cache of its 128 heads of 192 + 128 (DeepSeek-V2, §2.1.4).
     """
     assert llmcalc.kv(llmcalc.load("llama3-8b")).bytes_per_token == 128 * 1024
     latent = llmcalc.kv(llmcalc.load("deepseek-v3")).bytes_per_token
@@ -253,7 +256,7 @@ SHAPES: dict[str, tuple[Fraction, Fraction]] = {
 
 
 def shape(name: str) -> tuple[Fraction, Fraction]:
-    """(d_ff/h of the base layer's network or of one expert, h/L)."""
+    """(d_ff/h of the dense FFN or of one expert, h/L)."""
     spec = llmcalc.load(name).model
     network = spec.main.block.feed_forward
     width = network.expert.intermediate_size if isinstance(network, MoE) else network.intermediate_size
@@ -268,7 +271,7 @@ def test_shapes_of_known_models(name: str) -> None:
 
 @cache
 def dense_decoders() -> dict[str, ModelSpec]:
-    """Every preset that is a decoder of attention and dense feed-forward networks."""
+    """Every preset that is a decoder of attention and dense FFNs."""
     specs = {name: llmcalc.load(name).model for name in model_names()}
     heads = {"mha", "gqa", "mqa", "mla", "sliding"}
     return {
@@ -279,8 +282,8 @@ def dense_decoders() -> dict[str, ModelSpec]:
 
 
 def test_every_dense_decoder_has_the_shape_of_a_language_model() -> None:
-    """Kaplan 2020, fig. 5: the loss hardly depends on the shape. Those in use have d_ff/h of 2 to 8 and h/L of 15 to
-    210.
+    """Kaplan 2020, fig. 5: the loss hardly depends on the shape. Published models have d_ff/h of 2 to 8 and h/L of 15
+    to 210.
     """
     shapes = {name: stack_shape(spec.main, spec.hidden_size) for name, spec in dense_decoders().items()}
     assert len(shapes) >= 290
@@ -288,8 +291,8 @@ def test_every_dense_decoder_has_the_shape_of_a_language_model() -> None:
 
 
 def test_most_large_decoders_are_about_100_to_130_times_as_wide_as_deep() -> None:
-    """Of 179 dense decoders from 6 B up, 123 lie in that band;
-    the others are deeper (Qwen3 32B: 80) or wider (Gopher, BLOOM: 204.8).
+    """Of 179 dense decoders of at least 6 B parameters, 123 are in that range; the others are deeper (Qwen3 32B: 80) or
+    wider (Gopher, BLOOM: 204.8).
     """
     large = [spec for spec in dense_decoders().values() if llmcalc.params(spec).total >= 6e9]
     inside = [spec for spec in large if 100 <= stack_shape(spec.main, spec.hidden_size).aspect_ratio <= 130]
@@ -297,24 +300,24 @@ def test_most_large_decoders_are_about_100_to_130_times_as_wide_as_deep() -> Non
     assert 0.6 <= len(inside) / len(large) <= 0.75
 
 
-# --- errors that are copied from table to table -----------------------------------------------------------------------
+# --- common errors in published tables --------------------------------------------------------------------------------
 
 
 def test_mixtral_8x7b_has_32_layers() -> None:
-    """Not 56: that is 8x22B."""
+    """Not 56 layers, which is 8x22B."""
     assert llmcalc.load("mixtral-8x7b").model.main.num_hidden_layers == 32
     assert llmcalc.load("mixtral-8x22b").model.main.num_hidden_layers == 56
 
 
 def test_gpt2_large_has_36_layers_and_gpt2_small_is_not_117m() -> None:
-    """Radford 2019 says 117M, 345M, 762M and 1542M; the released weights have 124, 355, 774 and 1558."""
+    """Radford 2019 states 117M, 345M, 762M and 1542M; the released weights have 124, 355, 774 and 1558."""
     assert llmcalc.load("gpt2-large").model.main.num_hidden_layers == 36
     totals = [llmcalc.params(llmcalc.load(name)).total for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")]
     assert totals == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
 
 
 def test_heads_that_are_not_hidden_over_heads() -> None:
-    """PaLM's are 256 (18432/48 is 384), Gemma 7B's 256 (192), Qwen3 32B's 128 (80), T5-11B's 128 (8)."""
+    """PaLM's heads are 256 (18432/48 is 384), Gemma 7B's 256 (192), Qwen3 32B's 128 (80), T5-11B's 128 (8)."""
     for name, head_dim, quotient in [
         ("palm-540b", 256, 384),
         ("gemma-7b", 256, 192),

@@ -25,7 +25,7 @@ def run(*args: str, **env: str) -> str:
 
 
 def documents(*args: str) -> list[dict[str, Any]]:
-    """One of each target: a single target's document stands by itself, several are a list."""
+    """Returns one document per target; the JSON of a single target is not a list."""
     found = json.loads(run(*args, "--format", "json"))
     return found if isinstance(found, list) else [found]
 
@@ -40,7 +40,7 @@ def test_llama3_8b_by_hand() -> None:
     assert (s.num_attention_heads, s.head_dim, s.head_ratio) == (32, 128, 1.0)
     assert s.kv_ratio == 8 / 32
     assert q.vocabulary_parameters == 2 * 128256 * 4096  # untied: in and out
-    # 2 FLOPs for each weight but the input table, and 4·S·h a layer in attention over S = 2048 keys
+    # 2 FLOPs per weight except the input embedding, and 4·S·h per layer in attention over S = 2048 keys
     assert q.forward_flops_per_token == 2 * (8_030_261_248 - 128256 * 4096 - 65 * 4096) + 32 * 4 * 2048 * 4096
     assert q.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2  # layers × (K, V) × kv heads × head_dim × bf16
 
@@ -52,7 +52,7 @@ def test_a_tied_vocabulary_counts_once() -> None:
 
 
 def test_an_output_map_behind_a_transform_is_of_the_vocabulary() -> None:
-    """BERT's head: `lm_head.decoder`, with one bias for each token whether it is tied or not."""
+    """BERT's head: `lm_head.decoder`, with one bias per vocabulary token, tied or not."""
     for tied, tables in ((True, 1), (False, 2)):
         q = quantities(llmcalc.load("bert-base", tie_word_embeddings=tied).model)
         assert q.vocabulary_parameters == tables * 30522 * 768 + 30522
@@ -125,7 +125,7 @@ def test_every_sort_key_sorts(key: str) -> None:
     values = [SORT_KEYS[key](models[i]) for i in sort_order(models, key)]
     known = [v for v in values if v is not None]
     assert known == sorted(known)
-    assert values[: len(known)] == known  # those that lack it come last
+    assert values[: len(known)] == known  # models without the quantity come last
     assert len({*known}) > 1
 
 
@@ -190,7 +190,7 @@ def test_markdown_is_one_table() -> None:
 def test_text_cells_need_no_writer() -> None:
     preset = llmcalc.load("llama3-8b")
     (table,) = report([(preset, quantities(preset.model))], width=80).tables
-    columns = [column._replace(write=float) for column in table.columns]  # which takes no such text
+    columns = [column._replace(write=float) for column in table.columns]  # float fails for text
     texts = [[cell_text(c, v) for c, v in zip(columns, row.cells, strict=True)] for row in table.rows]
     assert ["hidden size h", "4,096"] in texts
     assert ["activation", "SwiGLU"] in texts

@@ -1,5 +1,5 @@
-"""Rules of thumb: each against what its paper prints,
-and against the exact count of the architecture it was made for.
+"""Rules of thumb: each against the figures in its paper, and against the exact count of the architecture it was made
+for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def counted(spec: ModelSpec, **settings: Any) -> FlopCount:
 
 
 def gpt(layers: int = 3, h: int = 32, heads: int = 4, vocab: int = 60) -> ModelSpec:
-    """What the rules are made for: MHA, an ungated 4h feed-forward, no biases, norms without weights."""
+    """The architecture that the rules assume: MHA, a non-gated FFN with d_ff = 4h, no biases, norms without weights."""
     block = Block(
         attention=Attention(num_attention_heads=heads),
         feed_forward=FeedForward(intermediate_size=4 * h, hidden_act="gelu"),
@@ -73,8 +73,8 @@ CHINCHILLA_TABLE_A4 = [
 
 @pytest.mark.parametrize("row", CHINCHILLA_TABLE_A4, ids=lambda row: f"{row[0]:.0e}")
 def test_chinchilla_against_its_own_table(row: tuple[float, ...]) -> None:
-    """The paper's ratios come out at 2048 tokens without the embedding and logits terms that its text lists:
-    so V = 0 here.
+    """The paper's ratios result at 2048 tokens without the embedding and logits terms that its text lists, so V = 0
+    here.
     """
     n, half, layers, h, inner, heads, size, printed = row
     d = Sizes(int(h), int(layers), int(layers * heads), int(layers * heads * size), int(layers * inner), vocab=0)
@@ -89,7 +89,7 @@ def test_chinchilla_counts_embedding_and_logits_alike() -> None:
 
 
 def test_megatron_at_gpt3() -> None:
-    """Narayanan 2021, §5: 175 B parameters, 1,536 sequences of 2,048 tokens: 8·T·P is the same to a few percent."""
+    """Narayanan 2021, §5: 175 B parameters, 1,536 sequences of 2,048 tokens: 8·T·P is the same within a few percent."""
     d = sizes(llmcalc.load("gpt3-175b").model)
     b, s, h, layers, v = 1536, 2048, 12288, 96, d.vocab
     assert (d.width, d.layers) == (h, layers)
@@ -114,13 +114,13 @@ def test_what_each_rule_leaves_out_of_the_model_it_was_made_for(phase: Phase) ->
     spec, b, s = gpt(), 2, 10
     count = counted(spec, batch=b, seq=s, phase=phase)
     found, times, tokens = rules(count), 3 if phase == "training" else 1, b * s
-    logits, softmax = 2 * 32 * 60, 3 * 3 * 4 * s  # a token
+    logits, softmax = 2 * 32 * 60, 3 * 3 * 4 * s  # per token
     assert found["megatron"].total == count.full
     assert found["megatron"].error_full == 0
     assert found["chinchilla_f"].total - count.full == times * tokens * (
         logits + softmax
-    )  # the embedding as a product, and softmax
-    assert found["palm_b"].total == count.full  # N with the tied embedding: once 2Vh, as the logits have it
+    )  # the embedding as a matrix product, and softmax
+    assert found["palm_b"].total == count.full  # N includes the tied embedding: 2Vh once, equal to the logits
     assert count.full - found["kaplan_table_1"].total == times * tokens * (logits + 2 * 3 * s * 32)  # half of the pairs
     assert params(spec).non_embedding == 12 * 3 * 32**2  # Kaplan's 2·d_model·n_layer·(2·d_attn + d_ff)
 

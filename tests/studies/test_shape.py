@@ -1,4 +1,6 @@
-"""`llmcalc shape`: one family, three evaluations alike; budgets and ratios kept; every option acts; no NumPy."""
+"""`llmcalc shape`: one family with three equal evaluations; budgets and ratios are kept; every option has an effect; no
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def grid(of: Family) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_arrays_count_what_ints_count(name: str) -> None:
-    """One closed form: every element of the array is the count of the int spec."""
+    """Every element of the array equals the count of the spec with ints, by the same closed form."""
     of = members(name)
     h, layers = grid(of)
     arrays = of.at(h, layers)
@@ -172,7 +174,7 @@ def test_experts_widen_and_keep_their_number() -> None:
 
 @pytest.mark.parametrize("layer", [Gemma4Layer.examples()[1], ShortcutLayer.examples()[1]], ids=["gemma4", "shortcut"])
 def test_a_dense_network_beside_the_experts_widens_too(layer: Any) -> None:
-    """At twice the width every network is twice as wide."""
+    """At twice the hidden size every FFN has twice the width."""
     wide = family(decoder(block=layer)).at(48, 2)
     found, own = wide.main.block, layer
     assert found.dense.intermediate_size == 2 * own.dense.intermediate_size
@@ -197,7 +199,7 @@ def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
 
 
 def test_training_flops_as_the_budget() -> None:
-    """With D tokens: D × FLOPs of a token. Without: 20 for each parameter."""
+    """With D tokens: D × FLOPs per token. Without: 20 tokens per parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
     for shape in study(family(STANDARD, vocab_size=32000), budget).shapes:
         exact = 10**11 * flops(shape.spec, sight(batch=1, seq=512, phase="training")).total // 512
@@ -225,7 +227,8 @@ def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
     ],
 )
 def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:
-    """Of every hidden size up to beyond the widest, and every depth with an h/L in range, by counting all of them."""
+    """Counts all shapes of every hidden size beyond the largest allowed one, and of every depth with an h/L in range.
+    """
     of = members(name)
     found, counted = search(of, budget, 0.02)
     every, widest = {}, found[-1][0] + 3 * of.step
@@ -249,7 +252,7 @@ def test_the_allowed_widths_are_those_between_the_deepest_and_the_shallowest(tol
 
 @pytest.mark.parametrize("unit", [1, 10**30])
 def test_the_nearest_depth_of_any_growing_cost(unit: int) -> None:
-    """Every cost that grows by 0, 1 or 3 at each of six depths, every value; exactly, past 2^63 too."""
+    """Every cost that grows by 0, 1 or 3 at each of six depths, every value; exactly, also past 2^63."""
     for steps in product((0, 1, 3), repeat=6):
         costs = {5 + i: 1 + unit * cost for i, cost in enumerate(accumulate(steps))}
         for value in (1 + unit * half // 2 for half in range(2 * sum(steps) + 3)):
@@ -258,7 +261,8 @@ def test_the_nearest_depth_of_any_growing_cost(unit: int) -> None:
 
 
 def test_a_nearest_depth_takes_few_counts() -> None:
-    """A line needs both ends, one guess, and its neighbour; the steepest of curves no more than two bisections."""
+    """A linear cost takes both ends, one interpolation, and its neighbour; the steepest curve at most two bisections.
+    """
     for cost, most in ((lambda n: 7 + 3 * n, 5), (lambda n: n**8, 40)):
         asked: list[int] = []
 
@@ -272,8 +276,10 @@ def test_a_nearest_depth_takes_few_counts() -> None:
 
 @pytest.mark.parametrize("budget", ["10M", "30M", "100M", "350M", "1B", "3B", "8B", "70B", "1T"])
 def test_a_budget_alone_gives_shapes_whose_count_is_exact(budget: str) -> None:
-    """Each row built again from its printed sizes alone, and counted by hand: heads of d, k of them for keys and
-    values, three maps of a gated network, two norms in a layer and one above; an untied head.
+    """Each row is built again from its printed sizes and counted by hand.
+
+    Heads of d, k of them for keys and values, three matrices of a gated FFN, two norms per layer and a final norm; an
+    untied head.
     """
     found = document("--params", budget)
     value, v = found["budget"]["value"], found["proportions"]["vocab_size"]
@@ -313,7 +319,7 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
 
 
 def test_a_small_budget_has_finer_steps() -> None:
-    """Head sizes are halved until the budget allows six hidden sizes, or to 16; an option holds them fixed."""
+    """Head sizes are halved until the budget allows six hidden sizes, or down to 16; an option holds them fixed."""
     of, wide, small = members("llama3-8b"), Budget("parameters", 8 * 10**9), Budget("parameters", 10**9)
     assert refined(of, wide, 0.02, keep_heads=False) == of
     finer = refined(of, small, 0.02, keep_heads=False)
@@ -327,7 +333,7 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert "head_dim is 64 instead of 128" in run("--params", "1B")
     assert "instead of" not in run("--params", "8B", "--notes")
     assert members("gpt-j-6b").finer(keep_heads=True) is None
-    rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE turns 64 of 256 dimensions: two halvings
+    rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE has 64 of 256 dimensions: two halvings
     assert rotary is not None
     second = rotary.finer(keep_heads=False)
     assert second is not None
@@ -365,7 +371,7 @@ def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
 
 
 def test_another_vocabulary_keeps_the_models_own_budget() -> None:
-    """--vocab and --tie change the shapes, --set the model itself."""
+    """--vocab and --tie change the shapes, --set changes the model itself."""
     own = params(llmcalc.load("gpt2").model).total
     assert document("gpt2", "--vocab", "20000")["budget"]["value"] == own
     assert document("gpt2", "--no-tie")["budget"]["value"] == own
@@ -537,7 +543,7 @@ def test_a_proportion_is_positive(text: str) -> None:
 
 
 def test_a_head_size_that_does_not_divide_the_models_width() -> None:
-    """A case that raised ArithmeticError: 48 does not divide 1,024 of GPT-2 medium, so its own shape is no member."""
+    """Once raised ArithmeticError: 48 does not divide GPT-2 medium's 1,024, so its own shape is not in the family."""
     found = study(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
     assert {s.stack.head_dim for s in found.shapes} == {48}
     assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48", "--notes")
@@ -571,7 +577,7 @@ def test_a_sweep_refuses_what_it_cannot_count(sizes: list[Any], depths: list[int
 
 def test_a_sweep_without_numpy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(MissingExtra, match=r"^a sweep needs numpy: pip install 'llmcalc-arch\[sweep\]'$"):
+    with pytest.raises(MissingExtra, match=r"^a sweep needs numpy: pip install .*\[sweep\]'$"):
         sweep(members("gpt2"), [64], [1])
 
 

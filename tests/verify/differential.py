@@ -1,12 +1,11 @@
-"""Every field of every family's config changed, one at a time, and the counts held against the class: `python -m
-tests.verify.differential [MODEL_TYPE …]`.
+"""Changes every field of every family's config, one at a time, and compares the counts with the class.
 
-The shapes of `tests/families` are what somebody thought of. Here each is a start, and every field that its
-configuration class knows takes other values. Where the class builds and runs, the counts are equal, the difference is
-one of `KNOWN`, or the config is refused; anything else is printed as wrong, and what is refused though the class runs
-is printed as refused. An exception of llmcalc's own is printed as a crash, whether the class runs or not. With
-`--sample N`, of each model type only the N variations that a hash of their names puts first, as `test_differential.py`
-takes a few. All of it takes an hour or two of one core.
+Run `python -m tests.verify.differential [MODEL_TYPE …]`. Each shape of `tests/families` is a start, and every field of
+its configuration class gets other values. A correct result is one of these: the class runs and the counts are equal,
+the difference is one of `KNOWN`, or the config is rejected. Any other difference is printed as wrong. A config that is
+rejected although the class runs is printed as refused. An exception of llmcalc itself is printed as a crash, whether
+the class runs or not. With `--sample N`, only N variations per model type run, chosen by a hash of their names, as in
+`test_differential.py`. The full run takes an hour or two on one core.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ UNTOUCHED = frozenset(
         "tie_encoder_decoder",
     }
 )
-"""Fields of the run and of other uses of the class, not of the architecture."""
+"""Fields of a run or of other uses of the class, which are not part of the architecture."""
 
 LEFT_OUT = "(left out)"
 
 DEGENERATE: tuple[Any, ...] = (0, 1, None)
-"""Values that are refused where they are no size, though a class may run with them."""
+"""Values that are rejected as invalid sizes, even if a class runs with them."""
 
 ACTIVATIONS = ("gelu", "relu", "silu")
 
@@ -80,27 +79,29 @@ KNOWN: dict[str, Callable[[dict[str, Any], list[Check]], bool]] = {
     "a sliding cache drops all but the last window - 1 tokens by a slice from 1 - window, which for a window of 1 "
     "keeps every token": _of_a_window_of_one,
 }
-"""Where the class is what is wrong, and why; whether a config and what failed for it are such a case."""
+"""Reason why the class is wrong → whether a config and its failed checks are such a case."""
 
 
 COMPARED = frozenset({"same", "known", "wrong", "crash"})
-"""Verdicts that hold llmcalc's numbers against the class's, or find that it has none. The others compare nothing."""
+"""Verdicts that compare llmcalc's numbers with the class's, or find that llmcalc has none. Other verdicts compare
+nothing.
+"""
 
 DIVIDED = ("head", "hidden_size", "d_model", "n_embd", "embedding_dim", "hidden_dim", "group", "d_kv", "period")
-"""Parts of the names of fields that divide one another: one more of them is a model that no class builds."""
+"""Parts of the names of fields that must divide one another; one more of them is a model that no class builds."""
 
 SIZED = ("size", "dim", "heads", "window", "rank", "num_", "layers", "limit")
-"""Parts of the names of fields that are whole numbers."""
+"""Parts of the names of integer fields."""
 
 OF_A_TYPE: dict[type, tuple[Any, ...]] = {float: (0.5,), int: (4, 16), bool: (True,)}
-"""Values of a field that has none, by the first of these types that its configuration class says it may have."""
+"""Type → values for an unset field; the first type that the configuration class allows is used."""
 
 SEQ = 20
-"""Tokens of each pass, fewer where the table of positions is shorter."""
+"""Tokens of each pass, fewer if the position embedding is shorter."""
 
 
 def types_of(configuration: type, name: str) -> tuple[type, ...]:
-    """The types that a configuration class says a field may have; empty where it says none."""
+    """Returns the types that a configuration class allows for a field; empty if it states none."""
     for cls in configuration.__mro__:
         said = vars(cls).get("__annotations__", {}).get(name)
         if said is not None:
@@ -109,7 +110,7 @@ def types_of(configuration: type, name: str) -> tuple[type, ...]:
 
 
 def others(name: str, value: Any, types: tuple[type, ...] = ()) -> Iterator[Any]:
-    """Other values of a field, as its present one suggests them. types: of a field that has no value at present."""
+    """Yields other values of a field, derived from its value. types: allowed types, for a field without a value."""
     if type(value) is bool:
         yield not value
     elif type(value) is int:
@@ -132,7 +133,7 @@ def others(name: str, value: Any, types: tuple[type, ...] = ()) -> Iterator[Any]
 
 
 def seldom_valid(name: str, value: Any) -> bool:
-    """Whether hardly any class builds with such a value, so that it would compare nothing."""
+    """Whether hardly any class can be built with such a value, so that nothing would be compared."""
     if value is None or value == LEFT_OUT or isinstance(value, list):
         return True
     if type(value) in (int, float) and value == 0:
@@ -141,8 +142,8 @@ def seldom_valid(name: str, value: Any) -> bool:
 
 
 def variations(shape: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """(field, its new value, the config) for every field that the configuration class has,
-    and for every other name that it takes for one.
+    """Yields (field, its new value, the config) for every field of the configuration class, and for every alias of a
+    field.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -160,10 +161,11 @@ def variations(shape: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]
 
 
 def judged(config: dict[str, Any]) -> tuple[str, str]:
-    """("same", "known", "wrong", "refused", "unbuilt" or "crash", and why).
+    """Returns (verdict, reason); the verdict is "same", "known", "wrong", "refused", "unbuilt" or "crash".
 
-    "crash" is an exception of llmcalc's own. "unbuilt" is a config that the class does not build or run with, whether
-    llmcalc counts it or refuses it; "refused" one that it runs with and llmcalc refuses.
+    crash: an exception of llmcalc itself.
+    unbuilt: the class cannot be built or run, whether llmcalc counts the config or rejects it.
+    refused: the class runs, and llmcalc rejects the config.
     """
     counted: ModelSpec | None = None
     said = ""
@@ -193,7 +195,7 @@ def judged(config: dict[str, Any]) -> tuple[str, str]:
 
 
 def _count(spec: ModelSpec, seq: int) -> None:
-    """Counts all that is compared, with no class at hand: what raises here is llmcalc."""
+    """Counts all compared quantities without a class, so an exception here is llmcalc's."""
     assert params(spec).total >= 0
     assert flops(spec, Workload(batch=1, seq=seq)).total >= 0
     if spec.kind != "encoder":
@@ -201,20 +203,22 @@ def _count(spec: ModelSpec, seq: int) -> None:
 
 
 def _raised_in_transformers(error: BaseException) -> bool:
-    """Whether an exception comes out of `transformers`, called by llmcalc and calling llmcalc no more."""
+    """Whether an exception was raised in `transformers`, called by llmcalc, and not in llmcalc code that it called
+    back.
+    """
     import transformers
 
     ours, theirs = (Path(str(package.__file__)).parent for package in (llmcalc, transformers))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if theirs in Path(frame.filename).parents:
             return True
-        if ours in Path(frame.filename).parents and frame.name != "__torch_dispatch__":  # which hands an op on
+        if ours in Path(frame.filename).parents and frame.name != "__torch_dispatch__":  # it only forwards an op
             return False
     return False
 
 
 def _runs(config: dict[str, Any]) -> bool:
-    """Whether the class builds and reads a few tokens."""
+    """Whether the class can be built and processes a few tokens."""
     import torch
 
     from llmcalc.verify.transformers import build
@@ -229,23 +233,22 @@ def _runs(config: dict[str, Any]) -> bool:
 
 
 def starts(kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(its number, the shape) of those that are varied: two of the first class, and every one of the others."""
+    """Yields (its number, the shape) of the shapes to vary: two of the first class, and all of the others."""
     shapes = shapes_of(kind)
     first = shapes[0]["architectures"][0]
     yield from ((i, shape) for i, shape in enumerate(shapes) if i <= 1 or shape["architectures"][0] != first)
 
 
 def of_kind(kind: str) -> Iterator[tuple[int, str, Any, dict[str, Any]]]:
-    """(the shape's number, the field, its new value, the config) for every variation of a model type."""
+    """Yields (the shape's number, the field, its new value, the config) for every variation of a model type."""
     yield from ((i, *variation) for i, shape in starts(kind) for variation in variations(shape))
 
 
 def sampled(kind: str, many: int) -> list[tuple[int, str, Any, dict[str, Any]]]:
-    """So many variations of a model type, in an order that nobody chose: by a hash of the shape's number, the field and
-    the value.
+    """Returns `many` variations of a model type, ordered by a hash of the shape's number, the field and the value.
 
-    None of those that leave a field out (a model as deep or as wide as its class's default takes seconds), and none
-    with a value that hardly any class builds with.
+    Variations that remove a field are skipped (a model with its class's default depth or width takes seconds), and so
+    are values with which hardly any class can be built.
     """
 
     def order(one: tuple[int, str, Any, dict[str, Any]]) -> str:

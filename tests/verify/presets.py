@@ -1,8 +1,8 @@
-"""What was measured of each model preset: by the class of transformers that computes it, else by the PyTorch reference.
+"""Measurements of each model preset, by the transformers class that computes it, else by the PyTorch reference.
 
-`tests/data/presets.json` holds it, with a digest of the description that was measured; `test_presets.py` holds every
-preset to it. `python -m tests.verify.presets` measures the presets whose description has changed, or those that are
-named, and writes the file anew.
+`tests/data/presets.json` has the results, with a digest of the measured description; `test_presets.py` compares every
+preset with it. `python -m tests.verify.presets` measures presets with changed descriptions, or the named ones, and
+rewrites the file.
 """
 
 from __future__ import annotations
@@ -33,21 +33,27 @@ RECORD = Path(__file__).parents[1] / "data" / "presets.json"
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Preset → `digest` of its description; `witness`, the class that was measured or `reference`; `text`, whether the
-    text model was measured without its towers; `seq`, the tokens of its pass; and each quantity as it was measured. A
-    quantity in which the class departs from its architecture is `followed`.
+    """Preset → its record.
+
+    digest: digest of its description.
+    witness: the measured class, or `reference`.
+    text: whether only the text model was measured, without its vision and audio encoders.
+    seq: tokens of the pass.
+    Each quantity has its measured value, or `followed` if the class deviates from its architecture in it.
     """
     known: dict[str, dict[str, Any]] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return known
 
 
 def digest(spec: ModelSpec) -> str:
-    """A short hash of a description with all its defaults."""
+    """Returns a short hash of a description with all its defaults."""
     return sha256(spec.model_dump_json().encode()).hexdigest()[:16]
 
 
 def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
-    """The count of what was measured: of the whole model and one sequence, the parameters with all that was built."""
+    """Returns the count of a measured quantity for the whole model and one sequence; parameters include everything that
+    was built.
+    """
     spec, run = (without_towers(preset) if record["text"] else preset).model, sight(seq=record["seq"])
     if quantity == "parameters":
         built = EVERY_PART if record["witness"] == REFERENCE else WITHOUT_FLOPS
@@ -58,12 +64,12 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
 
 
 def without_towers(preset: Preset) -> Preset:
-    """The text model alone, for which there is a class where there is none for the whole."""
+    """Returns the text model alone, which may have a class when the whole model has none."""
     return preset.model_copy(update={"model": preset.model.model_copy(update={"towers": {}})})
 
 
 def measure(name: str) -> dict[str, Any]:
-    """What is recorded of a preset. Raises `AssertionError` where a witness disagrees."""
+    """Returns the record of a preset. Raises `AssertionError` if a witness disagrees."""
     preset = load_preset(name)
     kept: dict[str, Any] = {"digest": digest(preset.model), "seq": LEAST_SEQ}
     for one in (preset, without_towers(preset)):
@@ -80,13 +86,13 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def _numbers(verdict: Verdict, words: dict[str, str]) -> dict[str, Any]:
-    """The measured totals of the whole model; `followed` where the class departs from its architecture."""
+    """Returns the measured totals of the whole model; `followed` where the class deviates from its architecture."""
     checks = [c for c in verdict.checks if c.node == "model" and c.quantity in QUANTITIES]
     return {c.quantity: FOLLOWED if words.get(c.quantity) == FOLLOWED else c.measured for c in checks}
 
 
 def main(names: list[str]) -> None:
-    """Measures the presets that are named, else those that have changed, and writes the file after each."""
+    """Measures the named presets, else the changed ones, and writes the file after each."""
     known = {name: one for name, one in recorded().items() if name in model_names()}
     wanted = names or [n for n in model_names() if known.get(n, {}).get("digest") != digest(load_preset(n).model)]
     for name in wanted:

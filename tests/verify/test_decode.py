@@ -1,8 +1,8 @@
-"""FLOPs of one decoded token against the class: a pass that fills the cache, and then one over a single token that
-reads it. Of every family that decodes.
+"""FLOPs of one decoded token against the class, for every family that decodes: one pass fills the cache, and the next
+reads it with a single token.
 
-The counts follow the conventions of decoding in the README. Where a class runs more than they say, `MORE` says what and
-why, and for which families: with that the count is what the class runs, and without it, it is not.
+The counts follow the conventions for decoding in the README. If a class runs more than that, `MORE` states the extra
+work, the reason and the families. The count with it equals the class's, and without it does not.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ def _no_window(op: Op) -> Op:
 
 @dataclass(frozen=True)
 class More:
-    """What classes run otherwise than it is counted.
+    """Work of classes that the count does not include.
 
-    families: by model type. follow: an op as they run it. mla: the form of latent attention that they run.
-    times: how often they run each token.
+    families: model types.
+    follow: returns an op as the classes run it.
+    mla: the form of latent attention that they run.
+    times: the number of times that they process each token.
     """
 
     why: str
@@ -108,22 +110,22 @@ ENCODERS = {
     *("albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "eurobert", "gte"),
     *("jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "xlm-roberta", "xlnet"),
 }
-"""Families whose models are encoders alone, or classify: they decode nothing."""
+"""Families of encoder-only models or classifiers, which do not decode."""
 KEPT = {"past_key_values", "cache_params", "state"}
-"""What classes call their cache."""
+"""Names of the cache in the classes."""
 LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")
-"""Fields of ops that change which tokens are read."""
+"""Fields of ops that limit the tokens read."""
 
 
 def _kinds(spec: ModelSpec) -> set[Any]:
-    """Its ops by their type and by which limits they have."""
+    """The ops of a model by type and limits."""
     ops = [op for p in spec.tree().walk() if p.node.op is not None for op in (p.node.op, *p.node.forms.values())]
     return {(type(op), *(limit for limit in LIMITS if getattr(op, limit, None) is not None)) for op in ops}
 
 
 @cache
 def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
-    """(its name, a config, its spec) of every shape of a file that decodes."""
+    """Returns (its name, a config, its spec) of every shape of a file that decodes."""
     found = []
     for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
         for i, shape in enumerate(some):
@@ -136,7 +138,7 @@ def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
 
 @cache
 def shapes(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
-    """Of those the first of each family, and every one that has a kind of op that none before it had."""
+    """Returns the first decoding shape of each family, and every shape with a kind of op that no earlier shape has."""
     families: set[str] = set()
     known: set[Any] = set()
     chosen = []
@@ -151,7 +153,7 @@ def shapes(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
-    """With all that is listed of its family; and each of those changes the count of some shape."""
+    """The count with all entries of its family equals the class's, and each entry changes the count of some shape."""
     listed, needed = set(), set()
     for name, config, spec in shapes(file):
         family = config["model_type"]
@@ -167,7 +169,7 @@ def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
 
 
 def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
-    """FLOPs of one token after others, with what the class runs otherwise."""
+    """FLOPs of one token after others, with the extra work of the class."""
     found = [MORE[key] for key in more]
 
     def cost(use: Use) -> Number:
@@ -182,7 +184,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
 
 def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
-    """FLOPs of one token after others, as the class runs it."""
+    """FLOPs of one token after others, measured on the class."""
     import torch
     from transformers import DynamicCache
 
@@ -193,14 +195,14 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     inputs: dict[str, Any] = {"use_cache": True}
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
-        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # of the ids, whose values it looks at
+        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # otherwise it builds one from the values of the ids
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         source = ids if stem is None else torch.empty(stem.frames(BATCH), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
     out = model(**{name: ids}, **inputs)
     kept = {word: out[word] for word in KEPT & {*out}}
-    if not kept:  # the class fills a cache that it is given, and makes none
+    if not kept:  # the class fills a given cache, and creates none
         kept = {"past_key_values": DynamicCache(config=model.config)}
         model(**{name: ids}, **inputs, **kept)
     measured, _ = count_flops(model, lambda: model(**{name: ids[:, :1]}, **inputs, **kept))
@@ -208,7 +210,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 
 
 def test_every_family_that_decodes_is_here() -> None:
-    """A wrapper of images or sound decodes with the text model of another family, which is here."""
+    """A wrapper with vision or audio decodes with the text model of another family, which is included."""
     here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
     for kind in (kind for kinds in FILES.values() for kind in kinds if kind not in here):
         family = family_behind(kind)

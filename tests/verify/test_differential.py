@@ -1,9 +1,7 @@
-"""A few of the variations of `differential.py` for every model type, and that it tells a wrong reading from a right
-one.
+"""Some of the variations of `differential.py` for every model type, and a test that it detects a wrong reading.
 
-Which fields are changed, a hash chooses among all that the installed class has today; `python -m
-tests.verify.differential`
-takes them all.
+A hash chooses the fields among all fields of the installed class; `python -m tests.verify.differential` runs all of
+them.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from tests.verify import differential
 from tests.verify.differential import COMPARED, judged, sampled
 
 DRAWN = 4
-"""Variations drawn at most of each model type, until one compares something."""
+"""Largest number of variations per model type, until one compares something."""
 
 MOST_EMPTY = 0.2
-"""The largest share of the variations drawn that may compare nothing."""
+"""Largest allowed share of variations that compare nothing."""
 
 KINDS = [kind for kind in model_types() if family_of(kind).read is not None]
 
 SHARES = 4
-"""Tests that the model types are dealt out to, so that several processes can take them. Each holds its own variations
-to `MOST_EMPTY`, so all of them together keep to it.
+"""Number of tests that share the model types, so that several processes can run them. Each keeps its own variations
+within `MOST_EMPTY`, so all of them together do.
 """
 
 MISTRAL: dict[str, Any] = {
@@ -47,7 +45,7 @@ MISTRAL: dict[str, Any] = {
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_config_with_a_changed_field_is_counted_as_its_class_or_refused(share: int) -> None:
-    """Of every model type one variation at least is compared; those drawn before it that compare nothing are few."""
+    """At least one variation of every model type is compared; few variations before it compare nothing."""
     kinds = KINDS[share::SHARES]
     told: dict[str, list[tuple[Any, ...]]] = {kind: [] for kind in kinds}
     for kind in kinds:
@@ -93,7 +91,7 @@ def _raises(*_: Any, **__: Any) -> Any:
     ],
 )
 def test_a_count_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, where: str, name: str) -> None:
-    """Though the class cannot be built, what counts without it."""
+    """The class cannot be built, but counts without it run and fail."""
     monkeypatch.setattr(f"{where}.{name}", _raises)
     assert judged(MISTRAL) == ("crash", repr(ZeroDivisionError("a mistake in llmcalc")))
     if where.startswith(("llmcalc.model", "llmcalc.ops")):
@@ -101,7 +99,7 @@ def test_a_count_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, where: str,
 
 
 def _keyless(real: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, that gives the class what it takes for a mask and is none."""
+    """Wraps `run` so that the class gets an argument that is not a valid mask."""
 
     def run(spec: ModelSpec, model: Any, batch: int, seq: int) -> Any:
         model.forward = lambda **inputs: type(model).forward(model, **inputs, attention_mask="none")

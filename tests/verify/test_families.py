@@ -1,8 +1,7 @@
-"""Every family of Hugging Face configs against its real class, at small shapes; and real configs against what was
-measured.
+"""Every family of Hugging Face configs against its real class, at small shapes; and real configs against measurements.
 
-`tests/families` holds the shapes of the families in `llmcalc/sources/huggingface/families`, file by file.
-`tests/data/cases` holds published configs with totals, FLOPs and cache read off the classes of transformers 5.23 (see
+`tests/families` has the shapes of the families in `llmcalc/sources/huggingface/families`, file by file.
+`tests/data/cases` has published configs with totals, FLOPs and cache measured on the classes of transformers 5.23 (see
 its README).
 """
 
@@ -50,24 +49,24 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not notes
     hold(config, spec, verdict)
-    shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers have one module
+    shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
     compared = {(check.node, check.quantity) for check in verdict.checks}
     missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
     assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
 
 
 def test_nearly_all_leaves_are_compared_by_themselves() -> None:
-    """Over all families; the README's table has each."""
+    """Over all families; the README's table has the share of each."""
     found = [coverage(file) for file in FILES]
     assert sum(alone for alone, _ in found) >= 0.99 * sum(leaves for _, leaves in found)
 
 
 IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_connection"})
-"""Parts with products that classes compute in the layer itself, for all of which no module stands."""
+"""Parts with matrix products that classes compute in the layer itself, so they have no module."""
 
 
 def _with_products(spec: ModelSpec) -> list[Place]:
-    """Every layer that costs FLOPs, and its parts that do and that are a class's modules."""
+    """Every layer with FLOPs, and its parts with FLOPs that are modules of a class."""
     places = list(spec.tree().walk(sight(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
     parts = {
@@ -92,14 +91,14 @@ def test_every_family_has_two_shapes(kind: str) -> None:
 
 
 def _text(table: dict[str, Any]) -> dict[str, Any]:
-    """The text model alone."""
+    """Returns the text model alone."""
     return {name: value for name, value in table.items() if name != "towers"}
 
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).text is not None])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
-    """The text's config is the same inside its wrapper,
-    whose class may tie otherwise (test_ties.py) or fill in fields.
+    """The text config has the same meaning inside its wrapper, whose class may tie differently (test_ties.py) or add
+    fields.
     """
     family = family_of(kind)
     file = next(f for f, kinds in FILES.items() if family.text in kinds)
@@ -149,21 +148,21 @@ OF_NO_CLASS: dict[str, tuple[Any, ...]] = {
     "use_routing_bias": (True,),
     "zero_expert_type": ("identity",),
 }
-"""Defaults of fields that some configuration class does not have: its `__init__` takes them, or its modules ask for
-them with a default of their own. Any other such field is not there where a config leaves it out.
+"""Defaults of fields that a configuration class does not have: its `__init__` or its modules read them with their own
+default. Any other such field does not exist if a config omits it.
 """
 
 
 @pytest.mark.parametrize("kind", model_types())
 def test_defaults_are_those_of_the_configuration_class(kind: str) -> None:
-    """What a config leaves out is what its class would take;
-    a default of another version of transformers shows here.
+    """A field that a config omits has the default of its class; a changed default in another version of transformers
+    fails here.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     cls = CONFIG_MAPPING[witness_of(kind)]
     made = cls()
-    made.allow_global_per_layer_attribute_access = True  # Gemma 4's layers have heads of several sizes
+    made.allow_global_per_layer_attribute_access = True  # Gemma 4's layers have different head sizes
     for name, value in family_of(kind).defaults.items():
         has = [getattr(holder, name) for holder in (cls, made) if hasattr(holder, name)]
         allowed = has or [None, *OF_NO_CLASS.get(name, ())]

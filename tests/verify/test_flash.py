@@ -1,4 +1,4 @@
-"""The backward pass of flash attention against torch's own count of it: the eager passes of `verify` never run it."""
+"""The backward pass of flash attention against torch's own count; the eager passes of `verify` never run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH, SEQ = 2, 24
 
 
 def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
-    """Every product of queries with keys and of their scores with values, where it stands in a training step."""
+    """Returns every attention op (query-key and score-value products) of a training step, with its place."""
     train = sight(batch=BATCH, seq=SEQ, phase="training", attention_backward="flash")
     found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
     without = {"no_grad", "kept", "idle"}
@@ -26,19 +26,19 @@ def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
 
 
 def shapes(op: AttentionCore, keys: int) -> tuple[list[int], list[int], list[int]]:
-    """Of its queries, keys and values, keys and values once for each head of queries."""
+    """Returns the shapes of its queries, keys and values, with keys and values repeated per query head."""
     queries = [BATCH, op.heads, SEQ, op.qk_dim]
     return queries, [BATCH, op.heads, keys, op.qk_dim], [BATCH, op.heads, keys, op.v_dim]
 
 
 def agree(spec: ModelSpec) -> int:
-    """Holds every core of a spec to torch's formula; how many there were."""
+    """Compares every attention op of a spec with torch's formula; returns their number."""
     checked = 0
     for place, op in cores(spec):
         use = place.use
         assert use is not None
         assert place.sight is not None
-        if place.sight.new(op.rows) != SEQ:  # an encoder of a fixed length
+        if place.sight.new(op.rows) != SEQ:  # an encoder of fixed length
             continue
         keys = SEQ if op.keys is None else place.sight.held(op.keys)
         q, k, v = shapes(op, keys)
@@ -60,7 +60,7 @@ def test_families_as_torch_counts_it() -> None:
 
 @pytest.mark.parametrize(("name", "kv_heads"), [("gpt2", 12), ("llama3-8b", 8), ("gemma2-9b", 8)])
 def test_it_is_what_a_run_of_the_kernel_counts(name: str, kv_heads: int) -> None:
-    """torch's flash kernel, forward and backward, on meta under the flop counter."""
+    """Runs torch's flash kernel, forward and backward, on meta under the flop counter."""
     place, op = cores(load(name).model)[0]
     q, k, v = shapes(op, SEQ)
     k[1] = v[1] = kv_heads

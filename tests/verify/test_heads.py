@@ -1,8 +1,7 @@
-"""Every head that `transformers` has for the families that are read: counted as its class builds it, or refused by
-name.
+"""Every head that `transformers` has for the supported families is counted as its class builds it, or rejected by name.
 
-The classes are found, not listed, so that a head that a new version adds is held to the same. Three labels: two would
-hide a class that scores the two ends of an answer whatever its labels.
+The classes are found automatically, so heads of new versions are included. There are three labels, because two would
+hide a class that always scores the two ends of an answer.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 
 @cache
 def _classes() -> dict[str, list[str]]:
-    """Model type of transformers → its classes with a head."""
+    """transformers model type → its classes with a head."""
     import transformers
 
     found: dict[str, list[str]] = {}
@@ -52,7 +51,7 @@ KINDS = [kind for kind in model_types() if family_of(kind).read is not None and 
 
 
 def _read(config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """What a config says, or why it is refused."""
+    """Returns the description of a config, or the reason for its rejection."""
     try:
         return read_config(config)[0], ""
     except InputError as error:
@@ -60,7 +59,7 @@ def _read(config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
 
 
 def _verified(spec: ModelSpec, config: dict[str, Any]) -> Verdict | None:
-    """The comparison with the class; None where the class refuses the config."""
+    """Returns the comparison with the class; None if the class rejects the config."""
     try:
         return verify_config(spec, config, seq=LEAST_SEQ)
     except ValueError:
@@ -77,7 +76,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             continue
         verdict = _verified(ModelSpec.model_validate(table), config)
         if verdict is None:
-            assert "ForQuestionAnswering" in name, name  # which answers with two labels only
+            assert "ForQuestionAnswering" in name, name  # question answering requires two labels
             continue
         assert verdict.ok, (name, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures])
         assert {"parameters", "forward_flops"} <= {c.quantity for c in verdict.checks if c.node == "model"}, name
@@ -85,7 +84,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> None:
-    """Which expert a random router chooses changes no count, though an expert of Switch has a capacity."""
+    """The choice of a random router changes no count, although Switch's experts have a capacity."""
     import torch
 
     torch.manual_seed(seed)
@@ -97,7 +96,7 @@ def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> N
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "mpnet"])
 def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None:
-    """The class takes several sequences a question; each is one of the batch."""
+    """A multiple-choice class takes several sequences per question; each counts as one of the batch."""
     import torch
 
     name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
@@ -109,7 +108,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
 
 
 def test_a_head_of_an_unknown_name_is_said() -> None:
-    """Qwen2.5-Math-PRM's class ends in `Model` and has a head that is not read."""
+    """Qwen2.5-Math-PRM's class ends in `Model` and has a head that is not supported."""
     config = shapes_of("qwen2")[0]
     assert "ForProcessRewardModel" in read_config({**config, "architectures": ["Qwen2ForProcessRewardModel"]})[1][0]
     assert "ForImageText" in read_config({**config, "architectures": ["Qwen2ForImageText"]})[1][0]
@@ -118,7 +117,7 @@ def test_a_head_of_an_unknown_name_is_said() -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "nomic_bert", "albert"])
 def test_a_classifier_asked_for_is_that_of_sequences(kind: str) -> None:
-    """`--head classification` counts the pooler below it, whatever head the config names or does not."""
+    """`--head classification` also counts the pooler below it, whatever head the config names."""
     config = {k: v for k, v in shapes_of(kind)[0].items() if k != "architectures"}
     for named in ({}, {"architectures": ["XForMaskedLM"]}, {"architectures": ["XForSequenceClassification"]}):
         table, _ = read_config({**config, **named}, "classification")

@@ -1,5 +1,6 @@
-"""The two forms of latent attention on top of a context, each against a witness at several contexts and with several
-new tokens: expanded against transformers' classes, both against the reference, node by node.
+"""The two forms of latent attention after a context, at several contexts and numbers of new tokens.
+
+The expanded form is compared with transformers' classes, both forms with the reference, node by node.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXAMPLES = [pytest.param(around_a_model(example), id=f"MLA-{i}") for i, example 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "deepseek_v32", "minicpm3", "longcat_flash"])
 def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> None:
-    """It makes keys and values of the cached latents again: kv_b_proj runs over cached and new tokens."""
+    """The expanded form recomputes keys and values from cached latents: kv_b_proj runs over cached and new tokens."""
     config = shapes_of(family)[0]
     spec, model = spec_of(config), build(config)
     device = next(model.parameters()).device
@@ -49,7 +50,7 @@ def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> 
 
 
 def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase) -> Iterator[Check]:
-    """FLOPs of every node against the reference, for some tokens after others."""
+    """Compares the FLOPs of every node with the reference, for some tokens after others."""
     module: Any = reference(spec, "meta")
     store: dict[Any, Any] = {}
     before, ids = (torch.empty(2, n, dtype=torch.long, device="meta") for n in (past, new))
@@ -86,7 +87,7 @@ def test_both_forms_train_as_the_reference_does(spec: ModelSpec, form: LatentFor
 
 @pytest.mark.parametrize("spec", EXAMPLES)
 def test_both_forms_compute_the_same(spec: ModelSpec) -> None:
-    """Token by token and several at once, on top of what either form has left in the cache."""
+    """Token by token and several at once, after the cache that either form has left."""
     torch.manual_seed(0)
     net = spec.reference().eval()
     ids = torch.randint(0, spec.vocab_size, (2, 13))

@@ -1,8 +1,7 @@
-"""Causal pairs against the class: how many (query, key) pairs the masks of transformers let through, head by head and
-layer by layer.
+"""Causal pairs against the class: the (query, key) pairs that the masks of transformers allow, per head and layer.
 
-A pass on a CPU with eager attention gives the weights of every head; what its mask hides has weight 0. The pass is
-longer than every window.
+A pass on a CPU with eager attention returns the weights of every head; masked pairs have weight 0. The pass is longer
+than every window.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tests.builders import sight
 
 SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
-"""Their classes have no attention, give its weights by block, or read sound."""
+"""Families whose classes have no attention, return its weights by block, or read audio."""
 
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
@@ -33,8 +32,8 @@ OTHERWISE = {
 
 
 def shapes(file: str) -> Iterator[tuple[str, dict[str, Any], ModelSpec]]:
-    """(its name, a config, its spec) of a file's shapes: those whose layers have a window, a chunk or a choice of keys,
-    and one of every other model type.
+    """Yields (its name, a config, its spec) of a file's shapes with a window, a chunk or a selection of keys, and one
+    shape of every other model type.
     """
     met: set[str] = set()
     for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
@@ -49,11 +48,11 @@ def shapes(file: str) -> Iterator[tuple[str, dict[str, Any], ModelSpec]]:
 
 
 CROSSED = (Source, Fixed)
-"""The rows of keys that are another sequence's."""
+"""Rows of keys that belong to another sequence."""
 
 
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, Sight]]:
-    """Every core that has attention weights; an indexer's has scores to choose by alone."""
+    """Every attention op with attention weights; an indexer's scores only select keys."""
     places = spec.tree().walk(sight(seq=SEQ, pairs="causal"))
     attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not p.optional)
     return [(p.node.op, p.times, p.sight) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
@@ -77,7 +76,7 @@ def test_pairs_are_those_that_the_mask_of_the_class_lets_through(file: str) -> N
 
 
 def _counted(spec: ModelSpec) -> tuple[int, int]:
-    """Causal pairs of all heads: among a stack's own tokens, and with the encoder's."""
+    """Causal pairs of all heads: among a stack's own tokens, and with the encoder's tokens."""
     own = crossed = 0
     for core, times, run in _cores(spec):
         pairs = core.heads * core.pairs(run) * times
@@ -86,7 +85,7 @@ def _counted(spec: ModelSpec) -> tuple[int, int]:
 
 
 def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
-    """Attention weights of the class that are not 0, likewise."""
+    """Attention weights of the class that are not 0, in the same two groups."""
     import transformers
 
     made = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
@@ -99,7 +98,7 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     with torch.no_grad():
         out = model(
             **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})
-        )  # with one, its mask is not made
+        )  # with one token, the class builds no mask
     own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
     return own, _seen(getattr(out, "cross_attentions", None))
 

@@ -1,10 +1,10 @@
-"""Configs that no adapter reads, measured on their class."""
+"""Configs of unsupported model types, measured on their class."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_a_class_that_needs_values_to_run_is_measured_without_any(run: Any, tmp_
         ({}, "model_type: missing"),
         ({"model_type": "llama", "architectures": ["NoSuchModel"]}, "has no NoSuchModel"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -1}, "cannot be built from it"),
-        ({"model_type": "nothing_like_it", "architectures": ["LlamaForCausalLM"]}, "cannot be built from it"),
+        ({"model_type": "nothing_like_it"}, "model_type: the installed transformers has no 'nothing_like_it'"),
     ],
 )
 def test_what_cannot_be_measured_says_so(run: Any, tmp_path: Path, config: dict[str, Any], message: str) -> None:
@@ -91,3 +91,42 @@ def test_an_unknown_type_names_near_ones_and_the_way_out(run: Any, tmp_path: Pat
     assert result.code == 2
     assert "Did you mean llama" in result.err
     assert "--measure" in result.err
+
+
+class TestWhichClass:
+    """The class is found by the model type where `architectures` names another's or its repository's own."""
+
+    SMALL: ClassVar = {
+        "model_type": "phimoe",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 100,
+    }
+
+    def test_a_class_of_another_model_type_is_passed_over(self, run: Any, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**self.SMALL, "architectures": ["LlamaForCausalLM"]}))
+        assert "PhimoeForCausalLM" in run("params", str(path), "--measure", "--notes").out
+
+    def test_code_of_a_repository_is_neither_run_nor_suggested(self, run: Any, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        own = {"auto_map": {"AutoConfig": "configuration_x.XConfig"}, "architectures": ["XForCausalLM"]}
+        path.write_text(json.dumps({**self.SMALL, **own, "model_type": "nobodys_type"}))
+        code, out, err = run("params", str(path))
+        assert (code, out) == (2, "")
+        assert "--measure" not in err
+        assert "code of its own repository (auto_map), which llmcalc never runs" in err
+        code, out, err = run("params", str(path), "--measure")
+        assert (code, out) == (2, "")
+        assert err == (
+            f"error: {path}: model_type: the installed transformers has no 'nobodys_type'; its classes are code of its "
+            "own repository (auto_map), which llmcalc never runs\n"
+        )
+
+    def test_any_other_unknown_type_is_suggested_to_be_measured(self, run: Any, tmp_path: Path) -> None:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**self.SMALL, "model_type": "nobodys_type"}))
+        assert "llmcalc params --measure counts its transformers class instead" in run("params", str(path)).err

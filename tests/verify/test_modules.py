@@ -1,4 +1,4 @@
-"""The nodes of the tree are found in a class by the names in its family's record, and compared each by itself."""
+"""The nodes of the tree are found in a class by the names in its family's record, and each is compared separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.families import shapes_of
 
 
 def test_a_leaf_that_is_wrong_is_named() -> None:
-    """Keys and values of two heads where the class has one: no sum hides which map it is."""
+    """Keys and values of two heads where the class has one: a sum cannot hide which projection differs."""
     config = shapes_of("llama")[0]
     wrong = spec_of({**config, "num_key_value_heads": config["num_attention_heads"]})
     failed = {check.node for check in verify_config(wrong, config).failures if check.quantity == "parameters"}
@@ -26,7 +26,7 @@ def test_a_leaf_that_is_wrong_is_named() -> None:
 
 
 def test_several_nodes_in_one_map_are_one_check() -> None:
-    """GPT-BigCode's queries, keys and values are one map of unequal parts."""
+    """GPT-BigCode's queries, keys and values are one linear layer with unequal parts."""
     config = shapes_of("gpt_bigcode")[0]
     verdict = verify_config(spec_of(config), config)
     assert any(check.node.endswith("self_attn.q_proj + k_proj + v_proj") for check in verdict.checks)
@@ -60,7 +60,7 @@ def test_what_has_no_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers_that_share_parameters_are_one_module() -> None:
-    """ALBERT: as many modules as there are layers of their own."""
+    """ALBERT: one module per set of layer parameters."""
     config = shapes_of("albert")[1]
     spec = spec_of(config)
     found = find(spec, config, build(config, to_run=False))

@@ -1,4 +1,4 @@
-"""Every preset against what was measured of it, and some of them against their witnesses themselves."""
+"""Every preset against its recorded measurements, and some presets against their witnesses directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of an element-wise operation on meta is what torch would work out."""
+"""The cached shape of an element-wise operation on meta equals the shape that torch computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks themselves: what they compare, that they agree, and that they bite."""
+"""The checks themselves: their comparisons, that they agree, and that they detect errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_runs_on_a_cpu(target: str) -> None:
     assert verdict.ok, verdict.failures[:5]
 
 
-# --- it bites: every wrong formula and every wrong reference is found, at its node ------------------------------------
+# --- every wrong formula and every wrong reference is detected, at its node -------------------------------------------
 
 
 def _wrong_formula(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, change: Callable[[Any, Any], Any]) -> None:
@@ -182,7 +182,7 @@ def test_a_wrong_reference_is_found(
 
 
 def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused kernels that the counter does not know count zero, silently."""
+    """Fused kernels that the counter does not know count as zero without a warning."""
 
     class Fused(torch.nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -245,7 +245,7 @@ def test_shared_parameters_count_where_they_stand_first() -> None:
 
 
 def test_backward_products_belong_to_the_module_whose_forward_they_undo() -> None:
-    """x → a → b and x → c, where x needs no gradient: a and c have only dW behind them, b has dx too."""
+    """x → a → b and x → c, where x needs no gradient: backward of a and c has only dW, of b also dx."""
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which class of `transformers` a config as it is published is run by."""
+"""The class of `transformers` that runs a published config."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_model_type_may_be_spelled_as_its_folder_is(given: str, kind: str) -> 
     config = {**shape, "model_type": given}
     table, notes = read_config(config)
     assert (table, notes) == read_config(shape)
-    if kind != "minimax_m3_vl":  # whose default is 400 B
+    if kind != "minimax_m3_vl":  # minimax_m3_vl's default model has 400 B parameters
         assert verify_config(ModelSpec.model_validate(table), config).ok
 
 

@@ -1,8 +1,8 @@
-"""What the comparison with transformers found for each file of families: the words in the README's table, and which
-nodes it did not compare by themselves.
+"""Results of the comparison with transformers for each file of families: the words in the README's table, and the nodes
+that were not compared separately.
 
-`tests/data/family_verdicts.json` holds them; test_families.py holds it to every comparison that it runs, and
-`python -m tests.verify.verdicts` runs them all and writes it anew.
+`tests/data/family_verdicts.json` has them; test_families.py checks every comparison against it, and `python -m
+tests.verify.verdicts` runs all comparisons and rewrites it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ NUMBERS = re.compile(r"\.(\d+(-\d+|\.\.\d+/\d+)?|\{[^}]*\})(?=\.|$)")
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """File of families → quantity → `exact`, or `followed` where one of its classes departs from its architecture;
-    `leaves` → its parts that hold parameters, `alone` → those compared by themselves; `summed` and `missing` → the
-    others, with `*` for numbers.
+    """File of families → its record.
+
+    Each quantity is `exact`, or `followed` if one of its classes deviates from its architecture. `leaves` is the number
+    of parts with parameters, `alone` the number compared separately; `summed` and `missing` are the other parts, with
+    `*` for numbers.
     """
     found: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
     return found
@@ -48,13 +50,13 @@ def nodes(paths: Iterable[str]) -> set[str]:
 
 
 def not_alone(verdict: Verdict) -> dict[str, set[str]]:
-    """The nodes that a comparison has in sums, and those that it has in totals only."""
+    """Returns the nodes that a comparison has only in sums, and those that it has only in totals."""
     assert verdict.coverage is not None
     return {"summed": nodes(verdict.coverage.summed), "missing": nodes(verdict.coverage.missing)}
 
 
 def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
-    """What one comparison says of each quantity of the whole model that it compared. Raises where one is wrong."""
+    """Returns the result of one comparison for each quantity of the whole model. Raises if one is wrong."""
     words: dict[str, str] = {}
     for check in verdict.checks:
         if check.node == "model" and check.quantity in QUANTITIES:
@@ -65,7 +67,7 @@ def found(spec: ModelSpec, verdict: Verdict) -> dict[str, str]:
 
 
 def _architecture(spec: ModelSpec, check: Check) -> Any:
-    """The count of the architecture itself, whatever its class does."""
+    """Returns the count of the architecture itself, without its class's deviations."""
     if check.quantity == "parameters":
         return spec.tree().total(total_of, include=WITHOUT_FLOPS)
     run = sight(seq=check.seq)
@@ -75,7 +77,7 @@ def _architecture(spec: ModelSpec, check: Check) -> Any:
 
 
 def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
-    """Raises `AssertionError` where a comparison says other than what is recorded of its family."""
+    """Raises `AssertionError` if a comparison differs from the record of its family."""
     known = recorded()[FILE_OF[config["model_type"]]]
     for quantity, word in found(spec, verdict).items():
         assert known.get(quantity) in (word, FOLLOWED), (quantity, "run python -m tests.verify.verdicts")
@@ -84,7 +86,7 @@ def hold(config: dict[str, Any], spec: ModelSpec, verdict: Verdict) -> None:
 
 
 def configs(file: str) -> Iterator[dict[str, Any]]:
-    """The small configs of a file of families, and one of each wrapper of images or sound."""
+    """Yields the small configs of a file of families, and one of each wrapper with vision or audio."""
     from tests.components.towers.test_towers import wrapped
     from tests.components.towers.tower_shapes import WRAPPERS
 
@@ -96,7 +98,7 @@ def configs(file: str) -> Iterator[dict[str, Any]]:
 
 
 def of_file(file: str) -> dict[str, Any]:
-    """What is recorded of all configs of a file of families."""
+    """Returns the record for all configs of a file of families."""
     words: dict[str, str] = {}
     others: dict[str, set[str]] = {"summed": set(), "missing": set()}
     alone = 0
@@ -118,13 +120,13 @@ def of_file(file: str) -> dict[str, Any]:
 
 @cache
 def leaves(file: str) -> int:
-    """The parts that hold parameters in the configs of a file of families."""
+    """Returns the number of parts with parameters in the configs of a file of families."""
     places = (place for config in configs(file) for place in spec_of(config).tree().walk())
     return sum(bool(place.own(total_of)) and place.optional in {"", *WITHOUT_FLOPS} for place in places)
 
 
 def coverage(file: str) -> tuple[int, int]:
-    """(leaves that are compared by themselves, all leaves) of the configs of a file of families, as recorded."""
+    """Returns (leaves compared separately, all leaves) for the configs of a file of families, as recorded."""
     known = recorded().get(file, {"alone": 0, "leaves": 0})
     assert known["leaves"] == leaves(file), (file, "run python -m tests.verify.verdicts")
     return known["alone"], known["leaves"]

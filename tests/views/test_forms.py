@@ -1,4 +1,4 @@
-"""What `llmcalc flops` says of the form in which a model runs, and of what is not counted."""
+"""Notes of `llmcalc flops` on the form in which a model runs, and on work that is not counted."""
 
 from __future__ import annotations
 

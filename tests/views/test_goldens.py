@@ -1,6 +1,6 @@
-"""What the commands print, kept as files: any change of a number, a unit or a word is seen in a diff.
+"""The output of the commands, stored as files: a diff shows any change of a number, a unit or a word.
 
-To write them anew: `python -m tests.views.test_goldens`. At 80 columns, without colour, in a pipe; times are left out.
+`python -m tests.views.test_goldens` rewrites them. Output has 80 columns, no colour, as in a pipe; times are removed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ALL = SCREENS | HELP
 
 
 def screen(name: str) -> str:
-    """What the command of that golden prints, without times."""
+    """Returns the output of the golden's command, without times."""
     return without_times(printed(f"llmcalc {ALL[name]}"))
 
 
@@ -74,7 +74,7 @@ def test_no_golden_is_left_over() -> None:
 def test_it_fits_eighty_columns(name: str) -> None:
     if name not in ("params-json", "params-markdown", "explain-latex"):
         lines = (GOLDENS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-        assert all(len(line) <= 80 for line in lines if "://" not in line)  # a link is never broken
+        assert all(len(line) <= 80 for line in lines if "://" not in line)  # links are never wrapped
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is written to a pipe is what rich would write there, to the character; and it is written without rich."""
+"""Output to a pipe is identical to rich's, character by character, but written without importing rich."""
 
 from __future__ import annotations
 

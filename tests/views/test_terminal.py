@@ -1,4 +1,4 @@
-"""The program as a shell sees it: help, version, colour, widths, pipes that close, interruption, `-o`, completion."""
+"""The program in a real shell: help, version, colour, widths, closed pipes, interruption, `-o`, completion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def shell(line: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """A line of bash in which `llmcalc` is this program, pipes failing where any of their parts does."""
+    """Runs a line of bash in which `llmcalc` is this program, with `pipefail`."""
     script = f'set -o pipefail\nllmcalc() {{ {sys.executable} -c "{PROGRAM}" "$@"; }}\n{line}'
     return subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, env=environment(**extra), timeout=60, check=False
@@ -43,7 +43,7 @@ def test_help_of_everything(run: Run) -> None:
     whole = run("--help")
     assert whole.code == 0
     assert whole.err == ""
-    assert whole.out == run().out  # nothing asked is help asked
+    assert whole.out == run().out  # no arguments print the help
     assert "..." not in whole.out.partition("Commands:")[2]  # no command's line is cut
     for command in COMMANDS:
         assert f"\n  {command} " in whole.out
@@ -87,7 +87,7 @@ def test_colour() -> None:
     both = shell("llmcalc params gpt2", FORCE_COLOR="1", NO_COLOR="1").stdout
     assert "\x1b" not in plain
     assert "\x1b[" in forced
-    assert not re.search(r"\x1b\[[\d;]*\b(3\d|9\d|4\d)m", both)  # no colour; bold and dim are none
+    assert not re.search(r"\x1b\[[\d;]*\b(3\d|9\d|4\d)m", both)  # no colour; bold and dim are not colours
     assert "\x1b" not in shell("llmcalc params gpt2 --format json", FORCE_COLOR="1").stdout
 
 
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_differs_says_so_though_nobody_reads(tmp_path: Path) -
 
 @pytest.mark.parametrize("module", ["llmcalc.cli.main", "typer", "pydantic"])
 def test_interruption_in_the_first_moments(module: str) -> None:
-    """While the program is still being imported."""
+    """Interruption while the program is still being imported."""
     code = (
         "import builtins, sys\nfind = builtins.__import__\n"
         "def interrupted(name, *rest, **more):\n"

@@ -1,6 +1,4 @@
-"""Every screen that counts, for every architecture that a family reads:
-a part that a view has no words for would be a crash.
-"""
+"""Every view that counts, for every architecture of a family: a part that a view cannot print would be a crash."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ SEQ = Setting(seq=64)
 
 
 def reports(preset: Preset) -> list[Report]:
-    """The answers of the commands that count, each with all its tables."""
+    """Returns the answers of all counting commands, each with all its tables."""
     spec = preset.model
     count, use = flops.flops(spec, flops.sight_of(spec, seq=64)), memory.memory(spec)
     found = [

@@ -6,11 +6,11 @@ and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_conf
 
 from .base import PARTS, Parts, QuantizedSize, Scheme, quantized
 from .config import scheme_of_config
-from .named import COMMON, NAMES, scheme_named
+from .named import COMMON, GROUPS, scheme_named
 
 __all__ = [
     "COMMON",
-    "NAMES",
+    "GROUPS",
     "PARTS",
     "Parts",
     "QuantizedSize",

@@ -96,8 +96,15 @@ _SIZED: tuple[tuple[str, str, Callable[[str, int, int | None], Scheme]], ...] = 
 COMMON = ("fp8-block128", "awq-int4-g128", "gptq-int4-g128", "w4a16-g128", *_FIXED, *(mix.lower() for mix in MIXES))
 """Scheme names with the sizes of most published models."""
 
-NAMES = (*(name for name, _, _ in _SIZED), *_FIXED, *(mix.lower() for mix in MIXES))
-"""Every scheme name, with N for a size and B for bits."""
+GROUPS = {
+    "fp8": ("fp8", "fp8-channel", "fp8-dynamic", "fp8-blockN"),
+    "AWQ and GPTQ": ("awq-int4-gN", "gptq-intB-gN"),
+    "compressed-tensors": ("wBa16-gN", "w8a8"),
+    "bitsandbytes": ("nf4", "nf4-double", "int8"),
+    "microscaling": ("mxfp4", "mxfp4-linear", "nvfp4"),
+    "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in MIXES),
+}
+"""Every scheme name by the tool it is of, with N for a size and B for bits."""
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:
@@ -123,7 +130,5 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
             return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
     near = suggest(label, list(COMMON))
-    raise InputError(
-        f"{option} {name[:40]}: no scheme of that name; expected one of {', '.join(NAMES)} (llama.cpp's also with "
-        f"-imatrix, -qkv), or none.{near}"
-    )
+    known = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
+    raise InputError(f"{option} {name[:40]}: unknown scheme" + (f".{near}" if near else f"; expected none or one of {known}"))

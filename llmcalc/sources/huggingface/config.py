@@ -230,7 +230,7 @@ class Config:
         """Ends the reading: fields that were never read and are not known to be irrelevant become `unknown`.
 
         ignored: fields of this family that change no count.
-        told: the parent config if this one is a nested table; it receives the notes and unknown fields.
+        told: the parent config if this one is a nested table; it receives the unknown fields and the default sizes.
         """
         told = told or self
         told.unknown += [

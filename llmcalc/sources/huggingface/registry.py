@@ -115,8 +115,11 @@ def usual_name(model_type: str) -> str:
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
-def family_of(model_type: str, where: str = "") -> Family:
-    """Returns the record of a model type. where: the path to it in a config, for the message.
+def family_of(model_type: str, where: str = "", remote_code: bool = False) -> Family:
+    """Returns the record of a model type.
+
+    where: the path to it in a config, for the message.
+    remote_code: whether the config's classes are those of its own repository, which llmcalc never runs.
 
     Raises `InputError`, which lists near names, for an unknown model type.
     """
@@ -124,10 +127,12 @@ def family_of(model_type: str, where: str = "") -> Family:
         _find_new()
     if model_type not in FILE_OF:
         near = suggest(model_type, model_types())
-        raise InputError(
-            f"{where}model_type: '{model_type}' is not supported.{near} (llmcalc params --measure measures its "
-            "transformers class instead)"
+        instead = (
+            "its classes are code of its own repository (auto_map), which llmcalc never runs"
+            if remote_code
+            else "llmcalc params --measure counts its transformers class instead"
         )
+        raise InputError(f"{where}model_type: '{model_type}' is not supported.{near} ({instead})")
     return families_in(FILE_OF[model_type])[model_type]
 
 
@@ -140,7 +145,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
-    family = family_of(kind)
+    family = family_of(kind, remote_code="auto_map" in data)
     text = family.text
     if text is None:
         return "", data, kind

@@ -202,7 +202,7 @@ class Facts:
 
 
 def kind_of(mixer: Any) -> str:
-    """What most configs call a layer with that mixer."""
+    """Returns the name that most configs use for a layer with this mixer."""
     kind = getattr(mixer, "type", "attention")
     if kind in LINEAR:
         return "linear_attention"

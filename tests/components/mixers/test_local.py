@@ -1,4 +1,6 @@
-"""LongT5's encoder attention: what is computed in blocks, what its mask lets through, and what a token sees."""
+"""LongT5's encoder attention: the computed blocks, the pairs that its mask allows, and the tokens that a token attends
+to.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def encoder(attention: LocalAttention | Attention, bias: RelativeBias | None = N
 
 
 def test_blocks_are_computed_whole() -> None:
-    """11 tokens are 3 blocks of 4; each of 3 · 4 queries meets 3 · 4 keys, and with sums of 3 tokens 3 more."""
+    """11 tokens are 3 blocks of 4; each of 3 · 4 queries is multiplied with 3 · 4 keys, and with block summaries with 3
+    more.
+    """
     assert LocalCore(1, 1, 1, radius=3).pairs(sight(seq=11)) == 12 * 12
     assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(sight(seq=11)) == 12 * (12 + 3)
 
@@ -121,6 +125,6 @@ def test_the_config_says_which_attention_the_encoder_has() -> None:
         read_config({"model_type": "longt5", "encoder_attention_type": "global"})
     model, notes = read_config(
         {"model_type": "longt5", "global_block_size": 32}
-    )  # a field that local attention has no use for
+    )  # a field that local attention does not use
     assert model["encoder"]["block"]["attention"]["type"] == "local"
     assert not notes

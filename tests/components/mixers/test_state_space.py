@@ -1,5 +1,5 @@
-"""What the contract tests of single parts do not show:
-shared blocks in a stack, and a grouped convolution's backward.
+"""Cases that the contract tests of single parts do not cover: shared blocks in a stack, and a grouped convolution's
+backward.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARING = [layer for layer in ZambaLayer.examples() if not layer.transformer.idl
 
 
 def shared_stack(layer: ZambaLayer) -> ModelSpec:
-    """Five layers that run two blocks in turn: one three times, the other twice."""
+    """Five layers that use two blocks in rotation: one three times, the other twice."""
     stack = Stack(
         num_hidden_layers=5,
         block=layer,
@@ -65,7 +65,7 @@ def test_a_block_that_layers_share_holds_no_idle_adapters() -> None:
 
 
 def test_a_prompt_may_be_read_in_pieces() -> None:
-    """Chunks start where a piece does; the state goes on."""
+    """A prompt in pieces: chunks start at the start of a piece, and the state continues."""
     torch.manual_seed(0)
     mixer = Mamba2(num_heads=4, head_dim=6, state_size=5, chunk_size=4, n_groups=2)
     block = shared_stack(ZambaLayer.examples()[1]).main.block.model_copy(update={"attention": mixer})
@@ -82,8 +82,8 @@ def test_a_prompt_may_be_read_in_pieces() -> None:
 
 
 def test_a_depthwise_convolution_costs_in_backward_twice_its_forward() -> None:
-    """2 sequences × (11 + 3) outputs × 6 channels × 4 taps × 2 = 1344;
-    torch's own formula has 6 times that for the weight.
+    """2 sequences × (11 + 3) outputs × 6 channels × 4 taps × 2 = 1344; torch's own formula gives 6 times that for the
+    weight.
     """
     conv = torch.nn.Sequential(torch.nn.Linear(11, 11, bias=False), torch.nn.Conv1d(6, 6, 4, groups=6, padding=3))
     x = torch.randn(2, 6, 11)

@@ -1,5 +1,5 @@
-"""Experts that compute nothing: a token is counted as if all of its own were real,
-and what is said of fewer is right.
+"""Identity experts: a token is counted as if all its experts were real, and the remarks on fewer real experts are
+right.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def two_layers(experts: MoE) -> ModelSpec:
 
 
 def test_longcat_flash_as_published() -> None:
-    """The report (arXiv:2509.01322) says 560B in all and 18.6B to 31.3B, about 27B on average, active:
-    those without the table of tokens.
+    """The report (arXiv:2509.01322) states 560B in total and 18.6B to 31.3B, about 27B on average, active, without the
+    token embedding.
     """
     h, f, e, z = 6144, 2048, 512, 256
     mla = h * 1536 + 1536 + 1536 * 64 * 192 + h * 576 + 512 + 512 * 64 * 256 + 64 * 128 * h
@@ -86,7 +86,7 @@ def test_longcat_flash_as_published() -> None:
     assert count.active_at_least == count.active - 28 * 12 * expert
     assert (
         count.active_evenly == count.active - 28 * 4 * expert
-    )  # 12 · 256 / 768 of a token's experts are identity ones
+    )  # 12 · 256 / 768 of a token's experts are identity experts
     table = 131072 * h
     assert [round((n - table) / 1e9, 1) for n in (count.active_at_least, count.active_evenly, count.active)] == [
         18.7,
@@ -106,7 +106,7 @@ def test_a_layer_counts_as_two_in_num_hidden_layers(fields: dict[str, int], dept
 
 def test_depths_that_contradict_are_remarked_on() -> None:
     table, notes = read_config({**SMALL, "num_layers": 4, "num_hidden_layers": 4})
-    assert table["decoder"]["num_hidden_layers"] == 2  # as the configuration class has it
+    assert table["decoder"]["num_hidden_layers"] == 2  # as in the configuration class
     assert notes
     assert "num_hidden_layers: 4 is not twice num_layers, 4" in notes[0]
 
@@ -149,7 +149,7 @@ def test_no_more_identity_experts_are_passed_than_there_are() -> None:
             )
         )
     )
-    assert count.active - count.active_at_least == 2 * 1 * 3 * 24 * 12  # layers, one of the three experts, its maps
+    assert count.active - count.active_at_least == 2 * 1 * 3 * 24 * 12  # layers, one of the three experts, its matrices
 
 
 def test_an_identity_expert_gives_what_it_reads() -> None:
@@ -168,7 +168,7 @@ def test_an_identity_expert_gives_what_it_reads() -> None:
     x = torch.randn(2, 5, 24)
     with torch.no_grad():
         experts.score_correction.bias[4:] = 10.0
-        torch.testing.assert_close(experts(x), x)  # both of a token's experts are such; their weights add up to 1
+        torch.testing.assert_close(experts(x), x)  # both of a token's experts are identity experts; their weights add up to 1
         experts.score_correction.bias[4:] = -10.0
         assert not torch.allclose(experts(x), x)
 

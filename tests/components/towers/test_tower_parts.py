@@ -1,4 +1,6 @@
-"""Towers as parts: closed forms against their references, and what a projector and a grid may stand beside."""
+"""Vision and audio encoders as parts: closed forms against their references, and invalid combinations of projectors and
+grids.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ EXAMPLES = [
 
 
 def beside(**towers: Component) -> ModelSpec:
-    """A small decoder with towers."""
+    """A small decoder with vision or audio encoders."""
     text = load(
         "llama3-8b",
         num_hidden_layers=2,
@@ -57,8 +59,8 @@ def test_every_kind_of_tower_agrees_with_its_reference(example: Component) -> No
 
 @pytest.mark.parametrize("example", VisionTower.examples())
 def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
-    """8 × 6 pixels in patches of 2 × 2:
-    every patch's output depends on every pixel, and on where it stands where positions are known.
+    """8 × 6 pixels in patches of 2 × 2: every patch's output depends on every pixel, and on its position if positions
+    are encoded.
     """
     torch.manual_seed(0)
     net, p = example.reference(Around(24)).eval(), example.patches
@@ -110,7 +112,7 @@ def test_a_convolution_over_a_grid_stands_in_towers_alone() -> None:
 
 
 def test_names_of_towers_are_no_names_of_modules() -> None:
-    """They are submodules of the reference, beside all that a module has."""
+    """Encoders are submodules of the reference, so their names may not be attributes of a module."""
     pattern = next(m.pattern for field in get_args(TowerName)[1:] for m in field.metadata if hasattr(m, "pattern"))
     assert re.search(pattern, "vision_tower")
     assert not [name for name in dir(torch.nn.Module()) if re.search(pattern, name)]

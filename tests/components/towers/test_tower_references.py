@@ -1,4 +1,5 @@
-"""References of towers compute what towers compute: against the outputs of a class, and in who depends on whom."""
+"""References of vision and audio encoders against the outputs of a class, and by the dependence of outputs on inputs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _phi4(reference: Any, cls: Any) -> None:
-    """The weights of transformers' Phi-4-multimodal conformer, where the reference holds them."""
+    """Copies the weights of transformers' Phi-4-multimodal conformer to the reference."""
 
     def same(ours: Any, theirs: Any) -> None:
         ours.weight.copy_(theirs.weight.reshape(ours.weight.shape))
@@ -151,8 +152,8 @@ def test_projectors_that_cannot_be(table: dict[str, Any], says: str) -> None:
 
 
 def test_patches_without_an_encoder_are_what_the_class_of_the_unified_gemma4_makes_of_them() -> None:
-    """The class is given patches that are cut already;
-    here they are cut as ours are, which its weights do not tell apart.
+    """The class receives patches that are cut already; here they are cut as in the reference, which does not change the
+    weights.
     """
     from transformers.models.gemma4_unified import configuration_gemma4_unified as settings
     from transformers.models.gemma4_unified import modeling_gemma4_unified as modeling

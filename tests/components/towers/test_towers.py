@@ -1,4 +1,6 @@
-"""Towers beside a text model: their parameters against the modules of their class, and the text model without them."""
+"""Vision and audio encoders with a text model: their parameters against the modules of their class, and the text model
+alone.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def test_hunyuan_vl_is_its_text_model_nested_or_flat() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
 def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
-    """Configs on the hub are flat; the class reads them so."""
+    """Configs on the hub are flat, and the class accepts them."""
     nested = wrapped(kind, WRAPPERS[kind][2][1])
     flat = {
         **{k: v for k, v in nested["text_config"].items() if k != "model_type"},
@@ -67,7 +69,7 @@ def test_qwen_vl_is_its_text_model_nested_or_flat(kind: str) -> None:
     assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(flat))[""]
 
 
-# --- towers beside the text model -------------------------------------------------------------------------------------
+# --- vision and audio encoders with the text model --------------------------------------------------------------------
 
 WRAPPED = [
     pytest.param(kind, shape, id=f"{kind}-{i}")
@@ -105,7 +107,7 @@ def wrapped(kind: str, shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(model: torch.nn.Module, place: str) -> int:
-    """Parameters of a module, or of several (`a + b`), or that one of these is."""
+    """Parameters of a module, of several modules (`a + b`), or of a bare parameter."""
     return sum(
         p.numel()
         for name, p in model.named_parameters()
@@ -119,9 +121,7 @@ def towers_of(spec: ModelSpec) -> dict[str, Node]:
 
 @pytest.mark.parametrize(("kind", "shape"), WRAPPED)
 def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) -> None:
-    """Node by node against the class's modules, and the whole class, text model included,
-    against the total with towers.
-    """
+    """Compares node by node with the class's modules, and the total with encoders with the whole class."""
     config = wrapped(kind, shape)
     table, notes = read_config(config)
     spec, model = ModelSpec.model_validate(table), build(config)
@@ -166,11 +166,11 @@ MEASURED_WHOLE = {"t5gemma2": "its shapes in tests/families have towers"}
 
 @pytest.mark.parametrize("kind", READ)
 def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
-    """Of the section's own class, of the wrapper's, and of what the wrapper makes where there is no section."""
+    """Compares defaults of the section's class, of the wrapper's class, and of an encoder without a section."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     whole = CONFIG_MAPPING[kind]()
-    whole = whole.encoder if kind in MEASURED_WHOLE else whole  # which its towers stand in
+    whole = whole.encoder if kind in MEASURED_WHOLE else whole  # the module that contains its encoders
     for name, section in sections_of(kind, family_of(kind).tower_file).items():
         for own, defaults in section.kinds.items():
             made = CONFIG_MAPPING[own]() if own in CONFIG_MAPPING and own != kind else type(getattr(whole, name))()
@@ -216,7 +216,7 @@ CASE_TOWERS = {
     "mistral-small-4-119b": (403_305_472, 25_166_848),
     "qwen3.5-35b-a3b": (446_571_248 - 30_679_808, 30_679_808),
 }
-"""Read off the modules of the classes of transformers 5.23."""
+"""Parameters of the modules of the classes in transformers 5.23."""
 
 
 @pytest.mark.parametrize("name", CASE_TOWERS)
@@ -262,7 +262,7 @@ def test_towers_of_published_configs(name: str) -> None:
 def test_a_tower_that_is_not_understood_is_named_and_left_out(kind: str, change: dict[str, Any], says: str) -> None:
     table, notes = read_config(wrapped(kind, change))
     assert len(notes) == 1
-    assert notes[0].startswith(f"its tower is not counted: {says}")
+    assert notes[0].startswith(f"its encoder is not counted: {says}")
     assert table == read_config(wrapped(kind, change)["text_config"])[0]
 
 
@@ -273,7 +273,7 @@ def test_a_section_that_no_class_knows_is_named_and_left_out() -> None:
             {"vision_config": SIGLIP, "mm_tokens_per_image": 9, "audio_config": {"model_type": "gemma4_audio"}},
         )
     )
-    assert notes == ["its tower is not counted: audio_config: 'gemma4_audio' is not understood"]
+    assert notes == ["its encoder is not counted: audio_config: 'gemma4_audio' is not supported"]
     assert list(table["towers"]) == ["vision_tower", "multi_modal_projector"]
 
 
@@ -282,7 +282,7 @@ def test_one_tower_is_counted_where_another_is_not_understood() -> None:
         wrapped("gemma4", {"vision_config": {**GEMMA4, "num_attention_heads": 5}, "audio_config": GEMMA4_AUDIO})
     )
     assert len(notes) == 1
-    assert notes[0].startswith("its tower is not counted: vision_config")
+    assert notes[0].startswith("its encoder is not counted: vision_config")
     assert list(table["towers"]) == ["audio_tower", "embed_audio"]
 
 
@@ -295,7 +295,7 @@ def test_a_config_whose_sections_are_null_has_no_towers() -> None:
 def test_a_config_without_sections_is_said_to_describe_no_tower() -> None:
     table, notes = read_config(wrapped("gemma4", {}))
     assert "towers" not in table
-    assert notes == ["no tower is described: there is no vision_config and no audio_config"]
+    assert notes == ["no vision or audio encoder is described: there is no vision_config and no audio_config"]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> 
     config = wrapped(kind, {})
     table, notes = read_config(config)
     assert notes
-    assert all("not given; its towers are those of its class's defaults" in note for note in notes)
+    assert all("not given; its encoder has its class's defaults" in note for note in notes)
     assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build(config))[""]
 
 
@@ -331,7 +331,7 @@ def test_a_text_model_alone_has_no_towers() -> None:
 
 
 def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
-    """That one is timm's, and a remark says so; the rest against the modules of its class."""
+    """The vision encoder is timm's, and a remark says so; the rest is compared with the modules of its class."""
     from transformers.models.gemma3n.configuration_gemma3n import (
         Gemma3nAudioConfig,
         Gemma3nTextConfig,
@@ -364,7 +364,7 @@ def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
         }
         assert len(notes) == 1
         assert (
-            "its tower is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
+            "its encoder is not counted: vision_config.architecture: a model of timm (mobilenetv5_300m_enc)" in notes[0]
         )
         verdict = verify_reference(spec)
         assert verdict.ok, verdict.failures[:8]
@@ -372,7 +372,7 @@ def test_gemma3n_counts_all_but_its_encoder_of_images() -> None:
 
 def test_a_field_of_a_tower_that_nobody_knows_is_named() -> None:
     _, notes = read_config(wrapped("gemma3", {"vision_config": {**SIGLIP, "num_experts": 4}, "mm_tokens_per_image": 9}))
-    assert notes == ["unrecognised, ignored: vision_config.num_experts"]
+    assert notes == ["unrecognised fields, ignored: vision_config.num_experts"]
 
 
 def test_towers_are_not_converted(run: Any) -> None:
@@ -424,11 +424,11 @@ def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
 )
 def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not(kind: str, section: str) -> None:
     name, _, own = section.partition(": ")
-    said = f"its tower is not counted: {section} is not understood"
+    said = f"its encoder is not counted: {section} is not supported"
     table, notes = read_config(wrapped(kind, {name: {"model_type": own.strip("'")}}))
     assert notes == [said]
     assert "towers" not in table
     assert read_config(wrapped(kind, {}))[1] == [
-        f"{name}: not given; its towers are those of its class's defaults",
+        f"{name}: not given; its encoder has its class's defaults",
         said,
     ]

@@ -1,4 +1,4 @@
-"""Small shapes of every wrapper whose towers are read, and where its class holds them."""
+"""Small shapes of every wrapper with supported vision or audio encoders, and their modules in its class."""
 
 from __future__ import annotations
 
@@ -579,4 +579,4 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
 }
-"""Wrapper → (its class, the class's modules and parameters with the towers that each of them holds, shapes)."""
+"""Wrapper → (its class, module or parameter of the class for each encoder, shapes)."""

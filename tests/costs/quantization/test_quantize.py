@@ -1,5 +1,5 @@
-"""Quantised weights against what libraries write:
-GGUF files, FP8 and MXFP4 modules, tensors laid out as each format documents.
+"""Quantised weights against the output of libraries: GGUF files, FP8 and MXFP4 modules, tensors in each documented
+layout.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ MIXTURE = decoder(
 )
 
 WEIGHTS = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}
-"""Of a group of compressed-tensors."""
+"""Weights of a group in a compressed-tensors config."""
 
 
 def deep(spec: ModelSpec, layers: int) -> ModelSpec:
-    """The same model of so many layers."""
+    """The same model with another number of layers."""
     assert spec.decoder is not None
     return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"num_hidden_layers": layers})})
 
@@ -59,7 +59,7 @@ def size(spec: ModelSpec, name: str, dtype: str = "bfloat16") -> Parts:
 
 
 def test_one_layer_of_awq_by_hand() -> None:
-    """96 × 96 and so on: two layers of q, k, v, o and gate, up, down under AWQ with groups of 32."""
+    """Two layers of q, k, v, o and gate, up, down (96 × 96 and so on) under AWQ with groups of 32."""
     shapes = [(128, 96), (64, 96), (64, 96), (96, 128), (192, 96), (192, 96), (96, 192)]  # rows, columns
     n = 2 * sum(rows * columns for rows, columns in shapes)
     groups = 2 * sum(rows * columns // 32 for rows, columns in shapes)
@@ -94,7 +94,7 @@ def test_the_same_form_takes_symbols() -> None:
         assert swept.total.subs(h, width) == alone.total
 
 
-# Tensors laid out as the formats document, written and read back
+# Tensors in the documented layouts, written and read back
 
 
 Layout = Callable[[int, int], dict[str, Any]]
@@ -211,12 +211,12 @@ PART_OF = {
     "weight_format": "other",
     "weight_shape": "other",
 }
-"""The tensor's name → the part it counts under."""
+"""Name of a tensor → the part that it belongs to."""
 
 
 def linear_sites(spec: ModelSpec, gates: bool) -> Iterator[tuple[Site, bool]]:
-    """Every tensor, and whether a published checkpoint would hold it quantised:
-    told by its name, as the reference model has it.
+    """Yields every tensor, and whether a published checkpoint would quantise it, judged by its name in the reference
+    model.
     """
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj") + (
         ("shared_expert_gate",) if gates else ()
@@ -238,7 +238,7 @@ def test_a_checkpoint_so_laid_out_has_these_bytes(name: str, spec: ModelSpec, tm
             tensors[f"{where}.plain"] = torch.zeros(site.tensor.shape, dtype=torch.bfloat16)
             continue
         *stack, n_out, n_in = site.tensor.shape
-        for i in range(stack[0] if stack else 1):  # each expert by itself
+        for i in range(stack[0] if stack else 1):  # each expert separately
             tensors |= {f"{where}.{i}.{key}": value for key, value in LAYOUTS[name](n_out, n_in).items()}
     save_file(tensors, tmp_path / "it.safetensors")
     checkpoint = read_safetensors(tmp_path / "it.safetensors")
@@ -258,7 +258,9 @@ def bytes_of(tensors: Any) -> int:
 
 
 def test_fp8_modules_of_transformers(tmp_path: Path) -> None:
-    """A whole model whose linear maps `transformers` replaces: rows and columns that are no whole blocks."""
+    """A whole model whose linear layers `transformers` replaces, with rows and columns that are not multiples of the
+    block.
+    """
     import torch
     from transformers import FineGrainedFP8Config, Qwen3Config, Qwen3ForCausalLM
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
@@ -321,8 +323,8 @@ def test_fp8_experts_of_transformers(experts: str) -> None:
 
 
 def test_mxfp4_experts_of_transformers() -> None:
-    """Its module for the packed codes, and its own unpacking:
-    blocks and scales of these shapes make the weights whole.
+    """The transformers module for the packed codes and its unpacking: blocks and scales of these shapes give the full
+    weights.
     """
     import torch
     from transformers import GptOssConfig
@@ -348,7 +350,7 @@ def test_mxfp4_experts_of_transformers() -> None:
     assert got.unconverted == 2 * (n.total - 2 * got.weights)
 
 
-# Libraries that are not needed to test, where they are
+# Optional libraries, if they are installed
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -364,7 +366,7 @@ def test_bitsandbytes_modules() -> None:
         held.weight = weight
         tensors = {
             key: value for key, value in held.state_dict().items() if "quant_state" not in key
-        }  # the description of the tensor
+        }  # the JSON description of the tensor
         assert bytes_of(tensors.values()) == one_map(name, 130, 100)
     held = bnb.nn.Linear8bitLt(100, 130, bias=False, has_fp16_weights=False)
     held.weight = bnb.nn.Int8Params(
@@ -428,7 +430,7 @@ def one_map(name: Any, n_out: int, n_in: int) -> int:
     ],
 )
 def test_compressed_tensors_modules(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> None:
-    """What that library initialises and compresses for one linear map of 160 × 256."""
+    """Compares with the tensors that the library initialises and compresses for one linear layer of 160 × 256."""
     library = pytest.importorskip("compressed_tensors")
     import torch
     from compressed_tensors.compressors import BaseCompressor

@@ -1,4 +1,4 @@
-"""Configs and names of schemes: what they stand for, what is refused, and what `llmcalc memory` makes of them."""
+"""Configs and names of schemes: the schemes they stand for, the rejected ones, and the output of `llmcalc memory`."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def test_a_config_is_the_scheme_of_that_name(name: str, config: dict[str, Any]) 
 
 
 def test_modules_that_a_config_leaves_out() -> None:
-    """Under each library's rule of matching, and under the names that published models give our modules."""
+    """Under each library's rule of matching, and under the names that published models give the modules."""
     q, kv, o, f = 128 * 96, 64 * 96, 96 * 128, 192 * 96
     all_of_it = 2 * (q + 2 * kv + o + 3 * f)
     assert of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head"]).weights == all_of_it
     assert (
         of_config(DENSE, quant_method="fp8", modules_to_not_convert=[]).weights == all_of_it + 50 * 96
-    )  # a list that does not name the head
+    )  # a list without the head
     assert (
         of_config(DENSE, quant_method="fp8", modules_to_not_convert=["lm_head", "o_proj"]).weights == all_of_it - 2 * o
     )
@@ -125,7 +125,7 @@ def test_modules_that_a_config_leaves_out() -> None:
     assert of_config(DENSE, **common, ignore=["lm_head", "re:.*self_attn.*"]).weights == 2 * 3 * f
     assert (
         of_config(DENSE, **common, ignore=["lm_head", "model.layers.0.mlp"]).weights == all_of_it
-    )  # that is no linear map
+    )  # not a linear layer
     assert of_config(DENSE, **common, ignore=["lm_head", "model.layers.0.mlp.up_proj"]).weights == all_of_it - f
     assert of_config(
         DENSE, quant_method="modelopt", quant_algo="FP8", ignore=["lm_head", "model.layers.0.self_attn*"]
@@ -238,12 +238,12 @@ def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
-        ("q5", DENSE, "--quantize q5: no scheme of that name; expected one of fp8-blockN, awq-int4-gN"),
+        ("q5", DENSE, "--quantize q5: unknown scheme. Did you mean q5_0"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
         ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of 128"),
         ("mxfp4", DENSE, "converts routed experts, and this model has none"),
-        ("gptq-int5-g32", DENSE, "no scheme of that name"),
+        ("gptq-int5-g32", DENSE, "unknown scheme"),
         ("q4_k_m", DENSE.model_copy(update={"encoder": DENSE.decoder}), "for models of one stack"),
     ],
 )
@@ -291,7 +291,7 @@ def test_the_command(run: Any) -> None:
 
 
 def test_optional_parts() -> None:
-    """A prediction module's layer is converted, its input map is not; llama.cpp's rules know no such layers."""
+    """An MTP module's layer is converted, its input projection is not; llama.cpp's rules do not cover MTP modules."""
     spec, mtp = llmcalc.load("deepseek-v3").model, frozenset({"mtp"})
     more, less = (quantized(spec, scheme_named("fp8"), include=which).by_part for which in (mtp, frozenset[str]()))
     assert more.unconverted - less.unconverted == 2 * (
@@ -315,7 +315,9 @@ def test_every_name_is_counted(model: str) -> None:
 
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_state_space_models(case: str) -> None:
-    """dt_proj has rows of 48 in the smaller: F16 in llama.cpp's mixes of 256, and no type at all in those of 32."""
+    """dt_proj of the smaller model has rows of 48: F16 in llama.cpp's mixes with blocks of 256, and no type in those
+    with 32.
+    """
     spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model
     for name in ("q4_k_m", "q8_0", "q2_k", "iq4_xs", "fp8", "nf4-double", "int8", "w8a8"):
         assert quantized(spec, scheme_named(name)).total < 2 * params(spec).total
@@ -332,12 +334,12 @@ MLX = {"group_size": 32, "bits": 4}
 
 
 def test_mlx_holds_a_scale_and_a_bias_a_group_of_all_maps_and_embeddings() -> None:
-    """DENSE: 96 wide, 2 layers, 4 query and 2 key/value heads of 32, networks of 192, 50 words;
-    16-bit scales and biases.
+    """DENSE: 96 wide, 2 layers, 4 query and 2 key/value heads of 32, FFNs of 192, a vocabulary of 50; 16-bit scales and
+    biases.
     """
     maps = (
         2 * (128 * 96 + 2 * 64 * 96 + 96 * 128 + 3 * 192 * 96) + 2 * 50 * 96
-    )  # the table of words and the output head, too
+    )  # also the token embedding and the output head
     found = of_config(DENSE, **MLX)
     assert (found.weights, found.scales, found.zeros) == (maps // 2, maps // 32 * 2, maps // 32 * 2)
     assert found.unconverted == 2 * (params(DENSE).total - maps)
@@ -353,7 +355,7 @@ def _mlx(config: dict[str, Any]) -> Any:
 
 
 def test_mlx_keeps_what_has_no_whole_groups() -> None:
-    """Of 64 columns: 96 are none, 128 and 192 are."""
+    """With groups of 64 columns, 96 is not a multiple; 128 and 192 are."""
     wide = 2 * (96 * 128 + 96 * 192)
     assert of_config(DENSE, group_size=64, bits=8).weights == wide
 
@@ -374,9 +376,7 @@ def test_mlx_stores_the_modules_that_its_table_names_otherwise() -> None:
 
 
 def test_mlx_converts_routers_where_its_table_says_so() -> None:
-    """Whether a router is a linear map or a table of numbers is its class's choice in mlx-lm,
-    which the config does not tell otherwise.
-    """
+    """The class in mlx-lm decides whether a router is a linear layer, which the config tells only by its table."""
     with pytest.raises(
         InputError,
         match=r"quantization: layers\.0\.mlp\.router \(router\): whether mlx-lm converts it is not in the config",

@@ -1,5 +1,5 @@
-"""llama.cpp's mixes against files that the package `gguf` writes,
-and published checkpoints against their published sizes.
+"""llama.cpp's mixes against files written by the package `gguf`, and published checkpoints against their published
+sizes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ ROUND = deep(
 
 
 def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> None:
-    """A file in which every matrix is of the type that `types` (our name, layer) gives it, the rest F32."""
+    """Writes a file in which every matrix has the type that `types` (name here, layer) returns, and other tensors are
+    F32.
+    """
     import gguf
     import numpy
 
@@ -63,7 +65,7 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
         shape = site.tensor.shape
         try:
             data = gguf.quants.quantize(numpy.zeros(shape, dtype=numpy.float32), qtype)
-        except NotImplementedError:  # the package cannot make it; it knows its size
+        except NotImplementedError:  # the package cannot write this type, but knows its size
             data = numpy.zeros(gguf.quants.quant_shape_to_byte_shape(shape, qtype), dtype=numpy.uint8)
         writer.add_tensor(name, data, raw_dtype=qtype)
     writer.write_header_to_file()
@@ -73,7 +75,7 @@ def gguf_file(spec: ModelSpec, types: Callable[[str, int], str], path: Path) -> 
 
 
 MORE = {0, 1, 4, 7, 10, 13, 14, 15}
-"""Of 16 layers the first and last two, and every third of those between, from the third on: (i − 2) mod 3 = 2."""
+"""Of 16 layers the first two, the last two, and every third between, starting with the third: (i − 2) mod 3 = 2."""
 
 
 def plainly(kind: str, output: str = "Q6_K", **others: str | Callable[[int], str]) -> Callable[[str, int], str]:
@@ -113,7 +115,7 @@ EXPECTED = {
     "iq4_xs-imatrix": plainly("IQ4_XS", v_proj="Q5_K"),
     "q4_0-imatrix": plainly("Q4_0", down_proj=lambda i: "Q4_1" if i < 2 else "Q4_0"),
 }
-"""The mixes written out by hand for a model of 16 layers with four queries a key."""
+"""The mixes written out by hand for a model of 16 layers with four query heads per key/value head."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -146,22 +148,23 @@ def mix(name: str) -> GGUFMix:
 
 
 def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
-    """Path → the types of the matrices, stacked matrices and tables there."""
+    """Path → the types of the matrices, stacked matrices and embeddings there."""
     found = list(sites(spec.tree()))
     model = _Model(mix(name), spec, found)
     return {site.path: model.types(site) for site in found if len(site.tensor.shape) > 1}
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:
-    """96 columns are no block of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0.
-    40 are no block of 32 either: F16, of a type that can fall back.
+    """96 columns are not a multiple of 256: Q4_K becomes Q5_0, Q6_K becomes Q8_0.
+
+    40 columns are not a multiple of 32 either: F16, for a type with a fallback.
     """
     got = mix("q4_k_m")
     assert set(got.types(DENSE)) == {"Q5_0", "Q8_0", "F32"}
     odd = decoder(vocab_size=64, hidden_size=64, attention=Attention(num_attention_heads=2, head_dim=32),
                   feed_forward=FeedForward(intermediate_size=40, hidden_act="silu"))  # fmt: skip
     assert types_by_place(odd, "q4_k_m")["layers.0.mlp.down_proj"] == ["F16"]
-    assert types_by_place(odd, "q8_0")["layers.0.mlp.down_proj"] == ["F16"]  # as convert_hf_to_gguf.py does it
+    assert types_by_place(odd, "q8_0")["layers.0.mlp.down_proj"] == ["F16"]  # as in convert_hf_to_gguf.py
     for name in ("q4_0", "q5_1", "iq4_nl", "mxfp4_moe"):
         with pytest.raises(
             InputError, match=r"down_proj: rows of 40 are not a multiple of .* 32, and llama-quantize has no other"
@@ -169,7 +172,7 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
             mix(name).types(odd)
 
 
-# Tensors of other kinds, by the name that each has in a file
+# Tensors of other kinds, by their names in a file
 
 
 def shape(file: str, cls: str, i: int = 0) -> ModelSpec:
@@ -179,16 +182,17 @@ def shape(file: str, cls: str, i: int = 0) -> ModelSpec:
 
 
 def test_eight_experts() -> None:
-    """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K,
-    attn_k and attn_v in Q8_0, attn_output in Q5_K.
+    """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K, attn_k and attn_v in Q8_0,
+    attn_output in Q5_K.
     """
     got = mix("q4_k_m").types(llmcalc.load("mixtral-8x7b").model)
     assert got == {"F32": 65 + 32, "Q4_K": 32 + 64 + 16 + 1, "Q5_K": 32, "Q6_K": 16 + 1, "Q8_0": 64}
 
 
 def test_latent_attention() -> None:
-    """attn_k_b is turned: rows of 128 are no block of 256. Of 61 layers' ffn_down (shared experts too) the first 7 are
-    Q6_K, the last 8 and 15 between.
+    """attn_k_b is transposed: rows of 128 are not a multiple of 256.
+
+    Of 61 layers' ffn_down (also of shared experts) the first 7 are Q6_K, the last 8, and 15 between.
     """
     spec = llmcalc.load("deepseek-v3").model
     held = types_by_place(spec, "q4_k_m")
@@ -203,7 +207,9 @@ def test_latent_attention() -> None:
 
 
 def test_maps_that_the_quantizer_leaves_alone() -> None:
-    """Of Gemma 3n altup_*, laurel_* and per_layer_model_proj keep 16 bits, or 32 where the converter says so."""
+    """In Gemma 3n altup_*, laurel_* and per_layer_model_proj keep 16 bits, or 32 bits for some tensors of the
+    converter.
+    """
     held = types_by_place(shape("gemma.gemma3n", "Gemma3nForCausalLM"), "q8_0")
     kept = {
         path.rpartition("layers.")[2].partition(".")[2] or path: kinds
@@ -244,7 +250,7 @@ def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
     assert quantized(ROUND, scheme_named("q4_k_m")).by_component["embedding"].total == 320 * 256 // 256 * 144
 
 
-# What is published
+# Published files
 
 
 LLAMA_CPP_BITS = {
@@ -261,8 +267,9 @@ LLAMA_CPP_BITS = {
     "q6_k": 6.5633,
     "q8_0": 8.5008,
 }
-"""Bits a weight of Llama 3.1 8B: llama.cpp, tools/quantize/README.md.
-Its file has 64 numbers more than Llama 3's (rope_freqs).
+"""Bits per weight of Llama 3.1 8B: llama.cpp, tools/quantize/README.md.
+
+Its file has 64 more numbers than Llama 3's (rope_freqs).
 """
 
 
@@ -284,10 +291,10 @@ def spec_of(entry: dict[str, Any], folder: Path) -> ModelSpec:
 
 @pytest.mark.parametrize("entry", [pytest.param(one, id=one["repo"]) for one in FILE_SIZES["separate"]])
 def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> None:
-    """All files of a repository have the same metadata, mostly the vocabulary: what is left of their sizes is one
+    """All files of a repository have the same metadata, mostly the vocabulary: file size minus tensor bytes is one
     number.
 
-    It may vary by 64 bytes: the metadata's own names, and the padding behind them.
+    It may vary by 64 bytes, for the metadata's own names and the padding after them.
     """
     spec, suffix = spec_of(entry, tmp_path), "-imatrix" if entry["imatrix"] else ""
     left = {
@@ -298,12 +305,13 @@ def test_published_files_to_the_byte(entry: dict[str, Any], tmp_path: Path) -> N
 
 
 BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q2_K": 84, "Q4_K_S": 144}
-"""Mix → bytes of 256 weights of `attn_qkv` as it was typed until then: Q5_K, Q6_K, Q4_K, Q4_K, and the mix's own."""
+"""Mix → bytes of 256 weights of `attn_qkv` in its type before March 2026: Q5_K, Q6_K, Q4_K, Q4_K, and the mix's own."""
 
 
 def test_published_files_with_fused_attention() -> None:
-    """Phi-3.5 mini: 32 layers of q, k and v of 3072 × 3072 in one tensor.
-    All but that tensor is as it is counted; so is it in the other mixes.
+    """Phi-3.5 mini: 32 layers with q, k and v of 3072 × 3072 in one tensor.
+
+    All other tensors are as counted; so is this one in the other mixes.
     """
     entry = FILE_SIZES["fused"]
     spec, fused = llmcalc.load(entry["model"]).model, 32 * 3 * 3072 * 3072
@@ -322,8 +330,9 @@ def test_published_files_with_fused_attention() -> None:
 
 
 def test_published_mxfp4_files() -> None:
-    """gpt-oss: experts in MXFP4, all else in Q8_0 or F32.
-    The larger has 12 layers more, whose tensors are described in some 14 kB.
+    """gpt-oss: experts in MXFP4, all other tensors in Q8_0 or F32.
+
+    The larger model has 12 more layers, whose tensor descriptions take about 14 kB.
     """
     small, large = (
         size - quantized(llmcalc.load(name).model, scheme_named("mxfp4_moe")).total
@@ -356,8 +365,8 @@ def test_deepseek_v3_checkpoint() -> None:
     """The hub's count of DeepSeek-V3's and R1's safetensors: 680,571,043,840 F8_E4M3, 3,918,786,560 BF16 and 41,555,600
     F32 numbers.
 
-    F32: the scales and 256 score corrections in each of 59 layers. BF16: what is unconverted, the prediction module's
-    own copies of embedding and output head among it.
+    F32: the scales and 256 score corrections in each of 59 layers. BF16: unconverted tensors, including the MTP
+        module's own copies of embedding and output head.
     """
     spec = llmcalc.load("deepseek-v3").model
     got = quantized(spec, scheme_named("fp8-block128"), include=frozenset({"mtp"})).by_part
@@ -368,5 +377,5 @@ def test_deepseek_v3_checkpoint() -> None:
 
 @pytest.mark.parametrize(("name", "total"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
 def test_gpt_oss_checkpoints(name: str, total: int) -> None:
-    """`total_size` of each model.safetensors.index.json."""
+    """Compares with `total_size` of each model.safetensors.index.json."""
     assert quantized(llmcalc.load(name).model, scheme_named("mxfp4")).total == total

@@ -1,8 +1,7 @@
-"""Quantised weights against the modules that `transformers` puts in the place of a model's own, for every family of
-configs.
+"""Quantised weights against the modules with which `transformers` replaces a model's own, for every family of configs.
 
-`replace_with_fp8_linear` (transformers/integrations/finegrained_fp8.py) goes through a class on meta: what it converts
-is what a scheme that takes every `nn.Linear` has to convert, fused or not. The other modules are compared one by one.
+`replace_with_fp8_linear` (transformers/integrations/finegrained_fp8.py) converts a class on meta. A scheme for every
+`nn.Linear` must convert the same layers, fused or not. The other modules are compared one by one.
 """
 
 from __future__ import annotations
@@ -23,22 +22,24 @@ from llmcalc.verify.transformers import build
 # Every family
 
 ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "zaya"}
-"""Their routers are an `nn.Linear`, which `transformers` would convert where a config does not name it;
-here a router never is.
+"""Families whose router is an `nn.Linear`, which `transformers` would convert unless a config excludes it; here a
+router is never converted.
 """
 
 OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "openai-gpt", "gpt_bigcode", "xlnet"}
-"""Their maps are of a class of their own (`Conv1D`, `FalconLinear`) or bare parameters,
-which that function leaves alone.
+"""Families whose linear layers have their own class (`Conv1D`, `FalconLinear`) or are bare parameters, which the
+function does not convert.
 """
 
 LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "zamba", "zamba2"}
-"""`get_keys_to_not_convert` leaves the module of the last parameter out, and shared ones:
-here the last map of the model, or shared blocks.
+"""Families in which `get_keys_to_not_convert` excludes the module of the last parameter or shared modules: here the
+last linear layer of the model, or shared blocks.
 """
 
 BESIDE = {"esm", "t5gemma2"}
-"""It converts what is no part of the text model too: a regression on attention maps, a tower."""
+"""Families in which it also converts modules outside of the text model: a regression on attention maps, a vision
+encoder.
+"""
 
 REFUSED = {
     "aria_text",
@@ -52,11 +53,11 @@ REFUSED = {
     "nllb-moe",
     "switch_transformers",
 }
-"""`FP8Experts` cannot be built for them, from some of their configs at least."""
+"""Families for which `FP8Experts` cannot be built, at least from some of their configs."""
 
 
 def shapes() -> list[Any]:
-    """One config of each model type: the first whose head is a language model's."""
+    """Returns one config of each model type: the first with a language-model head."""
     found: dict[str, Any] = {}
     for file in FILES:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
@@ -73,7 +74,7 @@ def shapes() -> list[Any]:
 
 
 def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:
-    """The class with its maps replaced, but for those that `transformers` leaves out where a config names none."""
+    """Replaces the linear layers of the class, except those that `transformers` excludes by default."""
     from transformers import FineGrainedFP8Config
     from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
     from transformers.quantizers.base import get_keys_to_not_convert
@@ -97,7 +98,7 @@ def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_routers_alone_are_what_is_not_converted() -> None:
-    """Of the classes that hold routers as linear maps, the difference is those."""
+    """For classes whose routers are linear layers, the difference is the routers."""
     import torch
 
     for kind in ROUTERS:
@@ -112,7 +113,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
 
 
 def first(kind: str) -> tuple[ModelSpec, dict[str, Any]]:
-    """Its first config whose experts are of one width, which those modules need."""
+    """Returns the family's first config with experts of one width, which the modules require."""
     for file in FILES:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
             for shape in some:
@@ -153,7 +154,9 @@ def test_linear_modules_of_transformers() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_bitnet_model() -> None:
-    """All but the output head, which is a map of its own in the first shape; trained online, it holds plain weights."""
+    """All layers except the output head, which is a separate layer in the first shape; online training stores plain
+    weights.
+    """
     import torch
     from transformers import BitNetQuantConfig
     from transformers.integrations.bitnet import replace_with_bitnet_linear
@@ -182,7 +185,7 @@ def test_a_bitnet_model() -> None:
     )
 
 
-# Published checkpoints: the bytes of all tensors, as their safetensors headers have them
+# Published checkpoints: the bytes of all tensors, from their safetensors headers
 
 
 G_IDX = {"actorder": "group", "type": "int", "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True}
@@ -191,7 +194,7 @@ G_IDX = {"actorder": "group", "type": "int", "num_bits": 4, "strategy": "group",
 @pytest.mark.parametrize(
     ("name", "config", "total"),
     [
-        # RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: one bf16 scale a row
+        # RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic: one bf16 scale per row
         (
             "llama3-8b",
             {
@@ -232,7 +235,7 @@ G_IDX = {"actorder": "group", "type": "int", "num_bits": 4, "strategy": "group",
     ids=["fp8-dynamic", "w4a16", "nvfp4", "gptq"],
 )
 def test_published_checkpoints(name: str, config: dict[str, Any], total: int) -> None:
-    """What was summed over `data_offsets` in the headers of their safetensors files."""
+    """Compares with the sum over `data_offsets` in the headers of the safetensors files."""
     scheme = scheme_of_config({"quantization_config": config})
     assert scheme is not None
     assert quantized(llmcalc.load(name).model, scheme).total == total

@@ -6,5 +6,5 @@ from .options import FormatOption, Output, Target, show
 
 
 def command(target: Target, fmt: FormatOption = "table", output: Output = None) -> None:
-    """How many layers a model has."""
+    """Prints the number of layers of a model."""
     show(report(load(target)), fmt, output)

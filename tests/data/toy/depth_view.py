@@ -1,4 +1,4 @@
-"""`llmcalc depth`: a toy view, how many layers a model has."""
+"""`llmcalc depth`: a toy view that prints the number of layers of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .summary import model_data
 
 
 def report(preset: Preset) -> Report:
-    """The answer as data and as a table."""
+    """Returns the answer as data and as a table."""
     layers = sum(stack.num_hidden_layers for _, stack in preset.model.stacks())
     columns = (Column("model", "model", justify="left"), Column("layers", "layers", units.exact))
     return Report(

@@ -1,4 +1,4 @@
-"""A toy cost: how many parameters the largest tensor of a model has."""
+"""A toy cost: the number of parameters of a model's largest tensor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from ..model import ModelSpec
 
 
 def largest(spec: ModelSpec) -> Number:
-    """Elements of the largest trained tensor."""
+    """The number of elements of the largest trained tensor."""
     uses = (place.use for place in spec.tree().walk())
     return max((tensor.size for use in uses if use is not None for tensor in use.tensors()), default=0)

@@ -1,7 +1,6 @@
 """A toy attention: grouped-query attention with a learned temperature for each head.
 
-Made for `tests/contracts/test_toy_part.py`, which puts it into a copy of the package: a part is one file and
-one line.
+`tests/contracts/test_toy_part.py` puts it into a copy of the package: a part is one file and one line.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class TemperedAttention(TokenMixer):
     """Grouped-query attention whose scores are multiplied by a learned temperature for each head.
 
-    sliding_window: a token sees only so many tokens, itself included.
+    sliding_window: number of tokens that a token attends to, itself included.
     """
 
     node_name: ClassVar[str] = "self_attn"

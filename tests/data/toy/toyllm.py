@@ -1,4 +1,4 @@
-"""A toy family of Hugging Face configs: a Llama whose config calls its sizes by other names."""
+"""A toy family of Hugging Face configs: a Llama whose config has other names for its sizes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SHAPES = {
         {
             "model_type": "deepseek_v3",
             **BIASED,
-        },  # dense throughout: the class has three dense layers unless told otherwise
+        },  # only dense layers: the class has three dense layers by default
         {
             "model_type": "deepseek_v3",
             **V3,

@@ -1,5 +1,6 @@
 """Shapes of the families in `sources/huggingface/families/gemma/gemma3n.py`.
-A sparse activation does not run without data; it has no weights.
+
+Sparse activation has no weights and does not run without data, so no shape has it.
 """
 
 from __future__ import annotations

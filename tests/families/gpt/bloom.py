@@ -74,7 +74,7 @@ SHAPES = {
             "resid_pdrop": 0,
             "tokenizer_name": "EleutherAI/gpt-neox-20b",
             "verbose": 0,
-        },  # as MPT-7B and MPT-30B have it
+        },  # as in MPT-7B and MPT-30B
         {
             "model_type": "mpt",
             **MPT,

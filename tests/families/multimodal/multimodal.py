@@ -1,4 +1,6 @@
 from __future__ import annotations
 
 SHAPES: dict[str, list[dict[str, object]]] = {}
-"""Wrappers: their text models are other families', their towers in `tests/components/towers/tower_shapes.py`."""
+"""Wrappers: their text models are in other files, their vision and audio encoders in
+`tests/components/towers/tower_shapes.py`.
+"""

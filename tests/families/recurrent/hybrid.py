@@ -45,7 +45,7 @@ SHAPES = {
     ],
     "JambaModel": [
         {"model_type": "jamba", **SMALL, "num_local_experts": 3, "num_hidden_layers": 6},
-        # the name that is no field of the class holds
+        # the name that is not a field of the class takes precedence
         {"model_type": "jamba", **SMALL, "num_experts": 5, "num_local_experts": 3, "num_hidden_layers": 6},
     ],
     "BambaForCausalLM": [

@@ -34,7 +34,7 @@ def _both(kind: str) -> list[dict[str, Any]]:
 
 
 def _alone(kind: str) -> list[dict[str, Any]]:
-    """The decoder by itself, whose configs say so or do not."""
+    """The decoder alone, with and without the config field that states it."""
     return [
         {"model_type": kind, **LOPSIDED, "is_encoder_decoder": False, "is_decoder": True},
         {"model_type": kind, **SMALL, "tie_word_embeddings": False},

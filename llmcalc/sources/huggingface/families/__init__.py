@@ -1,1 +1,1 @@
-"""How each `model_type` is read: a file for each family, in folders by lineage."""
+"""The families of model types: one file per family, in folders by lineage."""

@@ -1,6 +1,6 @@
-"""Towers in the configs of multimodal wrappers: their encoders and what maps their output to the text model's width.
+"""Reads the vision and audio encoders of multimodal wrappers' configs, with the projectors to the text model's width.
 
-A tower that is not understood is left out, and a remark says so. A config without towers imports none of these files.
+An encoder that is not supported is left out, with a remark. A config without encoders imports none of these files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECTIONS = ("vision_config", "audio_config", "vq_config")
 
 
 def sections_of(kind: str, file: str) -> Mapping[str, Section]:
-    """The sections of a wrapper's config that are read, by name. file: the one that its family's record names."""
+    """Returns the supported sections of a wrapper's config, by name. file: `tower_file` of its family's record."""
     if not file:
         return {}
     wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS
@@ -31,8 +31,10 @@ def sections_of(kind: str, file: str) -> Mapping[str, Section]:
 
 
 def read_towers(kind: str, file: str, outer: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
-    """(the `towers` table of a description,
-    remarks) of a wrapper of model type `kind` around a text model of that width.
+    """Returns (the `towers` table of a description, remarks) of a wrapper.
+
+    kind: the wrapper's model type.
+    width: width of the text model.
     """
     known, towers, notes = sections_of(kind, file), Table(), list[str]()
     for name in SECTIONS:
@@ -40,26 +42,26 @@ def read_towers(kind: str, file: str, outer: Mapping[str, Any], width: int) -> t
         if name not in known:
             if isinstance(given, dict):
                 what = given.get("model_type") or name.removesuffix("_config")
-                notes.append(f"its tower is not counted: {name}: '{what}' is not understood")
+                notes.append(f"its encoder is not counted: {name}: '{what}' is not supported")
             continue
         if given is None and known[name].built is None:
             continue
         if given is None:
-            notes.append(f"{name}: not given; its towers are those of its class's defaults")
+            notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
             tables, said = _read(kind, outer, name, known[name], width)
         except InputError as error:
-            notes.append(f"its tower is not counted: {error}")
+            notes.append(f"its encoder is not counted: {error}")
         else:
             towers |= tables
             notes += said
     if known and not towers and not notes and not any(name in outer for name in known):
-        notes.append(f"no tower is described: there is no {' and no '.join(known)}")
+        notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(known)}")
     return towers, notes
 
 
 def _read(kind: str, outer: Mapping[str, Any], name: str, section: Section, width: int) -> tuple[Table, list[str]]:
-    """Raises `InputError` for what is not understood."""
+    """Reads one section. Raises `InputError` if it is not supported."""
     given = section.built if outer.get(name) is None else outer[name]
     if not isinstance(given, dict):
         raise InputError(f"{name}: {type(given).__name__}; expected a table of fields")
@@ -78,7 +80,7 @@ def _read(kind: str, outer: Mapping[str, Any], name: str, section: Section, widt
 
 
 def _innermost(error: ValidationError) -> str:
-    """What is wrong inside the part of a part."""
+    """Returns the error of the innermost part."""
     found = error.errors()[0]
     while isinstance(inner := found.get("ctx", {}).get("error"), PartError):
         found = inner.error.errors()[0]

@@ -1,4 +1,4 @@
-"""Whisper's encoder beside a text model, and the two encoders of Phi-4-multimodal.
+"""Whisper's encoder with a text model, and the vision and audio encoders of Phi-4-multimodal.
 
 transformers: models/qwen2_audio, models/voxtral, models/phi4_multimodal.
 """
@@ -11,7 +11,7 @@ from .section import Section, biased, projector, side, vit
 
 
 def _whisper(c: Config, width: str, depth: str, heads: str, inner: str) -> Table:
-    """Two convolutions, a table of positions, layers whose keys have no bias."""
+    """Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
     norm, h, many, rows = layernorm(), c.size(width), c.size(heads), c.size("max_source_positions")
     mixer = {
         "num_attention_heads": many,
@@ -37,7 +37,7 @@ def _qwen2_audio(outer: Config, c: Config, width: int) -> Table:
 
 
 def _voxtral(outer: Config, c: Config, width: int) -> Table:
-    """Positions in a row side by side, as many as fill the inner width of the encoder's layers."""
+    """Voxtral: consecutive positions are concatenated, as many as fill the FFN width of the encoder's layers."""
     tower = _whisper(c, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     h, act = c.size("hidden_size"), outer.choice(ACTIVATIONS, "projector_hidden_act")
     frames = c.divided("hidden_size", c.size("intermediate_size"), h)
@@ -48,8 +48,8 @@ def _voxtral(outer: Config, c: Config, width: int) -> Table:
 
 
 def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
-    """SigLIP with its head; the mean of squares of patches, vectors for the ends of lines and between images,
-    two maps.
+    """Phi-4-multimodal's vision encoder: SigLIP with its head, average pooling of square blocks of patches, vectors for
+    ends of lines and between images, two linear layers.
     """
     norm = layernorm(c.number("layer_norm_eps"))
     block = biased(c, norm)
@@ -64,7 +64,9 @@ def _phi4_vision(outer: Config, c: Config, width: int) -> Table:
 
 
 def _phi4_audio(outer: Config, c: Config, width: int) -> Table:
-    """A conformer with a table of distances; two maps for sound alone and two for sound beside images."""
+    """Phi-4-multimodal's audio encoder: a conformer with a relative position bias; two linear layers for audio alone
+    and two for audio with images.
+    """
     if c.has("head_dim"):
         raise c.wrong("head_dim", c.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted")
     h, heads, act, reduction = (

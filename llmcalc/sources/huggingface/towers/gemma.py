@@ -1,11 +1,9 @@
-"""Gemma 4's encoders of images and of sound, and Gemma 3n's of sound. transformers: models/gemma4, gemma4_unified,
+"""Gemma 4's vision and audio encoders, and Gemma 3n's audio encoder. transformers: models/gemma4, gemma4_unified,
 gemma3n.
 
-The unified Gemma 4 has no encoders: patches of pixels, and frames of sound as they are, are each mapped to the text's
-width.
+The unified Gemma 4 has no encoders: patches of pixels and raw frames of audio are each projected to the text's width.
 
-Gemma 3n's encoder of images is timm's MobileNetV5, whose layers no config describes: it is not counted, and a remark
-says so.
+Gemma 3n's vision encoder is timm's MobileNetV5, whose layers no config describes. It is not counted, with a remark.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from .section import Section, projector, vit
 
 
 def _gemma4_vision(outer: Config, c: Config, width: int) -> Table:
-    """Two tables of positions, gated layers with four norms,
-    maps that may be clamped on both sides (four bounds each).
+    """Gemma 4's vision encoder: two position embeddings, gated layers with four norms, and linear layers whose input
+    and output may be clamped (four bounds each).
     """
     norm, eps = rmsnorm(c.number("rms_norm_eps")), c.number("rms_norm_eps")
     mixer = attention(c, v_norm=rmsnorm(eps, weight=False), **qk_norm(norm))
@@ -43,7 +41,7 @@ def _gemma4_vision(outer: Config, c: Config, width: int) -> Table:
 def _conformer(
     c: Config, heads: str, depth: str, kernel: str, left: str, right: str, act: str, subsampling: Table, **fields: Any
 ) -> Table:
-    """The layers of the Universal Speech Model, under the names that a config has for their sizes."""
+    """The layers of the Universal Speech Model; the arguments are the config fields of their sizes."""
     width, norm = c.size("hidden_size"), rmsnorm(c.number("rms_norm_eps"))
     c.divided(heads, width, c.size(heads))
     mixer = {
@@ -67,7 +65,7 @@ def _conformer(
 
 
 def _pair(c: Config, name: str) -> list[int]:
-    """Two positive whole numbers."""
+    """Reads two positive integers."""
     given = c.get(name)
     if (
         not isinstance(given, list | tuple)
@@ -79,7 +77,7 @@ def _pair(c: Config, name: str) -> list[int]:
 
 
 def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
-    """Its class takes the first convolution to have as many channels as there are pitches."""
+    """Gemma 4's audio encoder: its class requires as many channels in the first convolution as mel bins."""
     first, second = _pair(c, "subsampling_conv_channels")
     if first < 4:
         raise c.wrong("subsampling_conv_channels", first, "4 channels or more")
@@ -104,7 +102,7 @@ def _gemma4_audio(outer: Config, c: Config, width: int) -> Table:
 
 
 def _unified_vision(outer: Config, c: Config, width: int) -> Table:
-    """Squares of pooling_kernel_size patches a side are one patch here."""
+    """Unified Gemma 4's vision: pooling_kernel_size × pooling_kernel_size patches are one patch here."""
     inner, bare = c.size("mm_embed_dim"), rmsnorm(c.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": c.size("patch_size") * c.size("pooling_kernel_size"), "bias": True}
     positions = {"rows": c.size("mm_posemb_size"), "axes": 2}
@@ -131,7 +129,7 @@ def _unified_audio(outer: Config, c: Config, width: int) -> Table:
 
 
 def _embedder(c: Config, width: int) -> Table:
-    """Gemma 3n's: what is no text has tokens of its own as well."""
+    """Gemma 3n's embedder: images and audio also have tokens of their own."""
     norm, after = rmsnorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps"), weight=False)
     return projector(
         c.size("hidden_size"), (width, False, "identity"), norm=norm, out_norm=after, vocab_size=c.size("vocab_size")
@@ -140,7 +138,7 @@ def _embedder(c: Config, width: int) -> Table:
 
 def _gemma3n_vision(outer: Config, c: Config, width: int) -> Table:
     c.notes.append(
-        f"its tower is not counted: {c.where}architecture: a model of timm ({c.text('architecture')}), whose "
+        f"its encoder is not counted: {c.where}architecture: a model of timm ({c.text('architecture')}), whose "
         "layers no config describes"
     )
     return {"embed_vision": _embedder(c, width)}
@@ -165,7 +163,7 @@ def _gemma3n_audio(outer: Config, c: Config, width: int) -> Table:
 
 
 def _pairs(c: Config, name: str) -> list[list[int]]:
-    """Two sizes of time and pitch."""
+    """Reads two pairs of sizes, each of time and frequency."""
     given = c.get(name)
     if not isinstance(given, list | tuple) or len(given) != 2:
         raise c.wrong(name, given, "two pairs of positive whole numbers")

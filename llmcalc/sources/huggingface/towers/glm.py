@@ -1,4 +1,4 @@
-"""GLM-V's encoder of images. transformers: models/glm4v, models/glm4v_moe."""
+"""GLM-V's vision encoder. transformers: models/glm4v, models/glm4v_moe."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .section import Section, projector, side, vit
 
 
 def _glm4v(outer: Config, c: Config, width: int) -> Table:
-    """Gated layers as wide inside as the text;
-    squares of patches made one, then a map with a norm, then a gated network.
+    """GLM-V: gated layers whose FFN width is the text's width; square blocks of patches are merged, then a linear layer
+    with a norm, then a gated FFN.
     """
     norm, h, heads, out = (
         rmsnorm(c.number("rms_norm_eps")),

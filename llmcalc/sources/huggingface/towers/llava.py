@@ -1,4 +1,4 @@
-"""Any encoder of images beside any text model: LLaVA's line, Idefics 3 and SmolVLM, InternVL.
+"""A vision encoder with any text model: LLaVA models, Idefics 3 and SmolVLM, InternVL.
 
 LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3). transformers: models/llava, llava_next, llava_onevision, idefics3,
 smolvlm, internvl.
@@ -16,7 +16,7 @@ ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral":
 
 
 def _llava(outer: Config, c: Config, width: int) -> Table:
-    """One encoder of several kinds, and two maps."""
+    """LLaVA: one encoder of several kinds, and two linear layers."""
     one_layer(outer)
     return {
         "vision_tower": ENCODERS[c.model_type](c),
@@ -25,19 +25,21 @@ def _llava(outer: Config, c: Config, width: int) -> Table:
 
 
 def _llava_next(outer: Config, c: Config, width: int) -> Table:
-    """The same, and a vector for the ends of lines."""
+    """LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
     towers = _llava(outer, c, width)
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
 
 
 def _idefics3(outer: Config, c: Config, width: int) -> Table:
-    """SigLIP, and one map of squares of patches side by side."""
+    """Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
     connector = projector(c.size("hidden_size"), (width, False, "identity"), merge=outer.size("scale_factor"))
     return {"vision_model": headless(c), "connector": connector}
 
 
 def _internvl(outer: Config, c: Config, width: int) -> Table:
-    """A class vector, layers whose sublayers are scaled element by element, a norm on what is put side by side."""
+    """InternVL: a class vector, layers whose sublayer outputs are scaled per element, and a norm on the concatenated
+    patches.
+    """
     c.must("use_mask_token", False)
     one_layer(outer)
     h, heads, ratio = c.size("hidden_size"), c.size("num_attention_heads"), outer.number("downsample_ratio")
@@ -77,7 +79,7 @@ def _internvl(outer: Config, c: Config, width: int) -> Table:
 
 
 def _square(c: Config, name: str) -> int:
-    """One number, or two equal ones."""
+    """Reads one number, or two equal ones."""
     given = c.get(name)
     if (
         isinstance(given, list | tuple)

@@ -1,6 +1,6 @@
-"""What the classes of `transformers` call the parts of towers: encoders of images and of sound, and the projectors
-behind them. Wrappers share towers, so these are not by family; what one wrapper alone has is in its record, each name
-after `towers.`.
+"""Module names of vision and audio encoders and their projectors in the classes of `transformers`.
+
+Wrappers share encoders, so these names are not by family. Names of only one wrapper are in its record, after `towers.`.
 """
 
 from __future__ import annotations

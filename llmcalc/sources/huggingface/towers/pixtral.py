@@ -1,4 +1,4 @@
-"""Encoders of images whose queries and keys are turned, of Mistral 3, Llama 4, LFM3-VL; and HunyuanOCR's.
+"""Vision encoders with RoPE, of Mistral 3, Llama 4, LFM3-VL; and HunyuanOCR's.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3; models/llama4, lfm3_vl,
 hunyuan_vl.
@@ -12,7 +12,7 @@ from .section import Section, biased, merged_by, one_layer, projector, side, two
 
 
 def pixtral(c: Config) -> Table:
-    """Gated layers without biases, and a norm below them."""
+    """Pixtral: gated layers without biases, and a norm before them."""
     norm, width, heads = rmsnorm(1e-5), c.size("hidden_size"), c.size("num_attention_heads")
     mixer = {
         "num_attention_heads": heads,
@@ -24,7 +24,9 @@ def pixtral(c: Config) -> Table:
 
 
 def _mistral3(outer: Config, c: Config, width: int) -> Table:
-    """Squares of patches are mapped back to one patch's width, then twice to the text's."""
+    """Mistral 3: square blocks of patches are projected to one patch's width, then by two linear layers to the text's
+    width.
+    """
     one_layer(outer)
     maps = two_maps(outer, c.size("hidden_size"), width, merge=outer.size("spatial_merge_size"), norm=rmsnorm(1e-5))
     return {
@@ -34,7 +36,9 @@ def _mistral3(outer: Config, c: Config, width: int) -> Table:
 
 
 def _llama4(outer: Config, c: Config, width: int) -> Table:
-    """A class vector, a norm on either side of the layers, a pixel shuffle before the adapter's two maps."""
+    """Llama 4: a class vector, a norm before and after the layers, a pixel shuffle before the adapter's two linear
+    layers.
+    """
     ratio, inner, out = c.number("pixel_shuffle_ratio"), c.size("projector_input_dim"), c.size("projector_output_dim")
     merge = merged_by(ratio)
     if not merge:
@@ -56,7 +60,7 @@ def _llama4(outer: Config, c: Config, width: int) -> Table:
 
 
 def _lfm3(outer: Config, c: Config, width: int) -> Table:
-    """Gated convolutions over the grid of patches, and layers of attention among them."""
+    """LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
     norm, h, heads, kv = (
         rmsnorm(c.number("norm_eps")),
         c.size("hidden_size"),
@@ -94,7 +98,9 @@ def _lfm3(outer: Config, c: Config, width: int) -> Table:
 
 
 def _hunyuan(outer: Config, c: Config, width: int) -> Table:
-    """A table of positions; a merger of four times the width, with vectors for the ends of lines and of images."""
+    """HunyuanOCR: a position embedding; a merger of four times the width, with vectors for the ends of lines and of
+    images.
+    """
     norm, rms, h = layernorm(c.number("rms_norm_eps")), rmsnorm(c.number("rms_norm_eps")), c.size("hidden_size")
     rows = (c.size("max_image_size") // c.size("patch_size")) ** 2 + 1
     patches = {"num_channels": c.size("num_channels"), "bias": True}

@@ -1,8 +1,8 @@
-"""Encoders of images whose patches are merged by squares on the way out: Qwen's (Cohere Compass has it too), Kimi's,
-ERNIE's and MiniMax's.
+"""Vision encoders that merge square blocks of patches at their output: Qwen's (also in Cohere Compass), Kimi's, ERNIE's
+and MiniMax's.
 
 transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe,
-minimax_m3_vl.
+    minimax_m3_vl.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def _patches(c: Config, **fields: Any) -> Table:
 
 
 def _merger(c: Config, width: int, into: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
-    """Squares of patches side by side through two maps."""
+    """Concatenated square blocks of patches through two linear layers."""
     edge = c.size("spatial_merge_size")
     return projector(width, (width * edge * edge, True, act), (into, True, "identity"), merge=edge, norm=norm, **fields)
 
 
 def _qwen2(outer: Config, c: Config, width: int) -> Table:
-    """Patches of several frames; `hidden_size` is what the merger gives."""
+    """Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
     norm, inner = layernorm(1e-6), c.size("embed_dim")
     own = Config({**c.data, "hidden_size": inner}, c.defaults, c.model_type, where=c.where, asked=c.asked)
     block = biased(
@@ -42,7 +42,7 @@ def _qwen2(outer: Config, c: Config, width: int) -> Table:
 
 
 def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
-    """RMSNorm, gated layers."""
+    """Qwen2.5-VL: RMSNorm and gated layers."""
     norm = rmsnorm(1e-6)
     tower = vit(
         c, biased(c, norm, heads="num_heads", network=glu(c, bias=True), **TURNED), depth="depth", patches=_patches(c)
@@ -51,7 +51,7 @@ def _qwen2_5(outer: Config, c: Config, width: int) -> Table:
 
 
 def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
-    """A table of positions and rotary ones."""
+    """Qwen3.5: a learned position embedding and RoPE."""
     norm = layernorm(1e-6)
     block = biased(c, norm, heads="num_heads", **TURNED)
     tower = vit(
@@ -61,7 +61,9 @@ def _qwen3_5(outer: Config, c: Config, width: int) -> Table:
 
 
 def _qwen3(outer: Config, c: Config, width: int) -> Table:
-    """The same, and a merger for each lower layer that is read too (DeepStack: Meng 2024, arXiv:2406.04334)."""
+    """Qwen3-VL: like Qwen3.5, with a merger for each lower layer whose output is also used (DeepStack: Meng 2024,
+    arXiv:2406.04334).
+    """
     indexes = c.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
         raise c.wrong("deepstack_visual_indexes", indexes, "a list of layers")
@@ -70,7 +72,7 @@ def _qwen3(outer: Config, c: Config, width: int) -> Table:
 
 
 def _kimi(outer: Config, c: Config, width: int) -> Table:
-    """MoonViT: a table of positions for rows by columns, and rotary ones."""
+    """MoonViT: a position embedding of rows by columns, and RoPE."""
     if named := [name for name in c.data if name.startswith("vt_")]:
         raise c.wrong(named[0], c.data[named[0]], "the names of the class in transformers")
     outer.must("projection_hidden_size", c.size("hidden_size"))
@@ -95,7 +97,9 @@ def _kimi(outer: Config, c: Config, width: int) -> Table:
 
 
 def _ernie(outer: Config, c: Config, width: int) -> Table:
-    """Squares of patches, then pairs of frames, each through two maps of four patches' width and a norm."""
+    """ERNIE 4.5 VL: square blocks of patches, then pairs of frames, each through two linear layers of four patches'
+    width and a norm.
+    """
     norm, h, edge = layernorm(c.number("rms_norm_eps")), c.size("hidden_size"), c.size("spatial_merge_size")
     tower = vit(
         c,
@@ -115,7 +119,7 @@ def _ernie(outer: Config, c: Config, width: int) -> Table:
 
 
 def _minimax(outer: Config, c: Config, width: int) -> Table:
-    """Each patch through two maps, then squares of what they give through two more."""
+    """MiniMax-M3: each patch through two linear layers, then square blocks of their outputs through two more."""
     norm, inner = layernorm(c.number("layer_norm_eps")), outer.size("projector_hidden_size")
     patches = {"num_channels": c.size("num_channels"), "temporal_patch_size": c.size("temporal_patch_size")}
     tower = vit(c, biased(c, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)

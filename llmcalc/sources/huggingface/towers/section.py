@@ -1,5 +1,4 @@
-"""How one part of a wrapper's config (`vision_config`, `audio_config`) is read,
-and the tables that readers put together.
+"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds the tables that readers share.
 """
 
 from __future__ import annotations
@@ -12,16 +11,18 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKVO, Table, biases, mlp
 
 Reader: TypeAlias = Callable[[Config, Config, int], Table]
-"""(the wrapper's config, the section's, the text model's width) → towers by name."""
+"""A function of (the wrapper's config, the section's config, the text model's width) that returns encoders by name."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """kinds: model types that the section may have → the defaults of their configuration classes; the first is the
-    wrapper's own choice.
+    """A section of a wrapper's config.
 
-    above: defaults of the wrapper's fields that `read` asks for. built: what the wrapper's class makes a tower of where
-    its config gives no section; None where it makes none then. ignored: fields of the section that change no count.
+    kinds: supported model types of the section → defaults of their configuration classes; the first is the wrapper's
+        default.
+    above: defaults of the wrapper's fields that `read` reads.
+    built: the encoder that the wrapper's class builds without a section; None if it builds none.
+    ignored: fields of the section that change no count.
     """
 
     read: Reader
@@ -51,9 +52,7 @@ def vit(
 def biased(
     c: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
 ) -> Table:
-    """A layer of the original vision transformer:
-    biases everywhere, a norm before each sublayer, an ungated network.
-    """
+    """A layer of the original vision transformer: biases everywhere, a norm before each sublayer, a non-gated FFN."""
     width, many = c.size("hidden_size"), c.size(heads)
     mixer = {"num_attention_heads": many, "head_dim": c.divided(heads, width, many), **biases(True, *QKVO), **fields}
     network = mlp(c.size("intermediate_size"), c.choice(ACTIVATIONS, "hidden_act")) if network is None else network
@@ -61,25 +60,27 @@ def biased(
 
 
 def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
-    """width: of what it reads. maps: (size, bias, activation after it) of each."""
+    """A projector. width: its input width. maps: (size, bias, following activation) of each linear layer."""
     steps = [{"size": size, "bias": bias, "hidden_act": act} for size, bias, act in maps]
     return {"type": "projector", "input_size": width, "maps": steps, **fields}
 
 
 def two_maps(outer: Config, width: int, into: int, bias: str = "multimodal_projector_bias", **fields: Any) -> Table:
-    """LLaVA 1.5's projector: to the text's width and, after an activation, to it again."""
+    """LLaVA 1.5's projector: a linear layer to the text's width, an activation, and a second linear layer of that
+    width.
+    """
     on, act = outer.flag(bias), outer.choice(ACTIVATIONS, "projector_hidden_act")
     return projector(width, (into, on, act), (into, on, "identity"), **fields)
 
 
 def one_layer(outer: Config) -> None:
-    """Raises `InputError` where the projector reads several layers of the tower."""
+    """Raises `InputError` if the projector uses the outputs of several layers of the encoder."""
     if type(outer.get("vision_feature_layer")) is not int:
         raise outer.wrong("vision_feature_layer", outer.get("vision_feature_layer"), "one layer")
 
 
 def side(c: Config) -> int:
-    """Patches along one side of the image that the config names."""
+    """The number of patches along one side of the image of the configured size."""
     image, patch = c.size("image_size"), c.size("patch_size")
     if image < patch:
         raise c.wrong("image_size", image, f"{patch} or more, which is patch_size")
@@ -87,7 +88,8 @@ def side(c: Config) -> int:
 
 
 def merged_by(ratio: float) -> int:
-    """How many patches of a side become one, where their number shrinks by `ratio`; 0 where that is no whole number."""
+    """The number of patches per side that merge into one if their number shrinks by `ratio`; 0 if it is not an integer.
+    """
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0
 
@@ -99,4 +101,6 @@ IGNORED = frozenset(
     projector_dropout projector_hidden_act vision_feature_layer vision_feature_select_strategy vocab_size
     """.split()  # noqa: SIM905
 )
-"""Fields of towers that change no count; `attention_bias` and `head_dim` are read where a class reads them."""
+"""Fields of vision and audio encoders that change no count; `attention_bias` and `head_dim` are read where a class uses
+them.
+"""

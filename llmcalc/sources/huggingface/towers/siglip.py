@@ -1,7 +1,7 @@
-"""SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) beside a text model.
+"""SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
 
 transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision,
-lfm2_vl, t5gemma2.
+    lfm2_vl, t5gemma2.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from .section import Section, biased, projector, side, vit
 
 
 def siglip(c: Config) -> Table:
-    """A table of positions for the patches of an image, and perhaps a head that pools them."""
+    """SigLIP: a position embedding for the patches of an image, and an optional pooling head."""
     return _siglip(c, side(c) ** 2, c.flag("vision_use_head"))
 
 
 def siglip2(c: Config) -> Table:
-    """The same, whose table is for so many patches of images of any shape."""
+    """SigLIP 2: like SigLIP, with a position embedding for a number of patches in images of any shape."""
     return _siglip(c, c.size("num_patches"), c.flag("vision_use_head"))
 
 
 def headless(c: Config) -> Table:
-    """SigLIP's encoder as Idefics 3 and SmolVLM have it."""
+    """SigLIP's encoder without the head, as in Idefics 3 and SmolVLM."""
     return _siglip(c, side(c) ** 2, False)
 
 
@@ -42,7 +42,7 @@ def _siglip(c: Config, rows: int, pooled: bool) -> Table:
 
 
 def clip(c: Config) -> Table:
-    """A class vector, a norm on either side of the layers."""
+    """CLIP: a class vector, a norm before and after the layers."""
     norm = layernorm(c.number("layer_norm_eps"))
     return vit(
         c,
@@ -55,7 +55,7 @@ def clip(c: Config) -> Table:
 
 
 def _gemma3(outer: Config, c: Config, width: int) -> Table:
-    """SigLIP, and the mean of each square of patches."""
+    """Gemma 3: SigLIP, and the mean of each square block of patches."""
     tokens = int(outer.size("mm_tokens_per_image") ** 0.5)
     if side(c) < tokens:
         raise outer.wrong("mm_tokens_per_image", tokens * tokens, f"at most {side(c) ** 2}, the patches of an image")
@@ -67,8 +67,9 @@ def _gemma3(outer: Config, c: Config, width: int) -> Table:
 
 
 def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
-    """Gemma 3's, and a vector for the end of an image,
-    which encoder and decoder share where their embeddings are tied.
+    """T5Gemma 2: like Gemma 3, with a vector for the end of an image.
+
+    Encoder and decoder share the vector if their embeddings are tied.
     """
     towers = _gemma3(outer, c, width)
     towers["multi_modal_projector"]["output_marks"] = 1 if outer.flag("tie_word_embeddings") else 2
@@ -76,7 +77,7 @@ def _t5gemma2(outer: Config, c: Config, width: int) -> Table:
 
 
 def _paligemma(outer: Config, c: Config, width: int) -> Table:
-    """SigLIP and one map."""
+    """PaliGemma: SigLIP and one linear layer."""
     return {
         "vision_tower": siglip(c),
         "multi_modal_projector": projector(c.size("hidden_size"), (outer.size("projection_dim"), True, "identity")),
@@ -84,7 +85,7 @@ def _paligemma(outer: Config, c: Config, width: int) -> Table:
 
 
 def _gated(outer: Config, c: Config, width: int, inner: int, **fields: object) -> Table:
-    """Squares of patches side by side, and a gated map."""
+    """Concatenated square blocks of patches, and a gated projection."""
     maps = [{"size": inner, "bias": True, "hidden_act": "silu", "gated": True}, {"size": width, "bias": True}]
     return {**projector(c.size("hidden_size"), merge=outer.size("downsample_factor"), **fields), "maps": maps}
 
@@ -106,7 +107,7 @@ def _cohere2(outer: Config, c: Config, width: int) -> Table:
 
 
 def _lfm2(outer: Config, c: Config, width: int) -> Table:
-    """Squares of patches side by side, a norm on them, two maps."""
+    """LFM2-VL: concatenated square blocks of patches, a norm on them, two linear layers."""
     bias, act = outer.flag("projector_bias"), outer.choice(ACTIVATIONS, "projector_hidden_act")
     normed: Table = {"norm": layernorm(), "norm_of": "merged"} if outer.flag("projector_use_layernorm") else {}
     maps = ((outer.size("projector_hidden_size"), bias, act), (width, bias, "identity"))
@@ -151,7 +152,7 @@ SO400M: Table = {
     "num_attention_heads": 16,
     "vision_use_head": False,
 }
-"""What several classes make a tower of where their config describes none."""
+"""The encoder that several classes build if their config describes none."""
 
 WRAPPERS = {
     "gemma3": {"vision_config": Section(_gemma3, ONLY_SIGLIP, {"mm_tokens_per_image": 256})},

@@ -1,8 +1,7 @@
-"""Wrappers whose towers are not counted, which a remark says, whether or not their config describes them.
+"""Wrappers whose vision encoders are not supported; a remark says so, whether or not their config describes one.
 
-Aria maps patches to the text's width by queries that attend to them; Emu 3 has an encoder and a decoder of images as
-tokens.
-transformers: models/aria (`AriaProjector`), models/emu3 (`Emu3VQVAE`).
+Aria projects patches to the text's width by learned queries that attend to them. Emu 3 has an encoder and a decoder of
+images as tokens. transformers: models/aria (`AriaProjector`), models/emu3 (`Emu3VQVAE`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from .section import Section
 
 
 def _unread(outer: Config, c: Config, width: int) -> Table:
-    raise InputError(f"{c.where.removesuffix('.')}: '{c.model_type}' is not understood")
+    raise InputError(f"{c.where.removesuffix('.')}: '{c.model_type}' is not supported")
 
 
 WRAPPERS = {

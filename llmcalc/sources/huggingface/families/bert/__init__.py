@@ -1,1 +1,1 @@
-"""BERT and the encoders after it."""
+"""BERT and later encoders."""

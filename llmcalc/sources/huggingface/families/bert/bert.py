@@ -1,4 +1,4 @@
-"""BERT and the encoders that are built like it: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert,
+"""BERT and encoders with the same structure: bert, ernie, megatron-bert, roberta, xlm-roberta, camembert,
 roberta-prelayernorm, xlm-roberta-xl, data2vec-text, distilbert, electra, albert, mpnet.
 
 transformers: the folder of each in models.
@@ -64,8 +64,9 @@ def _xlm_roberta_xl(c: Config) -> Table:
 
 
 def _pre_norm(c: Config, table: Table, embedding_norm: bool = False) -> Table:
-    """The same model with its norms before each sublayer and after the last layer.
-    embedding_norm: whether it keeps that one.
+    """Returns the same model with a norm before each sublayer and after the last layer.
+
+    embedding_norm: whether the norm after the embeddings is kept; default False.
     """
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     stack["block"]["norm_placement"] = "pre"
@@ -85,7 +86,7 @@ def _electra(c: Config) -> Table:
     model = _embedding_size(c)
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", True)
-    if _pretrains(c):  # the discriminator: was this token replaced?
+    if _pretrains(c):  # the discriminator, which classifies each token as original or replaced
         found = {
             "type": "classification",
             "num_labels": 1,
@@ -99,7 +100,7 @@ def _electra(c: Config) -> Table:
 
 
 def _albert(c: Config) -> Table:
-    """Every layer is one of the groups', and a group has one set of parameters, run again and again."""
+    """ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
     depth, groups, inner = c.size("num_hidden_layers"), c.size("num_hidden_groups"), c.size("inner_group_num")
     if groups > depth:
         raise c.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
@@ -136,13 +137,14 @@ def _mpnet(c: Config) -> Table:
 
 
 def _pretrains(c: Config) -> bool:
-    """Whether the head is that of the pretraining, which is more than a map to the vocabulary or another."""
+    """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
     return c.head == "lm" and architecture(c).endswith("ForPreTraining")
 
 
 def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
-    """(a classifier of sequences, whether there is a pooler):
-    a map of its own over the first token, but a choice is a score of the pooler.
+    """(the sequence classifier, whether there is a pooler).
+
+    The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
     if c.head == "classification" and architecture(c).endswith(OF_CHOICES):
         return {}, True
@@ -150,10 +152,10 @@ def _scored_or_pooled(c: Config) -> tuple[Table, bool]:
 
 
 def bert_block(c: Config, norm: Table | None = None) -> Table:
-    """Post-norm LayerNorm around attention and a plain feed-forward network, biases everywhere."""
+    """A post-norm layer: LayerNorm, attention and a non-gated FFN, with biases everywhere."""
     if c.has(
         "position_embedding_type"
-    ):  # of an earlier version: relative ones are weights of their own, and other code's ALiBi is none
+    ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
         c.must("position_embedding_type", "absolute")
     heads, norm = c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps")) if norm is None else norm
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
@@ -176,14 +178,14 @@ def bert_positions(c: Config) -> Table:
 
 
 def after_padding(c: Config) -> Table:
-    """The first position is the row after the padding token's."""
+    """A learned position embedding whose position 0 is the row after the padding token's row."""
     rows, padding = c.size("max_position_embeddings"), c.get("pad_token_id")
     offset = padding + 1 if is_whole(padding) and 0 <= padding < min(64, rows - 1) else 0
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
 def bert_stack(c: Config, position: Table | None = None) -> Table:
-    """Positions, segments, ERNIE's tasks and a norm on their sum."""
+    """Position, segment and ERNIE task embeddings, and a norm on their sum."""
     types, tasks = c.count("type_vocab_size"), "use_task_id" in c.defaults and c.flag("use_task_id")
     return {
         "position": position or bert_positions(c),
@@ -197,18 +199,18 @@ def bert_head(c: Config, act: str, norm: Table | None = None) -> Table:
 
 
 def bert_score(act: str) -> Table:
-    """A classifier with a map of its own, over the first token."""
+    """A sequence classifier with a linear layer of its own over the first token."""
     return {"transform": {"hidden_act": act, "norm": None}}
 
 
 def _embedding_size(c: Config, always: bool = False) -> Table:
-    """A factorised embedding, where it has another width (ALBERT maps even where it has not)."""
+    """A factorised embedding, if its width differs from hidden_size (ALBERT has the projection even if it does not)."""
     size = c.size("embedding_size")
     return {"embedding_size": size} if always or size != c.size("hidden_size") else {}
 
 
 def _input_size(model: Table) -> Table:
-    """Positions, segments and norm have the width of the embedding."""
+    """Gives the position and segment embeddings and the norm the width of the token embedding."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -241,7 +243,7 @@ OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"
 
 
 def offset(s: Facts) -> int:
-    """Rows of the table of positions below the first."""
+    """Rows of the position embedding before position 0."""
     return s.first.position.offset if isinstance(s.first.position, Learned) else 0
 
 
@@ -252,20 +254,20 @@ ROBERTA_WRITES: Writes = {
 
 
 def _tasks(s: Facts) -> int | None:
-    """ERNIE: the number of tasks."""
+    """The number of ERNIE's task types."""
     types = s.first.token_types
     return None if types is None else types.task_type_vocab_size
 
 
 def _owners(s: Facts) -> list[int]:
-    """For each layer the first that has its parameters."""
+    """For each layer, the index of the first layer with the same parameters."""
     names = s.first.layer_names()
     first = {name: names.index(name) for name in dict.fromkeys(names)}
     return [first[name] for name in names]
 
 
 def _in_a_group(s: Facts) -> int:
-    """ALBERT: layers of a group, which are run one after the other."""
+    """ALBERT: the number of layers in a group, which run one after the other."""
     owners = _owners(s)
     back = [i for i, owner in enumerate(owners) if owner == 0]
     return back[1] if len(back) > 1 else 1
@@ -273,7 +275,7 @@ def _in_a_group(s: Facts) -> int:
 
 SECOND_BIAS = Deviation(
     "BERT's untied head",
-    "its output map has a second bias that nothing uses; tying makes them one",
+    "its output projection has a second, unused bias; tying merges the two",
     "parameters",
     when=untied,
     more=lambda spec: spec.vocab_size,

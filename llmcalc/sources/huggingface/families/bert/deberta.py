@@ -1,4 +1,4 @@
-"""DeBERTa: deberta, deberta-v2 (which is version 3 too).
+"""DeBERTa: deberta, deberta-v2 (also version 3).
 
 transformers: models/deberta, models/deberta_v2.
 """
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def _deberta(c: Config) -> Table:
-    """Keys have no bias; every distance has a row, and only those in the sequence are mapped."""
+    """DeBERTa 1: keys have no bias; the relative position embedding has a row per distance, and only the distances in
+    the sequence are projected.
+    """
     c.must("talking_head", None, False)
     block, span = bert_block(c), _span(c)
     block["attention"].pop("k_bias")
@@ -39,7 +41,7 @@ def _deberta_v2(c: Config) -> Table:
 
 
 def _convolution(c: Config) -> Table:
-    """The convolution beside the first layer that the larger models of version 2 have."""
+    """The convolution in parallel with the first layer, in the larger models of version 2."""
     if not c.has("conv_kernel_size") or c.count("conv_kernel_size") == 0:
         return {}
     norm = layernorm(c.number("layer_norm_eps"))
@@ -77,19 +79,19 @@ def _model(c: Config, block: Table, span: int, position: Table, norm: Table | No
             }
     model: Table = (
         {} if c.flag("legacy") else {"tie_word_embeddings": True}
-    )  # its newer head maps by the embedding, whatever the config says
+    )  # the newer head always uses the embedding as its output projection
     model |= {} if c.flag("position_biased_input") else {"max_position_embeddings": c.size("max_position_embeddings")}
     return encoder(c, block, stack, bert_head(c, bert_act(c)), bert_score("gelu"), **model)
 
 
 def _span(c: Config) -> int:
-    """The longest distance told apart."""
+    """The largest relative distance with its own embedding."""
     given = c.get("max_relative_positions")
     return given if is_whole(given) and given > 0 else c.size("max_position_embeddings")
 
 
 def _parts(c: Config, name: str) -> list[str]:
-    """A list of texts, or one text with bars between them."""
+    """Reads a list of strings, or one string with bars between its parts."""
     value = c.get(name)
     if value is None:
         return []

@@ -1,7 +1,6 @@
-"""ESM, language models of proteins: a pre-norm BERT with rotary or learned positions, and a head for contacts that
-every class holds.
+"""ESM, protein language models: a pre-norm BERT with rotary or learned positions, and a contact head in every class.
 
-transformers: models/esm. What folds a protein on top of it (`EsmForProteinFolding`) is not read.
+transformers: models/esm. The structure prediction of `EsmForProteinFolding` is not supported.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .bert import DECODER, OLD, ROBERTA_MODULES, after_padding, bert_head, bert_
 def _esm(c: Config) -> Table:
     if architecture(c).endswith("ForProteinFolding"):
         raise c.wrong(
-            "architectures", architecture(c), "EsmForMaskedLM or another class without the folding of a protein"
+            "architectures", architecture(c), "EsmForMaskedLM or another class without protein folding"
         )
     c.must("is_decoder", False)
     norm, heads = layernorm(c.number("layer_norm_eps")), c.size("num_attention_heads")

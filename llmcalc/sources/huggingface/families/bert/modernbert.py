@@ -1,8 +1,8 @@
-"""Encoders with rotary positions, most with gated feed-forward networks: modernbert and its decoder, eurobert,
-nomic_bert, gte, jina_embeddings_v3.
+"""Encoders with rotary positions, most with gated FFNs: modernbert and its decoder, eurobert, nomic_bert, gte,
+jina_embeddings_v3.
 
 transformers: models/modernbert, models/modernbert_decoder, models/eurobert, models/nomic_bert, models/gte,
-models/jina_embeddings_v3. Of nomic_bert the names are read too that the configs of its own code have (`n_embd`).
+    models/jina_embeddings_v3. For nomic_bert the field names of its own code (`n_embd`) are also supported.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def _modernbert_decoder(c: Config) -> Table:
 
 
 def _modern(c: Config, window: int) -> tuple[Table, Table]:
-    """(a layer, the stack's other fields):
-    local and global layers, the first without a norm before its attention, since one is below it.
+    """(a layer, the stack's other fields): local and global layers.
+
+    The first layer has no norm before its attention, because a norm follows the embeddings.
     """
     norm, depth = layernorm(c.number("norm_eps"), bias=c.flag("norm_bias")), c.size("num_hidden_layers")
     every = c.size("global_attn_every_n_layers")
@@ -108,7 +109,7 @@ def _eurobert(c: Config) -> Table:
 
 
 GATED = {**ACTIVATIONS, "swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
-"""Activations, and whole gated networks by the name of theirs, as nomic's checkpoints call them."""
+"""Activation name → activation here, with nomic's names of gated FFNs."""
 
 
 def _nomic_bert(c: Config) -> Table:
@@ -138,14 +139,14 @@ def _gte(c: Config) -> Table:
 
 
 def _jina_embeddings_v3(c: Config) -> Table:
-    """Without the low-rank adapters of its tasks, which are another library's."""
+    """jina-embeddings-v3 without the low-rank adapters of its tasks, which another library implements."""
     return _turned(
         c, mlp(c.size("intermediate_size"), bert_act(c)), 20000.0, bert_score("tanh"), pooled=c.head == "none"
     )
 
 
 def _turned(c: Config, network: Table, theta: float, score: Table, pooled: bool) -> Table:
-    """BERT's post-norm layers with rotary positions. theta: of those, where the config says nothing."""
+    """BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
     norm, types, heads = (
         layernorm(c.number("layer_norm_eps")),
         c.count("type_vocab_size"),

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def _bert_generation(c: Config) -> Table:
-    """A plain map to the vocabulary, and no segments."""
+    """BERT generation: a plain output projection, and no segment embedding."""
     stack = bert_stack(c)
-    stack.pop("token_types", None)  # which its configs may have
+    stack.pop("token_types", None)  # its configs may have segments
     return encoder(c, bert_block(c), stack, {"bias": True})
 
 
 def _rembert(c: Config) -> Table:
-    """Narrow where words come in, wide where they come out, and so never tied."""
+    """RemBERT: a narrow input embedding and a wide output embedding, so they are never tied."""
     width = c.size("input_embedding_size")
     c.asked.add("tie_word_embeddings")
     head = bert_head(c, bert_act(c))
@@ -52,7 +52,7 @@ def _rembert(c: Config) -> Table:
 
 
 def _roformer(c: Config) -> Table:
-    """Rotary positions, whose sines its class keeps in a table."""
+    """RoFormer: rotary positions, whose sines and cosines are a table in the class."""
     if architecture(c).endswith(OF_CHOICES):
         c.must("summary_use_proj", None, False)
     block, stack, width = bert_block(c), bert_stack(c), c.maybe("embedding_size")
@@ -61,7 +61,7 @@ def _roformer(c: Config) -> Table:
     model: Table = {"max_position_embeddings": c.size("max_position_embeddings")}
     if width not in (None, c.size("hidden_size")):
         model["embedding_size"] = stack["input_size"] = width
-    if architecture(c).endswith(OF_ANSWERS):  # of two ends, however many labels there are
+    if architecture(c).endswith(OF_ANSWERS):  # start and end scores, whatever num_labels is
         model["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     return encoder(
         c,
@@ -85,7 +85,7 @@ ROFORMER: dict[str, Any] = {
 
 
 def _table_of_turns(spec: ModelSpec) -> Number:
-    """A row of a head's width for each position."""
+    """Elements of the table of sines and cosines: one row of a head's width per position."""
     mixer = spec.main.block.attention
     return (
         spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
@@ -96,7 +96,7 @@ def _table_of_turns(spec: ModelSpec) -> Number:
 
 HOLDS_SINES = Deviation(
     "RoFormer's sines",
-    "the sines and cosines that turn queries and keys are a table among its parameters, that no training changes",
+    "the sines and cosines of RoPE are a frozen table among its parameters",
     "parameters",
     more=_table_of_turns,
 )

@@ -1,7 +1,6 @@
-"""XLNet: an encoder with Transformer-XL's positions, trained to predict its tokens in any order. transformers:
-models/xlnet.
+"""XLNet: an encoder with Transformer-XL's positions, trained by predicting tokens in permuted order.
 
-Its states of earlier segments (`mems`) are no part of a pass over one.
+transformers: models/xlnet. The cached states of earlier segments (`mems`) are not counted.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from ...family import Family
 from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, of_sequences
 
 SIMPLE = OF_ANSWERS + "Simple"
-"""How the class ends that scores both ends of an answer by one map; the other one searches for the best pair."""
+"""Class-name suffix of the question-answering class with one linear layer; the other class uses beam search."""
 
 
 def _xlnet(c: Config) -> Table:
     name, heads, norm = architecture(c), c.size("num_attention_heads"), layernorm(c.number("layer_norm_eps"))
     if name.endswith(OF_ANSWERS):
-        raise c.wrong("architectures", name, f"XLNet{SIMPLE} or another class without a search for answers")
+        raise c.wrong("architectures", name, f"XLNet{SIMPLE} or another class without beam search over answers")
     c.must("attn_type", "bi")
     c.must("bi_data", False)
     size = c.divided("n_head", c.size("hidden_size"), heads)
@@ -36,7 +35,7 @@ def _xlnet(c: Config) -> Table:
 
 
 def _summary(c: Config) -> Table:
-    """A score of one token, perhaps through a map of its own."""
+    """A score of one token, with an optional linear layer before it."""
     if not of_sequences(c) or architecture(c).endswith(SIMPLE) or not c.flag("summary_use_proj"):
         return {}
     c.must("summary_proj_to_labels", None, False)

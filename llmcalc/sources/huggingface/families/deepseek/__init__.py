@@ -1,1 +1,1 @@
-"""DeepSeek's latent attention and its routing, and the models that took over either."""
+"""DeepSeek's latent attention (MLA) and routing, and models that use either."""

@@ -1,8 +1,7 @@
-"""Multi-head latent attention with routed experts after some dense layers, as DeepSeek-V2 and V3 have it, and their
-kin.
+"""Multi-head latent attention with routed experts after some dense layers: DeepSeek-V2, DeepSeek-V3 and similar models.
 
-transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; dense alone:
-models/minicpm3, models/youtu. Kimi K2 has configs of DeepSeek-V3 under a name of its own.
+transformers: models/deepseek_v2, models/deepseek_v3, models/glm4_moe_lite, models/mistral4, models/axk1; only dense
+    layers: models/minicpm3, models/youtu. Kimi K2's configs are DeepSeek-V3's with another model type.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ...writes import PARTLY_TURNED, Writes
 
 
 def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
-    """Latent attention under DeepSeek's names. value: v_head_dim where the config may leave it out."""
+    """Latent attention under DeepSeek's field names. value: default of v_head_dim, for configs that may omit it."""
     return {
         "type": "mla",
         "num_attention_heads": c.size("num_attention_heads"),
@@ -32,8 +31,9 @@ def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
 
 
 def routed(c: Config, shared_bias: bool = False, also: str = "num_local_experts", **fields: Any) -> Table:
-    """DeepSeek's experts; those that see every token as one network of their joint width.
-    also: what the class takes for n_routed_experts too.
+    """DeepSeek's experts, with the shared experts as one FFN of their total width.
+
+    also: another name that the class accepts for n_routed_experts.
     """
     width, shared = (
         c.size("moe_intermediate_size"),
@@ -50,8 +50,9 @@ SIGMOID: Table = {"router": {"score_correction": "buffer", "scoring_func": "sigm
 def deepseek(
     c: Config, attention: Table, experts: Table, names: list[str], mlp_bias: bool = False, **moe_layer: Any
 ) -> Table:
-    """Pre-norm layers, `dense` or `moe`, and the prediction modules that the config names.
-    moe_layer: what a layer of experts has otherwise.
+    """Pre-norm layers, `dense` or `moe`, and the MTP modules of the config.
+
+    moe_layer: fields of a layer with experts that differ from the dense layer.
     """
     c.must("moe_layer_freq", 1)
     norm, kinds = rmsnorm(c.number("rms_norm_eps")), {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
@@ -65,7 +66,7 @@ def _deepseek_v2(c: Config) -> Table:
         raise c.wrong(
             "n_shared_experts",
             0,
-            "1 or more with mlp_bias (for none, the class keeps the biases of a network of no width)",
+            "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
     return deepseek(c, mla(c), routed(c, c.flag("mlp_bias"), "num_experts"), names, c.flag("mlp_bias"))
@@ -87,12 +88,12 @@ def _glm4_moe_lite(c: Config) -> Table:
         c.must("first_k_dense_replace", 1)
     latent = mla(
         c, qk_rope_head_dim=c.size("qk_rope_head_dim", "head_dim")
-    )  # of which head_dim is another name in its class
+    )  # head_dim is another name for it in the class
     return deepseek(c, latent, routed(c, **SIGMOID), dense_or_moe(c, c.size("num_hidden_layers"), 1))
 
 
 def _axk1(c: Config) -> Table:
-    """A.X-K1: a norm on what the experts give out, and on nothing else."""
+    """A.X-K1: a norm on the output of the experts only."""
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
     return deepseek(
         c, mla(c), routed(c, **SIGMOID), names, norm_placement="sandwich", without_norms=["self_attn_post_norm"]
@@ -100,7 +101,7 @@ def _axk1(c: Config) -> Table:
 
 
 def _minicpm3(c: Config) -> Table:
-    """Scalings of embeddings, residuals and logits cost no product."""
+    """MiniCPM3: scaling factors of embeddings, residuals and logits are not matrix products."""
     value = c.maybe("v_head_dim") or c.divided(
         "num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")
     )
@@ -155,12 +156,12 @@ ROUTING = frozenset(
     output_router_logits qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """.split()  # noqa: SIM905
 )
-"""Which experts are chosen, and fields that latent attention makes none of."""
+"""Fields that choose the experts, and fields that latent attention ignores."""
 
 LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.named("num_attention_heads")}
 
 UNGROUPED_WRITES: Writes = {"n_group": lambda s: 1, "topk_group": lambda s: 1}
-"""Experts are chosen among all, for the spec says nothing of groups."""
+"""Experts are chosen among all, because the spec has no expert groups."""
 
 UNGROUPED_LATENT_WRITES: Writes = {**LATENT_WRITES, **UNGROUPED_WRITES}
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: compressed attention, hyper-connections, and experts that the first layers look up by the token.
+"""DeepSeek-V4: compressed attention, hyper-connections, and hash routing in the first layers.
 
 transformers: models/deepseek_v4.
 """
@@ -65,14 +65,14 @@ def _deepseek_v4(c: Config) -> Table:
 
 
 def _turned(c: Config) -> int:
-    """Dimensions of a head that RoPE turns."""
+    """The number of rotary dimensions of a head."""
     if c.has("partial_rotary_factor"):
         return floor(c.size("head_dim") * c.number("partial_rotary_factor"))
     return c.size("qk_rope_head_dim") if c.has("qk_rope_head_dim") else floor(c.size("head_dim") * 64 / 512)
 
 
 def _rates(c: Config) -> dict[str, int]:
-    """Tokens of an entry, by kind of layer; two older names of theirs come before the table."""
+    """Tokens per compressed entry, by kind of layer; two older field names take precedence over the table."""
     given = c.table("compress_rates") if c.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(given, {}, c.model_type, c.head, f"{c.where}compress_rates.")
     older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
@@ -80,8 +80,9 @@ def _rates(c: Config) -> dict[str, int]:
 
 
 def _sights(c: Config, depth: int) -> list[str]:
-    """What each layer attends to: listed, or as the ratios of an older config,
-    which may list the prediction module's too.
+    """The kind of attention of each layer: as listed, or from the compression ratios of an older config.
+
+    The ratios may include the MTP module's.
     """
     default = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
     if c.has("compress_ratios") and not c.has("layer_types"):
@@ -93,7 +94,7 @@ def _sights(c: Config, depth: int) -> list[str]:
 
 
 def _routing(c: Config, depth: int) -> list[str]:
-    """Whether a layer looks its experts up by the token."""
+    """The kind of routing of each layer: by a hash of the token or by a router."""
     first = c.count("num_hash_layers") if c.has("num_hash_layers") else 3
     return listed(
         c, "mlp_layer_types", {"hash_moe": "hash", "moe": "moe"}, ["hash" if i < first else "moe" for i in range(depth)]
@@ -136,13 +137,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _compressed(s: Facts) -> list[str]:
-    """DeepSeek-V4's kinds of attention."""
+    """The kinds of layers in DeepSeek-V4's names."""
     kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [kinds[0] if m.compress_rate is None else kinds[1] if m.indexer is not None else kinds[2] for m in s.mixers]
 
 
 def _rates_by_kind(s: Facts) -> dict[str, int]:
-    """Tokens of an entry, for each kind of layer that has some."""
+    """Kind of layer with compressed entries → tokens per entry."""
     kinds = zip(_compressed(s), s.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         kind: m.compress_rate for kind, m in kinds if m.compress_rate is not None
@@ -155,7 +156,7 @@ def _keys_and_values(op: Op) -> Op:
 
 KEPT_TWICE = Deviation(
     "DeepSeek-V4's cache",
-    "layers without entries keep their one tensor of keys and values twice",
+    "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
     follow=_keys_and_values,
 )

@@ -1,7 +1,7 @@
-"""DeepSeek sparse attention: DeepSeek-V3's layers, with an indexer that chooses the tokens attended to; GLM-5 shares a
-choice between layers.
+"""DeepSeek sparse attention: DeepSeek-V3's layers with an indexer that selects the attended tokens.
 
-A.X-K2 gates its norms and what its heads give. transformers: models/deepseek_v32, models/glm_moe_dsa, models/axk2.
+GLM-5 shares one selection between layers. A.X-K2 gates its norms and the output of its heads. transformers:
+models/deepseek_v32, models/glm_moe_dsa, models/axk2.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def _glm_moe_dsa(c: Config) -> Table:
         raise c.wrong(
             "indexer_types",
             c.get("indexer_types"),
-            "full for the first layer: there is none below whose choice it could share",
+            "full for the first layer: no earlier layer has a selection to share",
         )
     return _sparse(c, choices)
 
 
 def _choices(c: Config, depth: int) -> list[str]:
-    """Whether a layer has an indexer (`full`) or takes the choice of one below (`shared`):
-    listed, as a pattern, or every n-th.
+    """Whether each layer has an indexer (`full`) or uses the selection of an earlier layer (`shared`).
+
+    The config has a list, a pattern, or an interval.
     """
     if c.has("index_topk_pattern") and not c.has("indexer_types"):
         pattern = c.get("index_topk_pattern")
@@ -64,7 +65,7 @@ def _sparse(c: Config, choices: list[str]) -> Table:
 
 
 def _axk2(c: Config) -> Table:
-    """The norm before a dense network has no gate."""
+    """A.X-K2: the norm before a dense FFN has no gate."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     first, every = (
         (c.count("first_k_dense_replace"), c.size("moe_layer_freq")) if not c.has("mlp_layer_types") else (0, 1)

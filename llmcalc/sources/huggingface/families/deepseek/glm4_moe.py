@@ -1,5 +1,5 @@
 """Grouped-query attention with DeepSeek's experts after some dense layers: GLM-4.5, dots.llm1; MiniMax-M2 has experts
-alone.
+in every layer.
 
 transformers: models/glm4_moe, models/dots1, models/minimax_m2.
 """
@@ -32,7 +32,7 @@ from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, deepseek, routed
 
 
 def _glm4_moe(c: Config) -> Table:
-    """No bias on o_proj, whatever attention_bias says."""
+    """GLM-4.5: o_proj has no bias, whatever attention_bias says."""
     norm = qk_norm(rmsnorm(c.number("rms_norm_eps"))) if c.flag("use_qk_norm") else {}
     mixer = attention(c, position=rope(c, 0.5), **biases(c.flag("attention_bias"), *QKV), **norm)
     names = dense_or_moe(c, c.size("num_hidden_layers"), c.count("first_k_dense_replace"))
@@ -53,7 +53,7 @@ def _dots1(c: Config) -> Table:
 
 
 def _minimax_m2(c: Config) -> Table:
-    """QK-norm over all heads at once; every layer has experts."""
+    """MiniMax-M2: QK-norm over all heads together; every layer has experts."""
     c.must("use_qk_norm", True)
     c.must("qk_norm_type", "per_layer")
     c.must("use_routing_bias", True)

@@ -1,5 +1,5 @@
-"""Hy 4: gated latent attention with sinks and an indexer, whose choice most layers share; hyper-connections without
-mixing; sigmoid routing.
+"""Hy 4: gated latent attention with sinks, an indexer shared by most layers, hyper-connections without mixing, and
+sigmoid routing.
 
 transformers: models/hy_v4.
 """
@@ -18,7 +18,7 @@ from .dsa import DSA_MODULES
 
 
 def _hy_v4(c: Config) -> Table:
-    """Layers 0, 1 and each fourth one from there choose, where `indexer_types` does not say."""
+    """Hy 4: without `indexer_types`, layers 0, 1 and each fourth layer from there have an indexer."""
     uncounted_prediction(c)
     norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
     indexer = {field: c.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
@@ -32,7 +32,7 @@ def _hy_v4(c: Config) -> Table:
         raise c.wrong(
             "indexer_types",
             c.get("indexer_types"),
-            "full for the first layer: there is none below whose choice it could share",
+            "full for the first layer: no earlier layer has a selection to share",
         )
     networks, experts = dense_or_moe(c, depth, 1), routed(c, **SIGMOID)
     network, kinds = glu(c) if "dense" in networks else experts, {"dense": {}, "moe": {"feed_forward": experts}}

@@ -1,7 +1,7 @@
-"""Windows with positions, full layers without, norms a head on queries and keys, sigmoid routing: Aleph Alpha's Kolibri
-1, Flint.
+"""Sliding-window layers with RoPE, full layers without positions, QK-norm per head, sigmoid routing: Aleph Alpha's
+Kolibri 1, Flint.
 
-transformers: models/kolibri1 (norms on both sides of a sublayer), models/flint (sinks, dense layers at the bottom).
+transformers: models/kolibri1 (a norm before and after each sublayer), models/flint (sinks, dense layers at the bottom).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _kolibri1(c: Config) -> Table:
 
 def _flint(c: Config) -> Table:
     norm, depth = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers")
-    if c.get("mlp_only_layers") is None:  # the class puts its default in place of a null
+    if c.get("mlp_only_layers") is None:  # the class replaces null by its default
         c.data = {name: value for name, value in c.data.items() if name != "mlp_only_layers"}
     seen = listed(
         c,

@@ -1,5 +1,5 @@
-"""LongCat-Flash: layers of two latent attentions, two dense networks and experts on a shortcut, some of which compute
-nothing.
+"""LongCat-Flash: layers of two latent attentions, two dense FFNs and shortcut-connected experts, some of which are
+identity experts.
 
 transformers: models/longcat_flash.
 """
@@ -14,10 +14,10 @@ from .deepseek import LATENT_WRITES, ROUTING, mla
 
 
 def _longcat_flash(c: Config) -> Table:
-    """The scalings of latents and of the experts' sum cost no product."""
+    """LongCat-Flash: scaling factors of latents and of the experts' sum are not matrix products."""
     head_size = c.size("qk_nope_head_dim") + c.size("qk_rope_head_dim")
     c.must("qk_head_dim", None, head_size)
-    attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class has no direct query
+    attention = mla(c, q_lora_rank=c.size("q_lora_rank"))  # the class always has a low-rank query
     routing: Table = {"router": {"score_correction": "buffer", "bias": c.flag("router_bias")}}
     if c.count("zero_expert_num"):
         c.must("zero_expert_type", "identity")
@@ -43,8 +43,9 @@ def _longcat_flash(c: Config) -> Table:
 
 
 def _depth(c: Config) -> int:
-    """Layers of the class, each of which counts as two in `num_hidden_layers`;
-    that field holds where a config has both.
+    """The number of layers of the class, each of which counts as two in `num_hidden_layers`.
+
+    If a config has both fields, `num_hidden_layers` is used.
     """
     depth = c.size("num_layers")
     if "num_hidden_layers" not in c.data:
@@ -61,13 +62,13 @@ def _depth(c: Config) -> int:
 
 
 def _as_if_real(op: Op) -> Op:
-    """All but the last of the maps that a real expert has."""
+    """Returns the op of an identity expert with all linear layers of a real expert except the last."""
     return Weight(op.count * sum(one.one() for one in op.maps[:-1])) if isinstance(op, IdentityExperts) else op
 
 
 HOLDS_IDENTITIES = Deviation(
     "LongCat-Flash's identity experts",
-    "the gate and up maps of identity experts are held, though nothing reads them; checkpoints have none",
+    "identity experts have unused gate and up projections; checkpoints do not have them",
     "parameters",
     follow=_as_if_real,
 )

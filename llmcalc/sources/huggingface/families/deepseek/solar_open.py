@@ -1,5 +1,5 @@
-"""Upstage's Solar Open, GQA with DeepSeek-V3's experts in every layer; JetBrains' Mellum 2, QK-norm, windows and
-experts.
+"""Upstage's Solar Open: GQA with DeepSeek-V3's experts in every layer. JetBrains' Mellum 2: QK-norm, sliding windows
+and experts.
 
 transformers: models/solar_open, models/mellum.
 """
@@ -32,7 +32,7 @@ from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, routed
 
 
 def _solar_open(c: Config) -> Table:
-    """No bias on o_proj, whatever attention_bias says."""
+    """Solar Open: o_proj has no bias, whatever attention_bias says."""
     if c.has("first_k_dense_replace"):
         c.must("first_k_dense_replace", 0)
     if c.has("use_qk_norm"):
@@ -46,7 +46,7 @@ def _solar_open(c: Config) -> Table:
 
 
 def _mellum(c: Config) -> Table:
-    """Angles of their own in full and in sliding layers."""
+    """Mellum 2: full and sliding layers have different RoPE parameters."""
     uncounted_prediction(c)
     depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
     ranges, networks = listed(c, "layer_types", FULL_OR_SLIDING, ["full"] * depth), dense_or_moe(c, depth, 0)

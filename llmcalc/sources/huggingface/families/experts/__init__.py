@@ -1,1 +1,1 @@
-"""Decoders known for their mixture of experts."""
+"""Decoders with a mixture of experts."""

@@ -1,5 +1,5 @@
-"""AFMoE (Arcee's Trinity) and Laguna: gated attention, windows on most layers, DeepSeek-V3's experts whose score
-correction is a parameter.
+"""AFMoE (Arcee's Trinity) and Laguna: gated attention, sliding windows in most layers, DeepSeek-V3's experts with the
+score correction as a parameter.
 
 transformers: models/afmoe, models/laguna.
 """
@@ -43,12 +43,12 @@ def _experts(c: Config, shared: int) -> Table:
 
 
 def _networks(c: Config, names: list[str], shared: int) -> tuple[list[str], Table]:
-    """One axis of `crossed`: layers that are `dense`, as the block is, and layers of experts."""
+    """One axis of `crossed`: `dense` layers, which are the block, and layers of experts."""
     return names, {"dense": {}, "moe": {"feed_forward": _experts(c, shared)} if "moe" in names else {}}
 
 
 def _afmoe(c: Config) -> Table:
-    """A norm before and after each sublayer; layers that see everything have no positions."""
+    """AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, output_gate={"per": "element"}, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm))
     every = c.size("global_attn_every_n_layers") if c.get("layer_types") is None else depth
@@ -67,7 +67,7 @@ def _afmoe(c: Config) -> Table:
 
 
 def _laguna(c: Config) -> Table:
-    """Each layer may have its own number of heads."""
+    """Laguna: each layer may have its own number of heads."""
     c.must("moe_apply_router_weight_on_input", False)
     c.must("gating", True, "per-head", "per-element")
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))

@@ -1,4 +1,4 @@
-"""Text models of Aria, which has experts in every layer, and of Emu 3, which is Llama's: what stands beside them is not
+"""The text models of Aria, with experts in every layer, and of Emu 3, which is Llama's. Their vision parts are not
 counted.
 
 transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM`).
@@ -20,7 +20,7 @@ def _pre_norm(c: Config, feed_forward: Table) -> Table:
 
 
 def _aria(c: Config) -> Table:
-    """Routed experts are SwiGLU networks without biases, whatever hidden_act and mlp_bias say of the shared ones."""
+    """Aria: routed experts are SwiGLU FFNs without biases; hidden_act and mlp_bias apply to the shared experts only."""
     width, shared = c.size("intermediate_size"), c.size("moe_num_shared_experts")
     expert = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
     return _pre_norm(

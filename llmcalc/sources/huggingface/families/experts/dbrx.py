@@ -1,4 +1,4 @@
-"""DBRX: experts in every layer, LayerNorms without bias, and its fields in two tables of their own.
+"""DBRX: experts in every layer, LayerNorms without bias, and config fields in two nested tables.
 
 transformers: models/dbrx.
 """
@@ -29,14 +29,14 @@ def _dbrx(c: Config) -> Table:
 
 
 def _inner(c: Config, name: str, defaults: Table) -> Config:
-    """A table of the config, read as one of its own; null is empty."""
+    """Reads a nested table as a config; null is an empty table."""
     return Config({} if c.get(name) is None else c.table(name), defaults, c.model_type, c.head, f"{c.where}{name}.")
 
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
 
 UNBOUNDED = 1e9
-"""DBRX bounds queries, keys and values in any case: so far out that it never does."""
+"""DBRX always clips queries, keys and values; this bound is so large that it never clips."""
 
 
 FAMILIES = {

@@ -1,5 +1,5 @@
-"""Doge: a mask learned from the values, a weight on the residual stream, and perhaps very many experts of one unit
-each.
+"""Doge: an attention mask computed from the values, a learned weight on the residual, and optionally very many experts
+of one unit each.
 
 transformers: models/doge.
 """
@@ -38,19 +38,19 @@ def _doge(c: Config) -> Table:
 
 
 def _part(c: Config, hidden: int, heads: int) -> int:
-    """What a head gets of hidden_size, rounded down."""
+    """A head's share of hidden_size, rounded down."""
     if heads > hidden:
         raise c.wrong("num_attention_heads", heads, f"at most hidden_size {hidden}")
     return hidden // heads
 
 
 def _experts(c: Config, shared: Table) -> Table:
-    """num_experts in a square, as far as they fill one; the dense network sees every token beside them."""
+    """The experts: the largest square number of num_experts, and the dense FFN as the shared expert."""
     experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
     keys = isqrt(experts)
     if chosen > keys**2:
         raise c.wrong(
-            "num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that stand in a square"
+            "num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that form a square"
         )
     routed = {
         "num_experts": experts,

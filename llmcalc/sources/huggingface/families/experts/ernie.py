@@ -1,8 +1,8 @@
-"""Baidu's ERNIE 4.5: Llama's layers (0.3B), and experts after some dense layers whose score correction is a parameter
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers and then experts whose score correction is a parameter
 (21B, 300B).
 
-transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has as many experts
-again for images. `use_bias` puts a bias on every map but those of the routed experts.
+transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has a second set of
+    experts for images. `use_bias` adds a bias to every linear layer except those of the routed experts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CORRECTED: Table = {"score_correction": "parameter"}
 
 
 def _ernie4_5_moe(c: Config) -> Table:
-    """Experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to `moe_layer_end_index` (-1:
-    the last).
+    """ERNIE 4.5 MoE: experts in every `moe_layer_interval`-th layer from `moe_layer_start_index` to
+    `moe_layer_end_index` (-1: the last).
     """
     uncounted_prediction(c)
     depth, first, every = c.size("num_hidden_layers"), c.count("moe_layer_start_index"), c.size("moe_layer_interval")
@@ -56,7 +56,7 @@ def _ernie4_5_vl_moe_text(c: Config) -> Table:
     widths = [1536, 512] if c.get("moe_intermediate_size") is None else c.sizes("moe_intermediate_size")
     if len(widths) != 2 or 0 in widths:
         raise c.wrong(
-            "moe_intermediate_size", widths, "two positive whole numbers: of an expert for text, of one for images"
+            "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     return _layers(
         c,

@@ -1,5 +1,5 @@
-"""gpt-oss: every second layer sees a window, each head has a sink, and all maps have biases, the experts' and the
-router's too.
+"""gpt-oss: every second layer has a sliding window, each head has a sink, and all linear layers have biases, also those
+of the experts and the router.
 
 transformers: models/gpt_oss.
 """

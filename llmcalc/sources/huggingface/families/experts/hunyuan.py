@@ -1,8 +1,8 @@
-"""Tencent's Hunyuan: norms on queries and keys behind RoPE (dense and A13B's experts, V1), before it with DeepSeek-V3's
-routing (Hy3).
+"""Tencent's Hunyuan: QK-norm after RoPE (V1, dense and A13B's experts), or before RoPE with DeepSeek-V3's routing
+(Hy3).
 
 transformers: models/hunyuan_v1_dense, models/hunyuan_v1_moe, models/hy_v3; the text model of models/hunyuan_vl
-(HunyuanOCR) is the dense one.
+    (HunyuanOCR) is the dense one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _mixer(c: Config, order: str = "after_rope", **fields: Any) -> Table:
 
 
 def _as_published(c: Config) -> None:
-    """Fields of Tencent's own code that the class does not read: it has what these values say."""
+    """Checks fields of Tencent's own code that the class ignores; the class implements these values."""
     for name, values in (
         ("use_qk_norm", (True,)),
         ("use_cla", (False,)),
@@ -62,7 +62,7 @@ def _hunyuan_v1_dense(c: Config) -> Table:
 
 
 def _hunyuan_vl_text(c: Config) -> Table:
-    """Tencent's names stand for the usual ones in its class, and win over them."""
+    """HunyuanOCR's text model: Tencent's field names are aliases of the usual ones in its class and take precedence."""
     for usual, own in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
         if c.data.get(usual) is not None and c.data.get(own) is not None and c.data[usual] != c.data[own]:
             raise c.wrong(own, c.data[own], f"{usual} ({shown(c.data[usual])})")
@@ -70,7 +70,7 @@ def _hunyuan_vl_text(c: Config) -> Table:
 
 
 def _each_layer(c: Config, name: str) -> list[int]:
-    """One positive whole number a layer, from a number or a list."""
+    """Returns one positive integer per layer, from a number or a list."""
     depth, given = c.size("num_hidden_layers"), c.get(name)
     values = given if isinstance(given, list) else [c.size(name)] * depth
     if len(values) < depth or any(not is_whole(v) or not 0 < v <= LARGEST for v in values):
@@ -79,8 +79,9 @@ def _each_layer(c: Config, name: str) -> list[int]:
 
 
 def _hunyuan_v1_moe(c: Config) -> Table:
-    """Every layer has experts and one network of the same width that sees every token;
-    how many are chosen may differ by layer.
+    """Hunyuan A13B: every layer has experts and a shared expert of the same width.
+
+    The number of experts per token may differ by layer.
     """
     _as_published(c)
     norm, width, experts = (
@@ -90,7 +91,7 @@ def _hunyuan_v1_moe(c: Config) -> Table:
     )
     for name, only in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
         if c.has(name) and {*_each_layer(c, name)} != {only}:
-            raise c.wrong(name, c.get(name), f"{only} in every layer, as the class has it")
+            raise c.wrong(name, c.get(name), f"{only} in every layer, as in the class")
     if c.has("moe_layer_num_skipped"):
         c.must("moe_layer_num_skipped", 0)
     chosen = _each_layer(c, "num_experts_per_tok")
@@ -114,7 +115,7 @@ def _hy_v3(c: Config) -> Table:
         raise c.wrong(
             "num_shared_experts",
             0,
-            "1 or more (for none, the class adds a network of intermediate_size, which no checkpoint has)",
+            "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
         )
     shared = glu(c, bias, width * c.size("num_shared_experts"))
     experts = moe(
@@ -165,7 +166,7 @@ NO_COUNT = frozenset(
 )
 
 OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}
-"""Not asked for where there are none."""
+"""Fields that are not read for a model without experts."""
 
 
 def _each_top_k(s: Facts) -> Any:

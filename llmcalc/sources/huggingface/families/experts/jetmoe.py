@@ -1,6 +1,6 @@
-"""JetMoE: experts in attention and in the feed-forward network, each chosen by a router of its own.
+"""JetMoE: experts in attention and in the FFN, each with its own router.
 
-transformers: models/jetmoe. Norms of the layers have the class's own epsilon.
+transformers: models/jetmoe. The norms of the layers use the class's default epsilon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Xiaomi's MiMo: Qwen2's layers with a prediction module; MiMo-V2-Flash: windows with sinks and more key/value heads,
+"""Xiaomi's MiMo: Qwen2's layers with an MTP module. MiMo-V2-Flash: sliding windows with sinks and more key/value heads,
 values narrower than keys.
 
-transformers: models/mimo_v2_flash; MiMo-7B has no class of its own there, and Qwen2's computes it.
+transformers: models/mimo_v2_flash; MiMo-7B has no class there and is computed by Qwen2's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _mimo(c: Config) -> Table:
 
 
 def _mimo_v2_flash(c: Config) -> Table:
-    """Sliding layers have sinks and, unless the config says otherwise, twice the key/value heads."""
+    """MiMo-V2-Flash: sliding layers have sinks and, by default, twice the key/value heads."""
     c.must("add_swa_attention_sink_bias", True)
     c.must("add_full_attention_sink_bias", False)
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
@@ -76,7 +76,7 @@ def _mimo_v2_flash(c: Config) -> Table:
 
 
 def _either(c: Config, field: str, zero: str, one: str, default: list[bool]) -> list[str]:
-    """A list of 0 and 1 in words; where the config has none, as `default` says."""
+    """Converts a list of 0 and 1 to names; `default` if the config has no list."""
     given = c.sizes(field) if c.has(field) else [int(d) for d in default]
     if len(given) != len(default) or not {*given} <= {0, 1}:
         raise c.wrong(field, given, f"{len(default)} times 0 or 1")
@@ -84,7 +84,7 @@ def _either(c: Config, field: str, zero: str, one: str, default: list[bool]) -> 
 
 
 SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-"""What sliding layers may have their own of."""
+"""Sizes for which sliding layers may have their own values."""
 
 
 def _of_sliding(field: str) -> Value:

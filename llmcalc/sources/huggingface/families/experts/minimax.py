@@ -1,7 +1,8 @@
-"""MiniMax-01 (Text-01, M1): lightning attention, softmax attention now and then, and experts in every layer.
+"""MiniMax-01 (Text-01, M1): lightning attention, some layers of softmax attention, and experts in every layer.
 
-transformers: models/minimax. The class norms what each sublayer is given, and adds to that: as a norm on the embeddings
-and one after each addition, the last of them being the model's own.
+transformers: models/minimax. The class normalises the input of each sublayer and adds the sublayer's output to the
+    normalised input. The spec describes this as a norm on the embeddings and a norm after each addition; the last one
+    is the model's final norm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""MiniMax-M3: MiniMax-M2's experts beside a shared one, dense layers among them, and an indexer that chooses blocks of
+"""MiniMax-M3: MiniMax-M2's experts with a shared expert, some dense layers, and an indexer that selects blocks of
 tokens.
 
-transformers: models/minimax_m3_vl (the text model; `minimax_m3_vl` wraps it beside a vision tower).
+transformers: models/minimax_m3_vl (the text model; `minimax_m3_vl` adds a vision encoder).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OLDER = {
     "index_topk_blocks": "sparse_topk_blocks",
     "index_local_blocks": "sparse_local_block",
 }
-"""Fields of the indexer → their names in the table `sparse_attention_config`, which come first."""
+"""Indexer field → its name in the table `sparse_attention_config`, which takes precedence."""
 
 
 FIXED = {
@@ -47,7 +47,7 @@ FIXED = {
     "use_qk_norm": True,
     "use_routing_bias": True,
 }
-"""Fields of the checkpoints whose one value is what the class builds."""
+"""Fields of the checkpoints whose only supported value is the class's behaviour."""
 
 
 def _minimax_m3(c: Config) -> Table:
@@ -86,7 +86,7 @@ def _swiglu(c: Config, width: str) -> Table:
 
 
 def _either(c: Config, field: str, zero: str, one: str, depth: int) -> list[str]:
-    """A list of 0 and 1 in words."""
+    """Converts a list of 0 and 1 to names."""
     given = c.sizes(field)
     if len(given) != depth:
         raise c.wrong(field, given, f"{depth} times 0 or 1")
@@ -94,7 +94,7 @@ def _either(c: Config, field: str, zero: str, one: str, depth: int) -> list[str]
 
 
 def _sights(s: Facts) -> list[str]:
-    """MiniMax-M3: layers that choose blocks, and layers that see everything."""
+    """The kinds of layers of MiniMax-M3: block-sparse or full attention."""
     return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in s.mixers]
 
 

@@ -1,7 +1,7 @@
-"""Mixtures of experts over Llama's layer: mixtral, qwen2_moe, qwen3_moe, phimoe.
+"""Mixtures of experts with Llama's layers: mixtral, qwen2_moe, qwen3_moe, phimoe.
 
-transformers: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/phimoe. Every expert is a SwiGLU network
-without biases.
+transformers: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/phimoe. Every expert is a SwiGLU FFN without
+    biases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _phimoe(c: Config) -> Table:
         raise c.wrong(
             "num_experts_per_tok",
             c.get("num_experts_per_tok"),
-            "2: its router (SparseMixer) chooses two, whatever the config says",
+            "2: its router (SparseMixer) always chooses two experts",
         )
     norm = layernorm(c.number("rms_norm_eps"))
     mixer = attention(c, sliding_window=c.maybe("sliding_window"), **biases(c.flag("attention_bias"), *QKVO))
@@ -84,7 +84,7 @@ def _qwen3_moe(c: Config) -> Table:
         ("qkv_bias", False),
         ("shared_expert_intermediate_size", 0),
         ("use_qk_norm", True),
-    ):  # which Qwen3-Coder says, and no class reads
+    ):  # in Qwen3-Coder's config; no class reads it
         if c.has(name):
             c.must(name, value)
     window, used = c.maybe("sliding_window"), c.flag("use_sliding_window")
@@ -94,8 +94,9 @@ def _qwen3_moe(c: Config) -> Table:
 
 
 def qwen_moe(c: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
-    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
-    fields: what the experts have beyond the routed ones.
+    """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
+
+    fields: fields of the experts beyond the routed ones.
     """
     norm, depth, step = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.size("decoder_sparse_step")
     dense_ones = set() if c.get("mlp_only_layers") is None else set(c.sizes("mlp_only_layers"))
@@ -135,7 +136,7 @@ QWEN: dict[str, Any] = {
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
 OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
-"""Not asked for where no layer is dense, or none has experts."""
+"""Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
     "mixtral": Family(

@@ -1,5 +1,5 @@
-"""Zyphra's ZAYA1: compressed convolutional attention, a router of several layers that a token may leave without an
-expert, scaled residuals.
+"""Zyphra's ZAYA1: compressed convolutional attention, an MLP router whose tokens may skip all experts, scaled
+residuals.
 
 transformers: models/zaya.
 """
@@ -13,17 +13,17 @@ from ...writes import PARTLY_TURNED
 
 
 def _zaya(c: Config) -> Table:
-    """The first layer's router has none below whose features it could add.
+    """ZAYA1: the first layer's router has no earlier router whose features it could add.
 
-    In configs of the older code a layer is attention or experts, in some of them; one that has its fields alone is not
-    guessed at.
+    In configs of the older code some layers are attention and others experts; a config with only those fields is an
+    error.
     """
     if c.has("zaya_mlp_expansion") and not c.has("router_hidden_size"):
         given = c.get("zaya_mlp_expansion")
         raise c.wrong(
             "zaya_mlp_expansion",
             given,
-            "router_hidden_size in its place, and num_hidden_layers of attention and experts together",
+            "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     c.must("num_experts_per_tok", 1)
     depth, norm, window = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.maybe("sliding_window")
@@ -65,7 +65,7 @@ def _zaya(c: Config) -> Table:
 
 
 def _scale_and_bias(name: str) -> str:
-    """Where the two vectors are that a residual stream or what is added to it is scaled and moved by."""
+    """Returns the modules of the scale and shift vectors of a residual or of the sublayer output added to it."""
     return f"{name}_scale + {name}_bias"
 
 

@@ -1,8 +1,8 @@
-"""Gemma 1 to 3, and VaultGemma: gated GELU, heads whose size is no fraction of the width, a norm on each side of a
+"""Gemma 1 to 3, and VaultGemma: gated GELU, a head size independent of hidden_size, a norm before and after each
 sublayer (2, 3).
 
-transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A model that sees both ways
-(EmbeddingGemma) is an encoder here.
+transformers: models/gemma, models/gemma2, models/gemma3, models/vaultgemma. A bidirectional model (EmbeddingGemma) is
+    an encoder here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _mixer(c: Config, **fields: Any) -> Table:
 
 
 def capped(c: Config) -> Table:
-    """Attention whose scores stay under a bound, where the config names one."""
+    """Attention with soft-capped scores, if the config sets a cap."""
     return (
         {}
         if c.get("attn_logit_softcapping") is None

@@ -1,5 +1,5 @@
-"""Gemma 3n: several streams (AltUp), a low-rank path (LAuReL), per-layer embeddings, keys and values shared by the last
-layers.
+"""Gemma 3n: parallel residual streams (AltUp), a low-rank path (LAuReL), per-layer embeddings, keys and values shared
+by the last layers.
 
 transformers: models/gemma3n.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _widths(c: Config, depth: int) -> list[int]:
-    """The feed-forward width of each layer."""
+    """The FFN width of each layer."""
     given = c.get("intermediate_size")
     if not isinstance(given, list):
         return [c.size("intermediate_size")] * depth
@@ -130,7 +130,7 @@ IGNORED = frozenset(
 
 
 def sharing(s: Facts) -> int:
-    """How many layers take the keys and values of one below."""
+    """The number of layers that use the keys and values of an earlier layer."""
     return sum(bool(mixer.kv_shared) for mixer in s.mixers)
 
 

@@ -1,9 +1,9 @@
-"""Gemma 4: windows and full layers with heads of their own sizes, experts beside a dense network, per-layer embeddings,
-shared keys and values.
+"""Gemma 4: sliding and full layers with different head sizes, experts in parallel with a dense FFN, per-layer
+embeddings, shared keys and values.
 
-transformers: models/gemma4, models/gemma4_unified (with neither experts nor per-layer embeddings). The last
-`num_kv_shared_layers` layers take their keys and values from the nearest earlier layer of their kind. A model that sees
-both ways in all of its layers is an encoder here.
+transformers: models/gemma4, models/gemma4_unified (without experts and per-layer embeddings). The last
+    `num_kv_shared_layers` layers use the keys and values of the nearest earlier layer of their kind. A model that is
+    bidirectional in all layers is an encoder here.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
-    """What each layer's attention has in place of the common head sizes:
-    `per_layer_config`, or the `global_` fields in full layers.
+    """The head sizes of each layer that differ from the common ones: from `per_layer_config`, or `global_` in full
+    layers.
     """
     if c.has("per_layer_config"):
         table = c.table("per_layer_config")
@@ -59,8 +59,9 @@ def _full_heads(c: Config, kinds: list[str]) -> list[Table]:
 
 
 def _layers(c: Config, kinds: list[str], wider: str) -> Table:
-    """Fields of the stack: which kinds of layer there are, and which each layer is.
-    wider: the network that is twice as wide where keys are shared.
+    """The fields of the stack with its kinds of layers, and the kind of each layer.
+
+    wider: the FFN of twice the width in layers with shared keys and values.
     """
     depth, window, shared = c.size("num_hidden_layers"), c.size("sliding_window"), c.count("num_kv_shared_layers")
     check_shared(c, kinds, shared)
@@ -182,12 +183,12 @@ def _full(s: Facts) -> Any:
 
 
 def _windowed(s: Facts) -> Any:
-    """The heads and their size of a layer with a window, of any where none has."""
+    """The attention of the first layer with a window, or of the first layer if no layer has one."""
     return (s.typed("attention") if s.window is None else s.sliding).sizes(s.spec.hidden_size)
 
 
 def _every_key(s: Facts) -> int | None:
-    """Key/value heads of full layers, where they are not those of the others."""
+    """The key/value heads of full layers, if they differ from those of the other layers."""
     many: int | None = _full(s).num_key_value_heads
     return many if many != s.mixers[0].num_key_value_heads else None
 
@@ -201,7 +202,7 @@ def _per_layer(s: Facts) -> int:
 
 
 def _wider(s: Facts) -> bool:
-    """Whether layers that share keys and values have a wider network."""
+    """Whether layers with shared keys and values have a wider FFN."""
     networks: list[Any] = [layer.networks()[-1] for layer in s.layers]
     return len({network.intermediate_size for network in networks}) > 1
 

@@ -1,8 +1,7 @@
-"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with a token embedding of its own, and perhaps of
-different widths.
+"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with its own token embedding and possibly its own width.
 
 transformers: models/t5gemma, models/t5gemma2. Without `is_encoder_decoder` it is the encoder alone. T5Gemma 2 has Gemma
-3's layers, one attention to a token's own side and to the encoder, and reads images.
+    3's layers, one attention over the decoder's own tokens and the encoder's output, and a vision encoder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _side(c: Config, name: str, crosses: bool = False) -> tuple[Config, Table]:
-    """(the config of one side, its stack). A side that is not given has the defaults."""
+    """(the config of one side, its stack). A missing side has the defaults."""
     data = c.get(name)
     data = {} if data is None else dict(c.table(name))
     side = Config(data, MODULE, c.model_type, c.head, f"{c.where}{name}.")
@@ -109,13 +108,13 @@ def _t5gemma2(c: Config) -> Table:
 
 
 def _part(c: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """A config within a config; one that is not given has the defaults."""
+    """A nested config; a missing one has the defaults."""
     data = {} if c.get(name) is None else dict(c.table(name))
     return Config(data, defaults, c.model_type, c.head, f"{c.where}{name}.")
 
 
 def _gemma3_side(c: Config, merged: bool = False) -> Table:
-    """One side's stack. merged: its attention is to the other side too, by the same maps."""
+    """The stack of one side. merged: its attention also covers the encoder's output, with the same projections."""
     norm, depth, bias = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
     turned = {"position": {"rope_theta": 1_000_000.0, **rope(c, kind="full_attention")}}
     if merged:
@@ -135,7 +134,7 @@ def _gemma3_side(c: Config, merged: bool = False) -> Table:
 
 
 def _head(c: Config) -> Table:
-    """A classifier scores every token, with a bias."""
+    """A classifier that scores every token, with a bias."""
     return headed(c, None, {"over": "token"})
 
 
@@ -197,7 +196,7 @@ WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder":
 
 
 def _module(s: Facts, side: str) -> dict[str, Any]:
-    """A config for each side."""
+    """The config of one side."""
     stack = present(getattr(s.spec, side))
     alone = s.of(s.spec.model_copy(update={"encoder": None, "decoder": stack}))
     names = ("num_hidden_layers", "intermediate_size", "head_dim", "num_key_value_heads", "layer_types", "rms_norm_eps")

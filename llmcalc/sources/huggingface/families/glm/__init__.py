@@ -1,1 +1,1 @@
-"""GLM, dense and with images."""
+"""GLM, dense and with vision."""

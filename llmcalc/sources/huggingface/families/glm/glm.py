@@ -1,7 +1,6 @@
-"""GLM-4 (glm) and GLM-4-0414 (glm4): half of each head turned; the latter with a norm on each sublayer's output as
-well.
+"""GLM-4 (glm) and GLM-4-0414 (glm4): RoPE on half of each head; the latter also has a norm on each sublayer's output.
 
-transformers: models/glm, models/glm4. Gate and up projection are one matrix there, of the same weights.
+transformers: models/glm, models/glm4. Gate and up projection are fused into one matrix there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's with experts. transformers:
-models/glm4v, models/glm4v_moe.
+"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's layers with experts.
+
+transformers: models/glm4v, models/glm4v_moe.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .glm import GLM4_MODULES, HALVES_MODULES
 
 
 def _share(c: Config) -> int:
-    """A head's share of the width, rounded down, as the classes take it."""
+    """A head's share of hidden_size, rounded down as in the classes."""
     width, heads = c.size("hidden_size"), c.size("num_attention_heads")
     if width < heads:
         raise c.wrong("num_attention_heads", heads, f"at most {width}, which is hidden_size")

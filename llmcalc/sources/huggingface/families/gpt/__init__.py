@@ -1,1 +1,1 @@
-"""GPT and the decoders that were made beside it: learned positions or ALiBi, LayerNorm, biases."""
+"""GPT and decoders of its time: learned positions or ALiBi, LayerNorm, biases."""

@@ -1,6 +1,6 @@
-"""Models that began with ALiBi or one norm a layer: bloom, falcon (7B, 40B and ALiBi shapes), mpt.
+"""Decoders with ALiBi or with one norm per layer: bloom, falcon (7B, 40B and ALiBi shapes), mpt.
 
-transformers: models/bloom, models/falcon, models/mpt. All three tie their head where the config says nothing.
+transformers: models/bloom, models/falcon, models/mpt. All three tie their head by default.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _falcon(c: Config) -> Table:
 
 
 def _on(c: Config, name: str) -> bool:
-    """A flag that may be null, which is off."""
+    """A flag that may be null, which means false."""
     return c.get(name) is not None and c.flag(name)
 
 
 def _mpt(c: Config) -> Table:
-    """MPT as published: ALiBi and nothing that MosaicML's own code has beside it, which the class does not read."""
+    """MPT as published: ALiBi without the other options of MosaicML's code, which the class ignores."""
     norm = layernorm(c.number("layer_norm_epsilon"), bias=False)
     c.must("expansion_ratio", 4)
     c.must("no_bias", True)
@@ -97,7 +97,7 @@ OF_ATTENTION = frozenset(
 
 
 def _groups_or_norms(s: Facts) -> bool:
-    """Falcon's second architecture: two norms side by side, or groups of queries."""
+    """Whether a model has Falcon's second architecture: two parallel norms, or grouped queries."""
     return s.layers[0].parallel == "separate" or s.usual("num_key_value_heads") not in (
         1,
         s.named("num_attention_heads"),
@@ -115,7 +115,7 @@ def _every_head(op: Op) -> Op:
 
 
 def _grouped(spec: ModelSpec) -> bool:
-    """Falcon of the new architecture, and not the first one's single key and value for all heads."""
+    """Whether a Falcon has the new architecture and more than the first one's single key/value head."""
     mixer, parallel = spec.main.block.attention, spec.main.block.parallel
     return (
         isinstance(mixer, Attention)
@@ -126,7 +126,7 @@ def _grouped(spec: ModelSpec) -> bool:
 
 KEEPS_EVERY_HEAD = Deviation(
     "Falcon's cache",
-    "grouped keys and values are kept once for each query head",
+    "grouped keys and values are cached once for each query head",
     "cache_bytes",
     follow=_every_head,
     when=_grouped,

@@ -1,5 +1,4 @@
-"""CTRL: GPT's layer with sines and cosines for positions and a bias on the map to the vocabulary (Keskar 2019,
-arXiv:1909.05858).
+"""CTRL: GPT's layers with sinusoidal positions and a bias on the output projection (Keskar 2019, arXiv:1909.05858).
 
 transformers: models/ctrl.
 """

@@ -1,8 +1,8 @@
-"""GPT and what came out of it: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox,
+"""GPT and its successors: openai-gpt, gpt2 (also as gpt-sw3), gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox,
 gpt_neox_japanese.
 
 transformers: models/openai, gpt2, gpt_neo, gpt_bigcode, gptj, codegen, gpt_neox, gpt_neox_japanese. LayerNorms with
-biases, ungated feed-forward networks with biases; learned positions up to GPT-Neo, rotary ones after it.
+    biases, non-gated FFNs with biases; learned positions up to GPT-Neo, rotary positions in later models.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 def heads_of(c: Config, **fields: Any) -> Table:
-    """Multi-head attention whose heads together are as wide as the model."""
+    """Multi-head attention whose heads together have the width of the model."""
     heads = c.size("num_attention_heads")
     c.divided("num_attention_heads", c.size("hidden_size"), heads)
     return {"num_attention_heads": heads, **fields}
 
 
 def inner(c: Config, width: str, act: str, bias: bool = True) -> Table:
-    """An ungated feed-forward network, four times as wide as the model where the config gives no `width`."""
+    """A non-gated FFN, with a default width of four times hidden_size. width: the config field of its width."""
     return mlp(c.maybe(width) or 4 * c.size("hidden_size"), c.choice(ACTIVATIONS, act), bias)
 
 
@@ -66,7 +66,7 @@ def _gpt(
 
 
 def _choosing(c: Config) -> Table:
-    """The second of two heads, a score of the last token: which of several continuations it is."""
+    """The second head of a multiple-choice class: one score of the last token for each continuation."""
     if c.head != "lm" or not architecture(c).endswith("DoubleHeadsModel"):
         return {}
     c.must("summary_use_proj", True)
@@ -145,7 +145,7 @@ def _gpt_neox(c: Config) -> Table:
 
 
 def _gpt_neox_japanese(c: Config) -> Table:
-    """No biases, but for the output map of the last layer's attention."""
+    """GPT-NeoX Japanese: no biases, except in the attention output projection of the last layer."""
     norm, depth, width = (
         layernorm(c.number("layer_norm_eps")),
         c.size("num_hidden_layers"),
@@ -166,7 +166,7 @@ def _gpt_neox_japanese(c: Config) -> Table:
 
 
 CHOICE: dict[str, Any] = {"summary_use_proj": True, "summary_proj_to_labels": True}
-"""Asked of those alone whose head has it."""
+"""Defaults read only for architectures with a multiple-choice head."""
 
 ALIASES = {
     "hidden_size": "n_embd",
@@ -205,12 +205,12 @@ NO_COUNT = frozenset(
 
 
 def _afn(s: Facts) -> str:
-    """GPT-1 calls by `gelu` what others call by its approximation."""
+    """GPT-1's name `gelu` stands for the approximate GELU, which has another name in other classes."""
     return {"gelu_tanh": "gelu"}.get(s.network.hidden_act, s.network.hidden_act)
 
 
 def _neo(s: Facts) -> list[Any]:
-    """Each layer by itself."""
+    """Returns GPT-Neo's attention types with one entry per layer."""
     return [[["global" if kind == "full_attention" else "local"], 1] for kind in s.kinds()]
 
 
@@ -219,7 +219,7 @@ def _every_token(op: Op) -> Op:
 
 
 KEEPS_EVERY_TOKEN = Deviation(
-    "GPT-Neo's cache", "its local layers keep every token", "cache_bytes", follow=_every_token
+    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_every_token
 )
 
 

@@ -1,4 +1,4 @@
-"""Decoders of fairseq's kind: opt, xglm, biogpt. Biases everywhere, and two rows before the first learned position.
+"""Decoders of fairseq: opt, xglm, biogpt. They have biases everywhere, and two rows before the first learned position.
 
 transformers: models/opt, models/xglm, models/biogpt.
 """

@@ -1,4 +1,4 @@
-"""Llama's attention under other norms and networks: phi, phi3, persimmon, stablelm, starcoder2, jais2.
+"""Llama's attention with other norms and FFNs: phi, phi3, persimmon, stablelm, starcoder2, jais2.
 
 transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models/starcoder2, models/jais2.
 """

@@ -1,1 +1,1 @@
-"""Llama and the dense decoders that follow its layer."""
+"""Llama and dense decoders with similar layers."""

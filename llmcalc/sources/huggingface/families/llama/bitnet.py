@@ -1,7 +1,7 @@
-"""Layers with squared ReLU and norms in unusual places: bitnet, nanochat.
+"""Layers with squared ReLU and unusual norms: bitnet, nanochat.
 
-transformers: models/bitnet, models/nanochat. BitNet's weights are counted as parameters, whatever few bits they are
-stored in.
+transformers: models/bitnet, models/nanochat. BitNet's weights count as parameters, independent of their few stored
+    bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..gpt.gpt import inner
 
 
 def _bitnet(c: Config) -> Table:
-    """A norm before the output map of either sublayer."""
+    """BitNet: a norm before the output projection of each sublayer."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, sub_norm=norm, **biases(c.flag("attention_bias"), *QKVO))
     return decoder(
@@ -24,7 +24,7 @@ def _bitnet(c: Config) -> Table:
 
 
 def _nanochat(c: Config) -> Table:
-    """Norms have no weights; one stands on the embeddings, and those on queries and keys come after RoPE."""
+    """nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
     norm = rmsnorm(c.number("rms_norm_eps"), weight=False)
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
     block = {

@@ -1,8 +1,9 @@
-"""Cohere's Command models: one LayerNorm a layer, for attention and feed-forward side by side.
+"""Cohere's Command models: one LayerNorm per layer, for attention and FFN in parallel.
 
-cohere (Command R): with a norm a head on queries and keys in R+. cohere2 (Command A, R7B): windows with positions, full
-layers without. cohere2_moe: experts, perhaps after some dense layers. cohere_compass: positions as each kind of layer
-has them.
+cohere (Command R): QK-norm per head in R+.
+cohere2 (Command A, R7B): sliding windows with RoPE, full layers without positions.
+cohere2_moe: experts, after optional dense layers.
+cohere_compass: positions by kind of layer.
 transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 """
 
@@ -106,7 +107,7 @@ def _cohere2_moe(c: Config) -> Table:
 
 
 def _compass(c: Config) -> Table:
-    """`rope_parameters` has a table for each kind of layer; one that is null leaves them without positions."""
+    """Cohere Compass: `rope_parameters` has a table for each kind of layer; a null table means no positions."""
     given = c.data.get("rope_parameters")
     tables = given if isinstance(given, dict) else {}
     window, names = (
@@ -158,7 +159,7 @@ WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern"
 
 
 def _own_norm(s: Facts) -> float:
-    """Given only where the norm is an RMSNorm: that is what makes it one."""
+    """The epsilon of an RMSNorm; the field is written only for an RMSNorm, because it makes the class use one."""
     if s.layers[0].norm.type != "rmsnorm":
         raise Absent
     return s.layers[0].norm.eps

@@ -1,4 +1,4 @@
-"""EXAONE 4 and its mixture of experts: a norm a head on queries and keys; with windows, full layers have no positions.
+"""EXAONE 4 and its mixture of experts: QK-norm per head; with sliding windows, full layers have no positions.
 
 transformers: models/exaone4, models/exaone_moe.
 """
@@ -27,11 +27,11 @@ from ...writes import WINDOW
 from ..deepseek.deepseek import UNGROUPED_WRITES
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
-"""`sliding_window_pattern` as a text: local and global layers, repeated."""
+"""Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""
 
 
 def _kinds(c: Config) -> list[str]:
-    """`full` or `sliding` of each layer, where the config does not list them."""
+    """The default kind of each layer, `full` or `sliding`, if the config does not list them."""
     depth, pattern = c.size("num_hidden_layers"), c.get("sliding_window_pattern")
     if c.maybe("sliding_window") is None or pattern in (None, 0):
         return ["full"] * depth
@@ -64,7 +64,7 @@ def _exaone_moe(c: Config) -> Table:
     )
     if c.has("is_moe_layer") and c.get("is_moe_layer") != [kind == "sparse" for kind in inner]:
         raise c.wrong(
-            "is_moe_layer", c.get("is_moe_layer"), "what mlp_layer_types or first_k_dense_replace say of each layer"
+            "is_moe_layer", c.get("is_moe_layer"), "the same layers as mlp_layer_types or first_k_dense_replace"
         )
     seen = listed(c, "layer_types", FULL_OR_SLIDING, _kinds(c))
     width, shared = c.size("moe_intermediate_size"), c.count("num_shared_experts")

@@ -1,7 +1,7 @@
-"""Granite: Llama with multipliers, which cost no parameter; with experts (GraniteMoE), and with a shared one
+"""Granite: Llama with multipliers, which have no parameters; also with experts (GraniteMoE) and a shared expert
 (GraniteMoEShared).
 
-HyperCLOVA X has norms on what the sublayers give as well; the SWA line has windows, sinks and a base of RoPE for each
+HyperCLOVA X also has norms on the sublayers' outputs. The SWA models have sliding windows, sinks and a base of RoPE per
 layer.
 transformers: models/granite, granitemoe, granitemoeshared, hyperclovax, granite_swa, granitemoe_swa.
 """
@@ -56,8 +56,9 @@ def _hyperclovax(c: Config) -> Table:
 
 
 def _swa(c: Config, feed_forward: Table) -> Table:
-    """Each fourth layer, the lowest first, sees everything.
-    `layer_rope_theta`: of each layer, no positions where it is 0.
+    """Granite SWA: each fourth layer, starting with the lowest, has full attention.
+
+    `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
     depth, window = c.size("num_hidden_layers"), c.size("sliding_window")
     kinds = listed(c, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)])
@@ -105,7 +106,7 @@ IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multipl
 
 
 def _bases(s: Facts) -> Any:
-    """RoPE's base in each layer, 0 for one without positions."""
+    """RoPE's base in each layer, 0 for a layer without positions."""
     return [position.rope_theta if isinstance(position, Rope) else 0 for position in s.positions]
 
 

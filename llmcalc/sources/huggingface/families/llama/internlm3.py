@@ -1,6 +1,6 @@
-"""Configs of their own that Llama's class computes: InternLM3 and IQuest-Coder.
+"""InternLM3 and IQuest-Coder, which have their own configs but are computed by Llama's class.
 
-transformers: models/internlm3, models/iquestcoder (configurations alone), models/llama.
+transformers: models/internlm3, models/iquestcoder (configurations only), models/llama.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .llama import COMMON, llama_like
 
 
 def _internlm3(c: Config) -> Table:
-    """`qkv_bias` and `bias` are one switch: Llama's class has both or neither."""
+    """InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
     bias = c.flag("attention_bias")
     c.must("mlp_bias", bias)
     return llama_like(c, attention(c, **biases(bias, *QKVO)), bias)

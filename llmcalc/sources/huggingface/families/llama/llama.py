@@ -1,4 +1,4 @@
-"""Llama and those that differ from it in biases, in QK-norm or in a window: llama, mistral, qwen2, qwen3, cwm.
+"""Llama and models that differ from it in biases, QK-norm or a sliding window: llama, mistral, qwen2, qwen3, cwm.
 
 transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/cwm.
 """
@@ -14,14 +14,14 @@ from ...writes import WINDOW
 
 
 def llama_like(c: Config, mixer: Table, mlp_bias: bool = False) -> Table:
-    """Pre-norm RMSNorm around a mixer and a gated feed-forward network; sliding layers where the config has them."""
+    """Pre-norm RMSNorm layers of a mixer and a gated FFN, with sliding layers if the config has them."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(c, mlp_bias), "norm": norm, "norm_placement": "pre"}
     return decoder(c, block, norm, stack=sliding(c))
 
 
 def sliding(c: Config) -> Table:
-    """Variants `sliding` and `full`, as `layer_types` lists them or as use_sliding_window and max_window_layers say."""
+    """The variants `sliding` and `full`, from `layer_types` or from use_sliding_window and max_window_layers."""
     depth, window = c.size("num_hidden_layers"), c.maybe("sliding_window")
     types = c.get("layer_types") if "layer_types" in c.data or "layer_types" in c.defaults else None
     first = c.count("max_window_layers") if "max_window_layers" in c.defaults else 0
@@ -58,7 +58,7 @@ def _qwen3(c: Config) -> Table:
 
 
 def _cwm(c: Config) -> Table:
-    """Code World Model: each fourth layer, the lowest first, sees everything."""
+    """Code World Model: each fourth layer, starting with the lowest, has full attention."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     block = {
         "attention": attention(c),

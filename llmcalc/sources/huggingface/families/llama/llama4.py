@@ -1,7 +1,7 @@
-"""Llama 4: chunked layers with RoPE and layers that see everything without it, experts beside a shared one in some or
-all layers.
+"""Llama 4: chunked-attention layers with RoPE, full-attention layers without positions, experts with a shared expert in
+some or all layers.
 
-transformers: models/llama4 (the text model; `llama4` wraps it beside a vision tower).
+transformers: models/llama4 (the text model; `llama4` adds a vision encoder).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KINDS = {"chunked_attention": "chunked", "full_attention": "full"}
 
 
 def _llama4_text(c: Config) -> Table:
-    """QK-norm has no weights and stands where RoPE does."""
+    """Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO))
     turned: Table = {"position": mixer.pop("position")}
@@ -50,7 +50,7 @@ def _llama4_text(c: Config) -> Table:
 
 
 def _ropes(c: Config, depth: int) -> list[int]:
-    """1 for each layer that turns its queries and keys; an empty list is as good as none."""
+    """1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
     given, interval = c.get("no_rope_layers"), c.size("no_rope_layer_interval")
     ropes = c.sizes("no_rope_layers") if given else [int((i + 1) % interval != 0) for i in range(depth)]
     if len(ropes) < depth:
@@ -64,7 +64,7 @@ def _qk_normed(s: Facts) -> bool:
 
 EVERY_EXPERT = Deviation(
     "Llama 4's experts",
-    "every expert runs on every token, with zeros where it was not chosen",
+    "every expert runs on every token, with zeros for tokens that are not routed to it",
     "forward_flops",
     follow=every_expert,
 )

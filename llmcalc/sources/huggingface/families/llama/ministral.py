@@ -1,4 +1,5 @@
-"""Ministral: Mistral with windows on some layers; Mistral 3 wraps any of Mistral's text models beside a vision tower.
+"""Ministral: Mistral with sliding windows in some layers. Mistral 3: any of Mistral's text models with a vision
+encoder.
 
 transformers: models/ministral, models/ministral3, models/mistral3.
 """

@@ -1,5 +1,5 @@
-"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), windows (3), experts
-(OLMoE, FlexOlmo).
+"""OLMo: LayerNorms without weights (1), norms on the outputs and QK-norm over all heads (2, 3), sliding windows (3),
+experts (OLMoE, FlexOlmo).
 
 transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex_olmo.
 """
@@ -34,7 +34,7 @@ def _olmo(c: Config) -> Table:
 
 
 def _normed(c: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
-    """RMSNorm, and QK-norm over the whole projection."""
+    """RMSNorm layers with QK-norm over the whole projection."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     mixer = attention(c, **biases(c.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
     return decoder(

@@ -1,4 +1,5 @@
-"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama but for a bias, an activation or positions that some layers lack.
+"""SmolLM3, Seed-OSS, Arcee, Apertus and Helium: Llama with another bias or activation, or with layers without
+positions.
 
 transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, models/helium.
 """
@@ -75,7 +76,7 @@ def _apertus(c: Config) -> Table:
 
 
 def _helium(c: Config) -> Table:
-    """The output projection of its class is hidden_size wide on both sides, whatever head_dim is."""
+    """Helium: the output projection of its class is hidden_size × hidden_size, whatever head_dim is."""
     c.must("head_dim", c.divided("num_attention_heads", c.size("hidden_size"), c.size("num_attention_heads")))
     return _around(c, attention(c, **biases(c.flag("attention_bias"), *QKV)), glu(c, c.flag("mlp_bias")))
 

@@ -1,1 +1,1 @@
-"""Wrappers around any text model."""
+"""Multimodal wrappers of any text model."""

@@ -1,7 +1,7 @@
-"""Wrappers around any text model: LLaVA's line, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, Voxtral. Their towers are
-read in `towers`.
+"""Multimodal wrappers of any text model: LLaVA models, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, Voxtral.
 
-transformers: models/llava, llava_next, llava_onevision, internvl, idefics3, smolvlm, qwen2_audio, voxtral.
+Their vision and audio encoders are read in `towers`. transformers: models/llava, llava_next, llava_onevision, internvl,
+idefics3, smolvlm, qwen2_audio, voxtral.
 """
 
 from __future__ import annotations

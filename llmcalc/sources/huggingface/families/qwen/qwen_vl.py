@@ -1,7 +1,7 @@
-"""The text models of Qwen2-VL to Qwen3-VL: those of Qwen2 and Qwen3 with positions of three axes, which are angles.
+"""The text models of Qwen2-VL to Qwen3-VL: Qwen2 and Qwen3 with three-axis RoPE, which has no parameters.
 
 transformers: models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_vl_moe. Configs of the first two are
-flat on the hub.
+    flat on the hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..llama.llama import llama_like
 
 
 def _qwen2_vl_text(c: Config) -> Table:
-    """Its class takes hidden_size / num_attention_heads for a head, whatever `head_dim` says."""
+    """Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, whatever `head_dim` says."""
     return llama_like(c, attention(c, head_dim=None, **biases(True, *QKV)))
 
 

@@ -1,8 +1,8 @@
-"""Linear attention by the delta rule, with full attention every few layers: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
+"""Linear attention with the delta rule, and some layers of full attention: Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi
 Linear, Ling 3.
 
 transformers: models/qwen3_next, models/qwen3_5, models/qwen3_5_moe, models/olmo_hybrid, models/kimi_linear,
-models/bailing_hybrid.
+    models/bailing_hybrid.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def gated_delta_net(c: Config, **fields: Any) -> Table:
 
 
 def _qwen(c: Config, sparse: list[bool]) -> Table:
-    """sparse: whether each layer has experts. A layer is `linear`, `full`, or either with `_moe`."""
+    """Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each layer has experts."""
     norm, depth, biased = rmsnorm(c.number("rms_norm_eps")), c.size("num_hidden_layers"), c.flag("attention_bias")
     full = attention(
         c,
@@ -125,7 +125,8 @@ OUTSIDE = {
     "head_dim": "linear_head_dim",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
-"""Fields of Kimi Linear's table `linear_attn_config` → their names outside it, which hold where it has none."""
+"""Field of Kimi Linear's table `linear_attn_config` → its name outside the table, used if the table does not have it.
+"""
 
 
 def _kimi_linear(c: Config) -> Table:
@@ -145,9 +146,9 @@ def _kimi_linear(c: Config) -> Table:
 
 
 def _bailing_hybrid(c: Config) -> Table:
-    """Ling 3: whole maps for the gates, and a gate on latent attention too; a layer of it ends each group.
+    """Ling 3: full-rank gate projections, and a gate on latent attention; a latent-attention layer ends each group.
 
-    The sizes of linear attention are those of the model, but where the config gives them names of their own.
+    Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
     heads, head_dim = c.size("linear_num_heads", "num_attention_heads"), c.size("linear_head_dim", "head_dim")
     kernel, period = c.size("linear_conv_kernel_dim", "short_conv_kernel_size"), c.size("layer_group_size")
@@ -166,8 +167,9 @@ def _kda(c: Config, heads: int, head_dim: int, kernel: int, **fields: Any) -> Ta
 
 
 def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Table:
-    """A model whose layers have linear or latent attention, as `mixing` says, and some first ones no experts.
-    Its class ties no head.
+    """A model whose layers have linear or latent attention, as in `mixing`, with some first layers without experts.
+
+    Its class never ties the head.
     """
     c.must("num_key_value_heads", None, c.size("num_attention_heads"))
     norm = rmsnorm(c.number("rms_norm_eps"))
@@ -186,8 +188,9 @@ def _with_latent(c: Config, linear: Table, full: Table, mixing: list[str]) -> Ta
 
 
 def _kimi_mixers(c: Config, own: Config, depth: int) -> list[str]:
-    """`layer_types`, else the two lists of the checkpoint (which count from 1),
-    else every fourth layer but the first full.
+    """The mixer of each layer: from `layer_types`, else the checkpoint's two lists, which count from 1.
+
+    Without either, each fourth layer has full attention.
     """
     default = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
     if own.has("full_attn_layers") and own.has("kda_layers"):
@@ -199,7 +202,7 @@ def _kimi_mixers(c: Config, own: Config, depth: int) -> list[str]:
 
 
 def _olmo_hybrid(c: Config) -> Table:
-    """Norms as in OLMo 3 where attention is full, before each sublayer where it is linear."""
+    """OLMo Hybrid: norms as in OLMo 3 in full-attention layers, before each sublayer in linear-attention layers."""
     depth, norm, heads = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps")), c.size("num_attention_heads")
     keys = c.maybe("linear_num_key_heads") or heads
     values = c.maybe("linear_num_value_heads") or heads
@@ -228,7 +231,7 @@ def _olmo_hybrid(c: Config) -> Table:
 
 
 def _turns(c: Config) -> bool:
-    """Whether there is a base for RoPE: the released checkpoints have none, and no positions."""
+    """Whether the config has a base of RoPE: the released checkpoints have none, so no positions."""
     given = c.data.get("rope_parameters")
     return (given.get("rope_theta") if isinstance(given, dict) else c.data.get("rope_theta")) is not None
 
@@ -271,7 +274,7 @@ ROUTING = frozenset(
     num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
     """.split()  # noqa: SIM905
 )
-"""Which experts are chosen, and fields that Kimi Linear makes nothing of."""
+"""Fields that choose the experts, and fields that Kimi Linear ignores."""
 
 OF_LING = frozenset(
     """
@@ -281,7 +284,7 @@ OF_LING = frozenset(
     use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
     """.split()  # noqa: SIM905
 )
-"""Fields of the checkpoints of Ling that its class does not have."""
+"""Fields of Ling's checkpoints that its class does not have."""
 
 KIMI_NAMES = {
     "max_position_embeddings": "model_max_length",

@@ -1,5 +1,4 @@
-"""State-space mixers beside attention, each layer with a feed-forward network: jamba, bamba, granitemoehybrid,
-falcon_h1.
+"""Hybrids of state-space and attention layers, each with an FFN: jamba, bamba, granitemoehybrid, falcon_h1.
 
 transformers: models/jamba, models/bamba, models/granitemoehybrid, models/falcon_h1.
 """
@@ -16,28 +15,28 @@ from ..llama.granite import GRANITE_MODULES
 from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
 
 MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mamba", "linear_attention": "mamba"}
-"""What a layer's mixer is called in configs, old and new → here."""
+"""Name of a layer's mixer in configs, old and new → its name here."""
 
 
 def plain(c: Config, **fields: Any) -> Table:
-    """Attention that stands beside layers of another type."""
+    """Attention in a model that also has layers of another type."""
     return {"type": "attention", **attention(c, **fields)}
 
 
 def stacked(c: Config, kinds: dict[str, Table], names: list[str]) -> Table:
-    """A decoder whose layers are of several kinds, each a layer's table without its norm."""
+    """A decoder with several kinds of layers; each kind is a layer's table without its norm."""
     norm = rmsnorm(c.number("rms_norm_eps"))
     stack = mixed({name: {**kind, "norm": norm, "norm_placement": "pre"} for name, kind in kinds.items()}, names)
     return decoder(c, stack.pop("block"), norm, stack=stack)
 
 
 def dense(c: Config, bias: bool = False, width: int | None = None) -> Table:
-    """A gated feed-forward network that may stand beside layers with experts."""
+    """A gated FFN in a model that may also have layers with experts."""
     return {"type": "mlp", **glu(c, bias, width)}
 
 
 def mamba2(c: Config, inner: int, **fields: Any) -> Table:
-    """A Mamba-2 mixer of `inner` channels, under the names of Bamba and those after it."""
+    """A Mamba-2 mixer of `inner` channels, under the field names of Bamba and later models."""
     heads, norm = c.size("mamba_n_heads"), rmsnorm(c.number("rms_norm_eps"))
     head_dim = c.divided("mamba_n_heads", inner, heads)
     if c.get("mamba_d_head") not in ("auto", head_dim):
@@ -71,7 +70,7 @@ def _expanded(c: Config) -> int:
 
 
 def _each(c: Config, what: str, one: str, other: str) -> list[str]:
-    """Which of two each layer is: `one` once in `period` layers, from `offset` on."""
+    """The kind of each layer: `one` in every `period`-th layer from `offset` on, else `other`."""
     period, offset = c.size(f"{what}_layer_period"), c.count(f"{what}_layer_offset")
     if offset >= period:
         raise c.wrong(f"{what}_layer_offset", offset, f"less than {what}_layer_period = {period}")

@@ -1,4 +1,4 @@
-"""Liquid AI's LFM2 and LFM3: gated short convolutions, and attention with a norm on queries and keys every few layers.
+"""Liquid AI's LFM2 and LFM3: gated short convolutions, and some layers of attention with QK-norm.
 
 transformers: models/lfm2, models/lfm2_moe, models/lfm3.
 """
@@ -38,8 +38,9 @@ def _tied(c: Config) -> Table:
 
 
 def _lfm2(c: Config) -> Table:
-    """`block_ff_dim` replaces intermediate_size;
-    of either, two thirds times a factor are taken and rounded up, where it says so.
+    """LFM2: `block_ff_dim` replaces intermediate_size.
+
+    If the config enables it, the FFN width is two thirds of that, times an optional factor, rounded up to a multiple.
     """
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("norm_eps"))
     width = c.size("block_ff_dim", "intermediate_size")
@@ -72,7 +73,7 @@ def _lfm2_moe(c: Config) -> Table:
         for mixer, table in _mixers(c, norm).items()
         for network in networks
     }
-    c.texts("layer_types")  # its class has no default for them
+    c.texts("layer_types")  # the class has no default for layer_types
     dense = c.count("num_dense_layers")
     mixing = listed(c, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = mixed(kinds, [f"{mixer}_{'dense' if i < dense else 'moe'}" for i, mixer in enumerate(mixing)])
@@ -118,7 +119,7 @@ UNUSED = frozenset(
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
     """.split()  # noqa: SIM905
 )
-"""Fields of the checkpoints' configs that the classes make nothing of, or only sometimes."""
+"""Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
 def _gated(s: Facts) -> bool:

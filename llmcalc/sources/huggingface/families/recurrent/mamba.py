@@ -1,4 +1,4 @@
-"""Stacks of state-space mixers alone: mamba, falcon_mamba, mamba2.
+"""Stacks of state-space layers only: mamba, falcon_mamba, mamba2.
 
 transformers: models/mamba, models/falcon_mamba, models/mamba2.
 """
@@ -19,7 +19,7 @@ NONE: Table = {"type": "none"}
 
 
 def step_rank(c: Config, name: str) -> int:
-    """Width that Δ is projected through; `auto` is a 16th of the model's, rounded up."""
+    """The rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
     return -(-c.size("hidden_size") // 16) if c.get(name) == "auto" else c.size(name)
 
 
@@ -94,30 +94,30 @@ IGNORED = frozenset(
     use_mamba_kernels mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor num_logits_to_keep
     """.split()  # noqa: SIM905
 )
-"""Initialisation, clamps of Δ and choices of a kernel;
-and names of other implementations, which the classes do not read.
+"""Fields of initialisation, clamping of Δ and choice of kernel, and field names of other implementations, which the
+classes ignore.
 """
 
 
 def steps_of(s: Facts, chosen: list[int]) -> int:
-    """How far apart these layers stand; as far as the model is deep where there is one or none."""
+    """The distance between consecutive layers of a list; the depth of the model if the list has at most one."""
     return chosen[1] - chosen[0] if len(chosen) > 1 else len(s.layers)
 
 
 def of_kind(s: Facts, kind: str) -> list[int]:
-    """The layers of a kind."""
+    """The indices of the layers of a kind."""
     return [i for i, found in enumerate(s.kinds()) if found == kind]
 
 
 def inner_width(s: Facts) -> int:
-    """Channels of the first state space."""
+    """The number of channels of the first state-space mixer."""
     mixer = s.typed("mamba", "mamba2")
     width: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
     return width
 
 
 def expansion(s: Facts) -> int:
-    """Channels of the recurrence as a multiple of the model's width."""
+    """The number of channels of the recurrence as a multiple of the model's width."""
     times, rest = divmod(inner_width(s), s.spec.hidden_size)
     if rest or not times:
         raise Absent
@@ -125,7 +125,7 @@ def expansion(s: Facts) -> int:
 
 
 def of_state_space(field: str) -> Value:
-    """A field of the first state-space mixer."""
+    """Returns the writer of a field of the first state-space mixer."""
     return lambda s: getattr(s.typed("mamba", "mamba2"), field)
 
 

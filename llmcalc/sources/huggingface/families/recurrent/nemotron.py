@@ -1,4 +1,4 @@
-"""Nemotron: a Transformer with squared ReLU (nemotron), and single mixers, networks and experts as layers of their own
+"""Nemotron: a Transformer with squared ReLU (nemotron), and layers of a single mixer, FFN or mixture of experts
 (nemotron_h).
 
 transformers: models/nemotron, models/nemotron_h.
@@ -30,7 +30,7 @@ KINDS = {
     "E": "moe",
     "moe": "moe",
 }
-"""A layer's letter in `hybrid_override_pattern`, and its names in lists, old and new."""
+"""Letter of a layer in `hybrid_override_pattern` → its names in lists, old and new."""
 
 
 def _nemotron(c: Config) -> Table:
@@ -41,7 +41,7 @@ def _nemotron(c: Config) -> Table:
 
 
 def _layers(c: Config) -> list[str]:
-    """What each layer is: as listed, or letter by letter; their number is the model's depth, whatever else it says."""
+    """The kind of each layer, from a list or from letters; their number is the depth, whatever other fields say."""
     field = "layer_types" if c.has("layer_types") or c.has("layers_block_type") else "hybrid_override_pattern"
     given: Any = c.get(field)
     letters = list(given) if isinstance(given, str) else c.texts(field)
@@ -113,7 +113,7 @@ COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, 
 
 
 def _letters(s: Facts) -> str:
-    """Nemotron-H: a letter for each layer, which is one sublayer."""
+    """Nemotron-H: one letter per layer; each layer is one sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
     return "".join(
         mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type] for layer in s.layers

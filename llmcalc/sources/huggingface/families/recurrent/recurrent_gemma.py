@@ -1,6 +1,6 @@
-"""RecurrentGemma (Griffin): recurrent blocks and local attention in turn.
+"""RecurrentGemma (Griffin): alternating recurrent blocks and local attention.
 
-transformers: models/recurrent_gemma. Its `intermediate_size` counts both maps up of the gated network.
+transformers: models/recurrent_gemma. Its `intermediate_size` is the total width of the gate and up projections.
 """
 
 from __future__ import annotations

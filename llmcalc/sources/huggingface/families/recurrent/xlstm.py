@@ -1,4 +1,4 @@
-"""xLSTM (xLSTM-7B): mLSTM layers alone, each with a gated feed-forward network.
+"""xLSTM (xLSTM-7B): only mLSTM layers, each with a gated FFN.
 
 transformers: models/xlstm, which never ties the head to the embedding.
 """
@@ -44,7 +44,9 @@ def _xlstm(c: Config) -> Table:
 
 
 def _head(c: Config, factor: str, hidden: int, heads: int) -> int:
-    """hidden_size times the factor, over the heads; a multiple of 64 in all, or the class's cache would not fit."""
+    """The size of a head: hidden_size times the factor, over the heads. The total must be a multiple of 64 for the
+    class's cache.
+    """
     width = floor(hidden * c.number(factor))
     if width <= 0 or width % 64:
         raise c.wrong(factor, c.get(factor), f"a factor that makes a multiple of 64 of hidden_size {hidden}")
@@ -60,11 +62,11 @@ RUNNING = frozenset(
     mlstm_round_up_to_multiple_of
     """.split()  # noqa: SIM905
 )
-"""How it is run, and a norm that the class always has."""
+"""Fields that choose how the model runs, and a norm that the class always has."""
 
 
 def _width_factor(field: str) -> Value:
-    """The width of all heads together as a multiple of the model's."""
+    """Returns the writer of the width of all heads together as a multiple of the model's width."""
     return lambda s: present(s.named("num_heads")) * present(s.named(field)) / s.spec.hidden_size
 
 

@@ -1,4 +1,4 @@
-"""Zamba: state-space layers, and shared transformer blocks before some of them: zamba, zamba2.
+"""Zamba: state-space layers, some of them preceded by a shared transformer block: zamba, zamba2.
 
 transformers: models/zamba, models/zamba2.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 FIRST = ["mamba", "mamba", "hybrid"]
-"""How Zamba begins where its config lists no layers."""
+"""The first layers of Zamba if its config does not list the layers."""
 
 ZAMBA2 = [
     "mamba",
@@ -34,7 +34,7 @@ ZAMBA2 = [
 
 
 def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: int, **model: Any) -> Table:
-    """A decoder whose hybrid layers run `blocks` shared blocks in turn."""
+    """A decoder whose hybrid layers use `blocks` shared blocks in rotation."""
     depth, norm = c.size("num_hidden_layers"), rmsnorm(c.number("rms_norm_eps"))
     if len(names) != depth:
         raise c.wrong(
@@ -47,7 +47,7 @@ def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: in
     tied, layers = (
         c.flag("tie_word_embeddings"),
         list(turns.values()),
-    )  # the classes tie the blocks, and all else, or nothing
+    )  # the classes tie the shared blocks and all other ties, or nothing
     for name in dict.fromkeys(layers):
         held = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not tied else {}
         kinds[name] = {"type": "zamba", **plain, "transformer": {**block, **held}}
@@ -60,7 +60,7 @@ def _stacked(c: Config, mixer: Table, block: Table, names: list[str], blocks: in
 
 
 def _attention(c: Config, position: Table | None) -> Table:
-    """Heads that are together twice as wide as the model, which is what they read."""
+    """Attention whose heads together have twice the width of the model, like its input."""
     wide, heads = 2 * c.size("hidden_size"), c.size("num_attention_heads")
     if (c.maybe("attention_hidden_size") or wide) != wide:
         raise c.wrong("attention_hidden_size", c.get("attention_hidden_size"), f"2 × hidden_size = {wide}")
@@ -114,6 +114,10 @@ def _zamba2(c: Config) -> Table:
             "attention_head_dim", c.get("attention_head_dim"), f"2 × hidden_size / num_attention_heads = {wide}"
         )
     heads_of = _attention(c, rope(c) if c.flag("use_mem_rope") else None)
+    if c.has("hybrid_layer_ids"):
+        ids = c.sizes("hybrid_layer_ids")
+        if ids != sorted(set(ids)):  # the class gives a layer the adapters that stand at the place of its id
+            raise c.wrong("hybrid_layer_ids", ids, "ascending numbers of layers")
     adapted = c.flag("use_shared_attention_adapter")
     if adapted and heads_of.get("num_key_value_heads") is not None:
         raise c.wrong(
@@ -177,7 +181,7 @@ OTHER = IGNORED | {
 
 
 def _hybrids(s: Facts) -> list[str]:
-    """Zamba's layers: with a shared block before the state space, or without."""
+    """The kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
     return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in s.layers]
 
 

@@ -1,1 +1,1 @@
-"""Encoders with a decoder: T5, BART, Whisper, and the mixtures of experts built on them."""
+"""Encoder-decoders: T5, BART, Whisper, and mixtures of experts built on them."""

@@ -1,10 +1,10 @@
-"""Encoder-decoders of fairseq's line: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small,
-plbart, mvp, fsmt.
+"""Encoder-decoders of fairseq: bart, mbart, m2m_100 (NLLB), marian, pegasus, blenderbot, blenderbot-small, plbart, mvp,
+fsmt.
 
-They differ in positions (learned, or sines that a checkpoint holds or not), in where norms stand and in the norms
-around a stack.
+They differ in positions (learned, or sinusoidal with or without a table in the checkpoint), in the placement of norms
+in a layer and in the norms around a stack.
 transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/pegasus, models/blenderbot,
-models/blenderbot_small, models/plbart, models/mvp, models/fsmt.
+    models/blenderbot_small, models/plbart, models/mvp, models/fsmt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _bart(c: Config) -> Table:
 
 
 def _mvp(c: Config) -> Table:
-    """Without the prompts that are learned for each layer."""
+    """MVP without the learned prompts of each layer."""
     c.must("use_prompt", False)
     return _bart(c)
 
@@ -42,7 +42,7 @@ def _m2m_100(c: Config) -> Table:
 
 
 def _marian(c: Config) -> Table:
-    """Its sines are a table in the checkpoint, that no training changes."""
+    """Marian: its sinusoidal positions are a frozen table in the checkpoint."""
     written, shared = c.maybe("decoder_vocab_size") or c.size("vocab_size"), c.flag("share_encoder_decoder_embeddings")
     table = bart_like(c, "post", position=learned_positions(c))
     if written == c.size("vocab_size") and (shared or "encoder" not in table):
@@ -51,7 +51,7 @@ def _marian(c: Config) -> Table:
         raise c.wrong(
             "decoder_vocab_size",
             written,
-            f"vocab_size ({c.size('vocab_size')}), which is the size of the decoder's head",
+            f"vocab_size ({c.size('vocab_size')}), the size of the decoder's head",
         )
     if shared:
         raise c.wrong(
@@ -72,10 +72,11 @@ def _blenderbot_small(c: Config) -> Table:
 
 
 def _fsmt(c: Config) -> Table:
-    """A vocabulary of each language, and sines as a table that no training changes. Its bare class has the head too."""
+    """FSMT: one vocabulary per language, and sinusoidal positions as a frozen table. Its bare class also has the head.
+    """
     reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, reads):
-        raise c.wrong("pad_token_id", padding, "the number of the padding token, below src_vocab_size and 64")
+        raise c.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
     if architecture(c).endswith("ForCausalLM"):
         raise c.wrong("architectures", architecture(c), "FSMTForConditionalGeneration")
     table = bart_like(c, "post", position=learned_positions(c, padding + 1))
@@ -96,11 +97,11 @@ def _fsmt(c: Config) -> Table:
 def bart_like(
     c: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
 ) -> Table:
-    """Both stacks with biases everywhere. Pre-norm stacks end in a norm. sides: further fields of `encoder` or
-    `decoder`.
+    """Both stacks, with biases everywhere. Pre-norm stacks end in a norm.
 
-    Where nothing is tied each stack has an embedding of its own, and the classes keep the one that they would share.
-    The decoder by itself (`BartForCausalLM`) keeps its cross-attention, which never runs.
+    sides: further fields of `encoder` or `decoder`.
+    Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
+    (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
     name, alone, tied = architecture(c), architecture(c).endswith("ForCausalLM"), c.flag("tie_word_embeddings")
     if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):

@@ -1,4 +1,4 @@
-"""Encoder-decoders with experts in some of their layers: switch_transformers (on T5's layers), nllb-moe (on BART's).
+"""Encoder-decoders with experts in some layers: switch_transformers (T5's layers), nllb-moe (BART's layers).
 
 transformers: models/switch_transformers, models/nllb_moe.
 """
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def _switch(c: Config) -> Table:
-    """Every token reaches its expert, however many choose the same:
-    `expert_capacity`, in the class, drops those that are too many.
+    """Switch Transformers: every token reaches its expert, however many choose the same one.
+
+    In the class, `expert_capacity` drops the tokens beyond an expert's capacity.
     """
     c.must("tie_word_embeddings", True)
     c.size("expert_capacity")
@@ -31,7 +32,7 @@ def _switch(c: Config) -> Table:
     spread = {
         "encoder": c.size("num_layers"),
         "decoder": t5.decoder_depth(c),
-    }  # over so many layers, whatever num_hidden_layers says
+    }  # the number of layers, whatever num_hidden_layers says
     table = t5.t5_like(c, t5.t5_block(c, dense), t5.shared_bias(c))
     for side, step in {side: _step(c, side, depth) for side, depth in spread.items()}.items():
         if side in table:
@@ -40,7 +41,7 @@ def _switch(c: Config) -> Table:
 
 
 def _step(c: Config, side: str, depth: int) -> int:
-    """Every so many layers one has experts: as many layers as the config asks for, spread evenly."""
+    """The interval of layers with experts: the config's number of such layers, spread evenly."""
     sparse = c.count(f"num_sparse_{side}_layers")
     if c.has(f"{side}_sparse_step"):
         return c.count(f"{side}_sparse_step")
@@ -64,7 +65,7 @@ def _nllb_moe(c: Config) -> Table:
 
 
 def _some_sparse(sparse: list[bool], experts: Table) -> Table:
-    """Fields of a stack whose layers have experts where `sparse` says so."""
+    """The fields of a stack whose layers have experts as in `sparse`."""
     if not any(sparse):
         return {}
     return {
@@ -96,20 +97,20 @@ OF_EXPERTS = frozenset(
 
 
 def _sparse(s: Facts, side: str) -> list[int]:
-    """Layers of a side that have experts."""
+    """The indices of the layers of a side that have experts."""
     stack = present(getattr(s.spec, side))
     return [i for i, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _sparse_step(s: Facts, side: str) -> int:
-    """Experts in every so many layers."""
+    """The interval of layers with experts."""
     found = _sparse(s, side)
     return found[0] + 1 if found else 0
 
 
 EVERY_EXPERT = Deviation(
     "NLLB-MoE's experts",
-    "the router's mask is taken for the experts' numbers: each token is run as often as there are experts",
+    "the class uses the router's mask as expert indices: each token runs once per expert",
     "forward_flops",
     follow=every_expert,
 )

@@ -1,7 +1,7 @@
-"""T5 and its kin: t5, mt5, umt5 (a table of relative positions in every layer), longt5 (an encoder of local attention).
+"""T5 models: t5, mt5, umt5 (a relative position bias in every layer), longt5 (an encoder with local attention).
 
-transformers: models/t5, models/mt5, models/umt5, models/longt5. What these classes tie whatever the config says (T5
-1.1, mT5 and UMT5 are published with a head of their own) is counted as the config says.
+transformers: models/t5, models/mt5, models/umt5, models/longt5. These classes tie the head regardless of the config (T5
+    1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _umt5(c: Config) -> Table:
 
 
 def _longt5(c: Config) -> Table:
-    """The decoder is T5's. An encoder that sums blocks has a table of relative positions for them too."""
+    """LongT5: the decoder is T5's. An encoder with block summaries has a second relative position bias for them."""
     block = t5_block(c)
     summing = c.choice({"local": False, "transient-global": True}, "encoder_attention_type")
     near = {"type": "local", **block["attention"], "local_radius": c.size("local_radius")}
@@ -41,8 +41,9 @@ def _longt5(c: Config) -> Table:
 
 
 def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
-    """An encoder and a decoder of the same kind of layer; the encoder alone where the architecture is that.
-    stack: fields of both.
+    """An encoder and a decoder of the same kind of layer, or the encoder alone, depending on the architecture.
+
+    stack: fields of both stacks.
     """
     layers, norm = c.size("num_hidden_layers"), rmsnorm(c.number("layer_norm_epsilon"))
     deep = decoder_depth(c)
@@ -64,14 +65,15 @@ def t5_like(c: Config, block: Table, stack: Table, decoder_block: Table | None =
 
 
 def decoder_depth(c: Config) -> int:
-    """`num_decoder_layers`, else `num_layers`:
-    these classes take it before num_hidden_layers, another name of theirs, replaces it.
+    """`num_decoder_layers`, else `num_layers`.
+
+    These classes use `num_layers` before its alias num_hidden_layers replaces it.
     """
     return c.maybe("num_decoder_layers") or c.size("num_layers")
 
 
 def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
-    """Pre-norm RMSNorm, no bias anywhere."""
+    """A pre-norm RMSNorm layer without biases."""
     attention = {"num_attention_heads": c.size("num_attention_heads"), "head_dim": c.size("head_dim")}
     norm = rmsnorm(c.number("layer_norm_epsilon"))
     return {
@@ -83,8 +85,9 @@ def t5_block(c: Config, feed_forward: Table | None = None) -> Table:
 
 
 def t5_feed_forward(c: Config) -> Table:
-    """`relu`, `gated-gelu`: an activation, and before it whether a second map multiplies it;
-    is_gated_act, where it is given, decides that.
+    """The FFN that `relu` or `gated-gelu` names: an activation, with a second projection as the gate after `gated-`.
+
+    is_gated_act, if given, overrides the prefix.
     """
     name = c.text("feed_forward_proj")
     kind, _, act = name.rpartition("-")
@@ -96,7 +99,7 @@ def t5_feed_forward(c: Config) -> Table:
 
 
 def shared_bias(c: Config) -> Table:
-    """The table of relative positions that the first layer has and all use."""
+    """The relative position bias in the first layer, shared by all layers."""
     names = ("num_attention_heads", "relative_attention_num_buckets", "relative_attention_max_distance")
     return {"relative_bias": {name: c.size(name) for name in names}}
 
@@ -145,7 +148,7 @@ def _tied(op: Op) -> Op:
 
 ALWAYS_TIED = Deviation(
     "T5's tied head",
-    "its output map is tied to the embedding, though the config unties them",
+    "its output projection is tied to the embedding, although the config unties them",
     "parameters",
     follow=_tied,
     when=untied,
@@ -153,11 +156,11 @@ ALWAYS_TIED = Deviation(
 
 
 FIRST_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias"
-"""The one table of all layers, in the first of them."""
+"""The module of the relative position bias that all layers share, in the first layer."""
 
 GLOBAL_BIAS = FIRST_BIAS.replace("Self", "TransientGlobalSelf")
 BLOCKS_BIAS = GLOBAL_BIAS.replace("relative", "global_relative")
-"""LongT5's second table, of the distances to blocks."""
+"""The module of LongT5's second relative position bias, for distances to blocks."""
 
 T5_MODULES: Modules = {
     "classifier": "classification_head | classifier | qa_outputs",

@@ -1,6 +1,6 @@
-"""Whisper: an encoder of sound, whose convolutions make 1500 positions of 3000 frames, below BART's kind of decoder.
+"""Whisper: an audio encoder, whose convolutions reduce 3000 frames to 1500 positions, and a decoder like BART's.
 
-transformers: models/whisper. Its encoder's sines are a table in the checkpoint, that no training changes.
+transformers: models/whisper. The encoder's sinusoidal positions are a frozen table in the checkpoint.
 """
 
 from __future__ import annotations
