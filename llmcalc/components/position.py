@@ -71,7 +71,7 @@ class Rope(AttentionPosition):
     """Rotary position embedding (RoPE) on the first dimensions of each head.
 
     rope_theta: the base of the frequencies, 10000 by default.
-    rotary_dim: the number of rotated dimensions per head; by default all, or a fraction.
+    rotary_dim: the number of rotated dimensions per head; by default all, or the fraction `partial_rotary_factor`.
     partial_rotary_factor: the fraction of rotated dimensions; none by default.
     """
 

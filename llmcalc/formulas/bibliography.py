@@ -10,16 +10,17 @@ from typing import NamedTuple
 from ..sources.files import parse_toml, read_text
 
 WITHOUT_PAPER = frozenset({"A.X-K2 2026", "DeepSeek-V4 2026", "Gemma 3n 2025", "Gemma 4 2026", "Zyphra 2025"})
-"""Sources that are a release and its code; no paper is cited for them."""
+"""Sources without a paper: model releases with code."""
 
 
 class Paper(NamedTuple):
     """One paper.
 
     key: the key of its BibTeX entry.
-    authors: the authors, joined as BibTeX joins them.
-    arxiv: its arXiv number; empty for none.
-    where: where else it was published; empty where arXiv is enough.
+    authors: its authors, joined as in BibTeX.
+    title, year: its title and year.
+    arxiv: its arXiv number; empty by default.
+    where: the place of publication besides arXiv; empty by default.
     """
 
     key: str
@@ -47,7 +48,7 @@ def known() -> dict[str, Paper]:
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
-    """(the papers among sources such as `Vaswani et al. 2017, §3.2.2`, each once; the sources that are no paper)."""
+    """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), each without duplicates."""
     found, others = dict[str, Paper](), dict[str, None]()
     for source in sources:
         name = source.partition(", §")[0]

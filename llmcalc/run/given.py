@@ -35,9 +35,9 @@ SPELLED = {"train": "training"}
 
 
 def one_of(option: str, value: Any, words: Any) -> Any:
-    """The value, or the word that it is another spelling of, where that is one of the words of a `Literal`.
+    """Returns the value, or the word that it is another spelling of, if that is one of the words of a `Literal`.
 
-    Raises `InputError` naming the option for any other.
+    Raises `InputError`, naming the option, for any other value.
     """
     known: Sequence[str] = get_args(words)
     meant = SPELLED.get(value, value) if isinstance(value, str) else value

@@ -16,7 +16,7 @@ def has_exact_count(preset: Preset) -> bool:
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total with the published count, after the difference that the preset states and explains.
+    """Compares the total with the published count, less the difference that the preset states and explains.
 
     Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """

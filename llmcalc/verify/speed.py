@@ -16,9 +16,9 @@ WARM_UP, RUNS = 2, 5
 def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, tokens: int) -> dict[str, Any]:
     """Times `forward` on the module's device: the median of five runs after two warm-up runs.
 
-    flops: the closed-form FLOPs of one pass. tokens: the number of tokens per pass. On CUDA, memory is measured too:
-        what
-    PyTorch's allocator holds for weights and inputs, and its peak in a pass.
+    On CUDA, memory is measured too: the memory that PyTorch's allocator holds for weights and inputs, and its peak.
+
+    flops: the closed-form FLOPs of one pass. tokens: the number of tokens per pass.
     """
     import torch
 

@@ -97,7 +97,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = (
                 cls(made).to("meta", torch.bfloat16).eval().requires_grad_(False)
-            )  # XLNet creates some tensors on the default device
+            )  # XLNet creates some tensors on another device
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         needed = " ".join(str(error).split())
         raise InputError(f"--against transformers: {cls.__name__} cannot be built here: {needed}") from None

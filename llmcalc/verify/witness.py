@@ -69,9 +69,7 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields for the configuration class, with length-dependent RoPE replaced by plain RoPE: no count depends on
-    it.
-    """
+    """The fields for the configuration class, with plain RoPE for length-dependent RoPE: no count depends on it."""
     fields = {k: v for k, v in config.items() if k not in OF_THE_HUB}
     for name in ("rope_scaling", "rope_parameters"):
         given = fields.get(name)

@@ -138,7 +138,7 @@ class AltUpLayer(WholeLayer):
             return f.add(x, f.part("norm", self.norm, y))
 
     def _corrected(self, f: Flow, predicted: Value, active: Value, ran: Value, router: Weight) -> tuple[Value, Value]:
-        """Returns all streams, corrected by the sublayers' result, and the first stream, scaled for the embedding.
+        """Returns all streams, corrected by the sublayers' result, and the scaled first stream for its embedding.
 
         active: the input of the sublayers. ran: their output.
         """

@@ -87,6 +87,7 @@ class Layer(Component):
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         """The layer scaled to another width. width: the old width. heads, widened: change its heads and other widths.
+
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
         mixer, network = self.attention, self.feed_forward

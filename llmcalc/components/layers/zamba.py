@@ -1,7 +1,7 @@
 """Zamba's layer: a state-space mixer, with a transformer block before it that several layers share.
 
 Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the concatenation of the residual stream and the token
-embeddings, 2 · hidden_size wide. A linear layer, separate in each layer, maps the block's output, which is added to the
+embeddings, 2 · hidden_size wide. Each layer has its own linear layer for the block's output, and adds the result to its
 mixer's input. Zamba 2 (Glorioso 2024, arXiv:2411.15242): several such blocks in turn, with a low-rank adapter (LoRA)
 for each layer that runs one. As in the checkpoints, all adapters of a block are stored with its weights: in the first
 layer that runs it.

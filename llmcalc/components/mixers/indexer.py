@@ -44,9 +44,7 @@ class Indexer(Part):
         return "DeepSeek-V3.2 2025, §2.1"
 
     def flow(self, f: Flow, x: Value, compressed: Value | None = None) -> Value:
-        """The scores of all earlier tokens. compressed: the query's latent, the input of the indexer's query
-        projection.
-        """
+        """The scores of all earlier tokens. compressed: the compressed query, which the indexer's queries come from."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         assert compressed is not None
         q = f.linear("q_proj", compressed, heads, dim)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class MergedAttention(WindowedMixer):
-    """Decoder attention over its own tokens and the encoder's output at once. The encoder must have the decoder's
-    width.
+    """Decoder attention over its own tokens and the encoder's output at once.
 
+    The encoder must have the decoder's width.
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads.
     head_dim: the size of a head.

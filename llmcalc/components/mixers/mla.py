@@ -135,9 +135,7 @@ class MLA(TokenMixer):
         head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Each head's keys and values are computed from every latent that is read, not only those of the new
-            tokens.
-            """
+            """Each head's keys and values are computed from all latents that are read, not only the new ones."""
             made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
             k_nope, values = f.split(made, (heads, nope), (heads, size))
             q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)

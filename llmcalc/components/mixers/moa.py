@@ -64,9 +64,7 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, number: int, width: int) -> Self:
-        """Unchanged: an expert has as many query heads as there are key and value heads, so its queries would change
-        too.
-        """
+        """Unchanged: an expert has as many query heads as key and value heads, so its queries would change too."""
         return self
 
     def with_heads(self, sizes: HeadSizes) -> Self:

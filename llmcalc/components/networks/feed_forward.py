@@ -47,9 +47,9 @@ PLAIN_NAMES = {
 
 
 class FeedForward(Network):
-    """A feed-forward network, hidden → intermediate → hidden. A gated one multiplies the up projection by the activated
-    gate projection.
+    """A feed-forward network: hidden → intermediate → hidden.
 
+    A gated one multiplies the output of the up projection by the activated output of the gate projection.
     intermediate_size: the intermediate width (d_ff).
     hidden_act: the activation.
     gated: whether there is a gate projection, false by default.

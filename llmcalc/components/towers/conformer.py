@@ -369,9 +369,7 @@ def _reference() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _bias(self, frames: int, like: Tensor) -> Tensor | None:
-            """The bias for each distance, [heads, frames, frames]: half of the table is for earlier keys, half for
-            later ones.
-            """
+            """The bias per distance, [heads, frames, frames]: half of the table is for earlier keys, half for later."""
             if self.buckets is None:
                 return None
             where, half = torch.arange(frames, device=like.device), self.buckets // 2
