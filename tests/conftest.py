@@ -10,7 +10,7 @@ import pytest
 
 from llmcalc.cli.main import main
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # set before torch is imported, because tests run in parallel on small tensors
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
 
 
 class Result(NamedTuple):
@@ -21,8 +21,7 @@ class Result(NamedTuple):
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Returns a function: `run("params", "gpt2")` is the output of `llmcalc params gpt2` at 80 columns, without colour.
-    """
+    """Returns a function: `run("params", "gpt2")` is the output of `llmcalc params gpt2` at 80 columns."""
 
     def call(*args: str, columns: int = 80) -> Result:
         monkeypatch.setattr("sys.argv", ["llmcalc", *args])

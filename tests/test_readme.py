@@ -1,6 +1,6 @@
-"""The README shows the program's real output, and the commands in it run.
+"""The README and the pages under docs/ show the program's real output, and the commands in them run.
 
-`python -m tests.test_readme` rewrites the outputs.
+`python -m tests.test_readme` rewrites the outputs and the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+ANSWER = re.compile(r"^\| .*? \| `(llmcalc [^`]*)` \| (.*?) \|$", re.MULTILINE)
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
 SECONDS = re.compile(r" +\d+\.\d s$", re.MULTILINE)
 
@@ -51,21 +54,37 @@ def without_times(text: str) -> str:
     return SECONDS.sub("", text)
 
 
-@pytest.mark.parametrize(("command", "shown"), SHOWN.findall(README.read_text()))
+@pytest.mark.parametrize(("command", "shown"), [one for page in PAGES for one in SHOWN.findall(page.read_text())])
 def test_outputs_are_current(command: str, shown: str) -> None:
     assert without_times(shown) == without_times(printed(command)), "run python -m tests.test_readme"
 
 
-def test_every_example_command_runs(run: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = README.read_text().split("## What it answers")[1].split("```sh\n")[1].split("```")[0]
-    commands = [line.partition("#")[0].strip() for line in block.splitlines()]
-    assert len(commands) >= 11
+@pytest.mark.parametrize(("command", "answer"), ANSWER.findall(README.read_text()))
+def test_the_answers_are_those_of_the_commands(command: str, answer: str) -> None:
+    assert answer in printed(command)
+
+
+def test_the_readme_has_six_answers_and_is_short() -> None:
+    assert len(ANSWER.findall(README.read_text())) == 6
+    assert len(README.read_text().splitlines()) < 80
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_its_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_example_command_runs() -> None:
+    block = GUIDE.read_text().split("## Commands")[1].split("```sh\n")[1].split("```")[0]
+    commands = [line.partition(" #")[0].strip() for line in block.splitlines()]
+    assert len(commands) >= 19
     for command in commands:
         assert printed(command), command
 
 
 def test_python_example() -> None:
-    code = README.read_text().split("<!-- python -->\n```python\n")[1].split("```")[0]
+    code = GUIDE.read_text().split("<!-- python -->\n```python\n")[1].split("```")[0]
     space: dict[str, object] = {}
     for line in code.splitlines():
         expression, _, expected = line.partition("#")
@@ -76,7 +95,7 @@ def test_python_example() -> None:
 
 
 def test_toml_example() -> None:
-    data = tomllib.loads(README.read_text().split("```toml\n")[1].split("```")[0])
+    data = tomllib.loads(GUIDE.read_text().split("```toml\n")[1].split("```")[0])
     spec = ModelSpec.model_validate(data["model"])
     assert (
         spec.tree().total(lambda use: use.params())
@@ -96,7 +115,7 @@ def families_table() -> str:
     """
     real = Counter(json.loads((case / "config.json").read_text())["model_type"] for case in CASES)
     lines = [
-        "| model_type | parameters | FLOPs | cache | towers' parameters | by itself | shapes | real configs |",
+        "| model_type | parameters | FLOPs | cache | encoders' parameters | individually | shapes | real configs |",
         "|:---|:---|:---|:---|:---|---:|---:|---:|",
     ]
     verdicts = recorded()
@@ -137,7 +156,7 @@ def section(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_tables_are_current(name: str) -> None:
-    found = section(name).search(README.read_text())
+    found = section(name).search((ROOT / "docs/families.md").read_text())
     assert found is not None
     assert found[2].strip() == GENERATED[name]().strip(), "run python -m tests.test_readme"
 
@@ -149,7 +168,8 @@ def renewed(command: str, shown: str) -> str:
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    for name, make in GENERATED.items():
-        text = section(name).sub(lambda m, make=make: f"{m[1]}\n{make()}\n{m[3]}", text)  # type: ignore[misc]
-    README.write_text(SHOWN.sub(lambda m: f"<!-- output: {m[1]} -->\n```\n{renewed(m[1], m[2])}```", text))
+    for page in PAGES:
+        text = page.read_text()
+        for name, make in GENERATED.items():
+            text = section(name).sub(lambda m, make=make: f"{m[1]}\n{make()}\n{m[3]}", text)  # type: ignore[misc]
+        page.write_text(SHOWN.sub(lambda m: f"<!-- output: {m[1]} -->\n```\n{renewed(m[1], m[2])}```", text))

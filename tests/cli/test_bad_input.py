@@ -85,11 +85,11 @@ DAMAGE = {
         'final_norm = { type = "batchnorm"',
         ["final_norm.type: 'batchnorm'", "'rmsnorm'"],
     ),
-    "a missing field": ("hidden_size = 64\n", "", ["model.hidden_size: missing"]),
+    "a missing field": ("hidden_size = 64\n", "", ["model.hidden_size: required field is missing"]),
     "a missing table": (
         '[model.decoder.block.feed_forward]\nintermediate_size = 40\nhidden_act = "silu"',
         "",
-        ["block.feed_forward: missing"],
+        ["block.feed_forward: required field is missing"],
     ),
     "key/value heads that do not divide": (
         "num_key_value_heads = 2",
@@ -169,7 +169,7 @@ def test_a_damaged_description(name: str, run: Run, tmp_path: Path) -> None:
 
 def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
     for name, content, word in [
-        ("empty", b"", "model: missing"),
+        ("empty", b"", "model: required field is missing"),
         ("binary", bytes(range(256)), "not a text file"),
         ("nul", b"\0" * 99, "not valid TOML"),
     ]:
@@ -215,7 +215,7 @@ SETS = {
     "num_attention_heads=7": "num_key_value_heads: 8 does not divide num_attention_heads 7",
     "norm=3": "block.norm: 3 is not a table",
     "decoder=3": "model.decoder: 3 is not a table",
-    "decoder.block.attention={}": "num_attention_heads: missing",
+    "decoder.block.attention={}": "num_attention_heads: required field is missing",
     'attention={"type": null}': "attention.type",
     "pattern=block": "'block' is not a list",
     'variants={"a": 3}': "variants.a: 3 is not a table",
@@ -263,7 +263,7 @@ USAGE = {
     "flops llama3-8b --phase decode --context 0": "--context: decoding needs at least one token before it",
     "flops bert-base --phase decode --context 9": "bert-base: --phase decode",
     "flops llama3-8b bert-base --phase prefill": "bert-base: --phase prefill: an encoder-only model keeps no cache",
-    "flops llama3-8b --source 4": "--source: only an encoder-decoder reads a source",
+    "flops llama3-8b --source 4": "--source: only applies to encoder-decoder models",
     "kv bert-base": "bert-base: an encoder-only model keeps no KV cache",
     "kv llama3-8b --dtype bf17": "--dtype: unknown dtype 'bf17'",
     "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown dtype ''",

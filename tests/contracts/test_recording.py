@@ -131,7 +131,7 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     )
     program = biased.program()
     steps = [step for step in program.root.steps() if step.verb == "attention"]
-    assert [len(step.ins) for step in steps] == [4, 3, 3]  # the encoder's self-attention, the decoder's self-attention, the cross-attention
+    assert [len(step.ins) for step in steps] == [4, 3, 3]  # encoder, decoder, cross-attention
     assert steps[0].ins[3] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
 
 

@@ -260,7 +260,7 @@ def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
     p = example.patches
     pixels = torch.randn(1, p.num_channels, p.temporal_patch_size, 4 * p.patch_size, 3 * p.patch_size)
     out = example.reference(Around(24)).eval()(pixels)
-    pooled = getattr(example, "pooling", None) is not None  # the reference returns the pooled output, one vector per image
+    pooled = getattr(example, "pooling", None) is not None  # the reference returns one pooled vector per image
     assert (1 if pooled else rows_of(example, 12), example.gives) == out.shape[1:]
 
 

@@ -82,7 +82,7 @@ def test_an_encoder_decoder_keeps_its_source_too() -> None:
     told = kv(spec, seq=5, source=30)
     assert told.by_layer_kind == {"full_attention": own * 5, "cross_attention": crossing * 30}
     assert told.growth_per_token == own  # the source has been read
-    assert told.bytes_per_token == kv(spec, seq=5).bytes_per_token == own + crossing  # of the first token, in encoder and decoder
+    assert told.bytes_per_token == kv(spec, seq=5).bytes_per_token == own + crossing  # in encoder and decoder
     assert told.after(1024).bytes == own * 1024 + crossing * 30
     assert kv(spec, seq=5).after(1024).bytes == (own + crossing) * 1024
     assert if_(told) == {"mha": 2 * own * 5 + crossing * 30, "mqa": (own * 5 + crossing * 30) // 2}

@@ -296,7 +296,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
                 stack.layers[i] = Checkpointed(layer, reentrant)
     ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
     source = ids if spec.kind == "encoder-decoder" else None
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own formula is wrong for grouped convolutions
+    formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own is wrong for grouped ones
     with remembered(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         net(ids, source).float().sum().backward()
     return counter.get_total_flops()
@@ -357,7 +357,8 @@ def test_every_level_of_the_tree_adds_up(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--phase", "training", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")]
+    "words",
+    [(), ("--phase", "training", "--recompute", "full", "--conventions"), ("--phase", "decode", "--batch", "64")],
 )
 def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
     code, out, _ = run("flops", "llama3-8b", "deepseek-v3", *words, "--notes")

@@ -107,8 +107,7 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
 
 
 def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the weight matrices inside layers, with stacked ones split; AdamW for the rest, judged from the modules.
-    """
+    """Muon for the weight matrices inside layers, with stacked ones split; AdamW for the rest."""
     aside = {"embed_tokens", "embed_proj", "embed_positions", "per_layer_embedding", "head_proj", "lm_head"}
     stacks = {"ExpertMap", "HeadMap", "BlockMap", "GroupMap"}
     hidden: list[nn.Parameter] = []

@@ -145,8 +145,7 @@ def test_latent_attention() -> None:
 
 
 def test_both_forms_of_latent_attention() -> None:
-    """A forward pass uses the expanded form; the absorbed form gives the FLOPs of a decoded token with the same keys.
-    """
+    """A forward pass uses the expanded form; the absorbed form gives a decoded token's FLOPs with the same keys."""
     spec, setting = load_preset("deepseek-v3").model, Setting(seq=100)
     forms = [("flops", flops(spec, sight(seq=100)).total / 100)]
     forms.append(("flops_absorbed", flops(spec, sight(seq=1, context=99, phase="decode")).total))
@@ -250,7 +249,9 @@ def test_layers_that_cost_the_same_stand_under_the_whole_depth() -> None:
 # --- every formula gives the count ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*SOME_PRESETS, "gemma2-9b", "qwen3-30b-a3b", "jamba-v0.1", "gemma4-e2b", "bert-base", "mimo-v2-flash"])
+@pytest.mark.parametrize(
+    "name", [*SOME_PRESETS, "gemma2-9b", "qwen3-30b-a3b", "jamba-v0.1", "gemma4-e2b", "bert-base", "mimo-v2-flash"]
+)
 def test_what_is_printed_reads_back_to_the_count(name: str) -> None:
     """Compares every component and the whole of every preset with the counts of `params`, `flops` and `kv`."""
     preset = load_preset(name)

@@ -132,7 +132,7 @@ class TestEachAccelerator:
             ratio = peaks[narrow] / peaks[wider]
             if (name, narrow, wider) in SAME_RATE:
                 assert ratio == 1
-            else:  # half the bits, twice the products; four times if a consumer card halves the rate of the wider format
+            else:  # half the bits, twice the products; four times if a consumer card halves the wider format's rate
                 assert 1.9 <= ratio <= 4.1, (narrow, wider)
         if "float32" in peaks:
             assert peaks["float32"] < wide
@@ -383,7 +383,7 @@ def test_memory_says_what_a_gb_is_where_one_is_asked_for(run):
         ({"vendor": ""}, "vendor"),
         ({"usable_memory_bytes": 2**31}, "usable_memory_bytes: 2147483648 is more than memory_bytes"),
         ({"configurations": [{"memory_bytes": 2**29}]}, "configurations: expected each memory size once, ascending"),
-        ({"nic": {"name": "card"}}, "nic.bandwidth_per_direction: missing"),
+        ({"nic": {"name": "card"}}, "nic.bandwidth_per_direction: required field is missing"),
         ({"compute_units": {"name": "SM", "count": 0}}, "compute_units.count: 0"),
         (
             {"interconnect": {"name": "wire", "bandwidth": 1, "direction": "up"}},

@@ -99,8 +99,7 @@ def test_a_feed_forward_network_is_two_thirds_of_a_layer_and_attention_one_third
 
 
 def test_a_gated_width_of_8h_over_3_keeps_8h2() -> None:
-    """Shazeer 2020, §3: three matrices of 2/3 the width. Exact if 3 divides 8h; Llama rounds up to a multiple of 256.
-    """
+    """Shazeer 2020, §3: three matrices of 2/3 the width. Exact if 3 divides 8h; Llama rounds up to 256."""
     plain, gated = (
         FeedForward(intermediate_size=4 * 4608, hidden_act="gelu"),
         FeedForward(intermediate_size=8 * 4608 // 3, hidden_act="silu", gated=True),
@@ -174,8 +173,7 @@ def test_logits_are_2vh_flops_a_token() -> None:
 
 
 def test_a_forward_pass_is_2n_flops_a_token() -> None:
-    """Without scores, 2 FLOPs per parameter except the input embedding: exact on the bare decoder. Scores add 4·L·T·h.
-    """
+    """Without scores, 2 FLOPs per parameter except the input embedding: exact on the bare decoder; scores add 4LTh."""
     count, spec = llmcalc.params(decoder()), decoder()
     assert flops_a_token(spec, "model") == 2 * (count.total - count.embedding) + 4 * LAYERS * T * H
     gpt3 = llmcalc.load("gpt3-175b")

@@ -227,8 +227,7 @@ def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
     ],
 )
 def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:
-    """Counts all shapes of every hidden size beyond the largest allowed one, and of every depth with an h/L in range.
-    """
+    """Counts every hidden size beyond the largest allowed one, and every depth with an h/L in range."""
     of = members(name)
     found, counted = search(of, budget, 0.02)
     every, widest = {}, found[-1][0] + 3 * of.step
@@ -261,8 +260,7 @@ def test_the_nearest_depth_of_any_growing_cost(unit: int) -> None:
 
 
 def test_a_nearest_depth_takes_few_counts() -> None:
-    """A linear cost takes both ends, one interpolation, and its neighbour; the steepest curve at most two bisections.
-    """
+    """A linear cost takes both ends, one interpolation and its neighbour; the steepest curve at most two bisections."""
     for cost, most in ((lambda n: 7 + 3 * n, 5), (lambda n: n**8, 40)):
         asked: list[int] = []
 

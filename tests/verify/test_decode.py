@@ -195,7 +195,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
     inputs: dict[str, Any] = {"use_cache": True}
     if spec.encoder is not None:
         stem, masks = spec.encoder.stem, {}
-        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # otherwise it builds one from the values of the ids
+        if type(model).__name__.endswith(quirks_of(config).makes_mask):  # else it reads values of the ids
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         source = ids if stem is None else torch.empty(stem.frames(BATCH), dtype=torch.bfloat16, device=device)

@@ -33,7 +33,7 @@ def read_safetensors(path: Path, whole: bool = True) -> Checkpoint:
         length = int.from_bytes(file.read(8), "little")
         if size < 10 or not 2 <= length <= LARGEST_HEADER or length > size - 8:
             raise InputError(
-                f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or no "
+                f"{path}: header length {length:,} in a file of {size:,} bytes; the file is truncated or not a "
                 "safetensors checkpoint"
             )
         text = file.read(length)

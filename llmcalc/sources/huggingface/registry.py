@@ -111,7 +111,7 @@ def families_in(file: str) -> Mapping[str, Family]:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type as its class spells it, if it is given with `_` for `-` or as a folder name; else unchanged."""
+    """Returns a model type as its class spells it, given with `_` for `-` or as a folder name; else unchanged."""
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
@@ -203,7 +203,7 @@ def _doubt(kind: str, outer: Mapping[str, Any], model: Mapping[str, Any]) -> lis
 
 
 def _builds_towers(kind: str, outer: Mapping[str, Any]) -> bool:
-    """Whether the class in `architectures` builds vision or audio encoders; a class of the text model alone does not."""
+    """Whether the class in `architectures` builds vision or audio encoders; a text model's own class does not."""
     family, cls = family_of(kind), architecture_of(outer)
     if family.towers:
         return not cls or cls.startswith(family.towers)

@@ -168,7 +168,7 @@ def test_an_identity_expert_gives_what_it_reads() -> None:
     x = torch.randn(2, 5, 24)
     with torch.no_grad():
         experts.score_correction.bias[4:] = 10.0
-        torch.testing.assert_close(experts(x), x)  # both of a token's experts are identity experts; their weights add up to 1
+        torch.testing.assert_close(experts(x), x)  # both experts of a token are identity experts; weights add up to 1
         experts.score_correction.bias[4:] = -10.0
         assert not torch.allclose(experts(x), x)
 

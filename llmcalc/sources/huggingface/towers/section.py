@@ -1,5 +1,4 @@
-"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds the tables that readers share.
-"""
+"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables that readers share."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def side(c: Config) -> int:
 
 
 def merged_by(ratio: float) -> int:
-    """The number of patches per side that merge into one if their number shrinks by `ratio`; 0 if it is not an integer.
-    """
+    """The number of patches per side that merge into one if their number shrinks by `ratio`; 0 if not an integer."""
     merge = round(1 / ratio) if ratio > 0 else 0
     return merge if merge >= 1 and merge * ratio == 1 else 0
 

@@ -72,8 +72,7 @@ def _blenderbot_small(c: Config) -> Table:
 
 
 def _fsmt(c: Config) -> Table:
-    """FSMT: one vocabulary per language, and sinusoidal positions as a frozen table. Its bare class also has the head.
-    """
+    """FSMT: one vocabulary per language, and sinusoidal positions as a frozen table. Its bare class has the head."""
     reads, padding = c.size("src_vocab_size"), c.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, reads):
         raise c.wrong("pad_token_id", padding, "the index of the padding token, below src_vocab_size and 64")
