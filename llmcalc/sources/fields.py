@@ -15,7 +15,7 @@ from ..model import ModelSpec
 
 
 def members(annotation: Any) -> list[type[BaseModel]]:
-    """Returns the models that a field's annotation allows, inside unions, optionals, containers and choices of parts."""
+    """Returns the models that a field's annotation allows, also inside unions, containers and choices of parts."""
     chosen = _chosen(getattr(annotation, "__metadata__", ()))
     if chosen:
         return chosen

@@ -46,5 +46,5 @@ def spelled(name: str) -> str:
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation, so that `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
+    """A name without case and punctuation (`Llama-3_8B` matches `llama3-8b`). A hub id keeps its organisation."""
     return "".join(c for c in name.lower() if c.isalnum() or c in "/+")

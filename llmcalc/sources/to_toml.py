@@ -18,7 +18,7 @@ NOT_WRITTEN = {"model", "name", "asked", "changes", "config", "notes"}
 
 
 def description(preset: Preset) -> dict[str, Any]:
-    """Returns tables that load as the same model; `name` is the file's name. A changed model has a remark and no alias."""
+    """Returns tables that load as the same model; `name` is the file's. A changed model has a remark and no alias."""
     about = {k: v for k, v in preset.model_dump(exclude_defaults=True).items() if k not in NOT_WRITTEN}
     if preset.changes:
         about["title"] = preset.display

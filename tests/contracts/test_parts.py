@@ -1,5 +1,4 @@
-"""Contract: for every part and every example, closed form and PyTorch reference agree in parameters, FLOPs and cache.
-"""
+"""Contract: for every part and example, closed form and PyTorch reference agree in parameters, FLOPs and cache."""
 
 from __future__ import annotations
 

@@ -131,4 +131,6 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
             return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
     near = suggest(label, list(COMMON))
     known = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
-    raise InputError(f"{option} {name[:40]}: unknown scheme" + (f".{near}" if near else f"; expected none or one of {known}"))
+    raise InputError(
+        f"{option} {name[:40]}: unknown scheme" + (f".{near}" if near else f"; expected none or one of {known}")
+    )

@@ -176,7 +176,7 @@ def token_types(types: int, tasks: int | None = None) -> Table:
 
 
 def pooler(there: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, `{pooler: …}` of a model, if `there`. scores: number of scores computed from its output."""
+    """Returns BERT's pooler, `{pooler: …}` of a model, if `there`. scores: number of scores from its output."""
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if there else {}
 
 
@@ -222,7 +222,8 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
     if c.head == "none":
         if "For" in name.replace("Former", "") and name.endswith("Model"):
             c.notes.append(
-                f"architectures: the head of {name} is not supported; no head is counted (--head lm: language-model head)"
+                f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
+                "language-model head)"
             )
         return {"type": "none"}
     if c.head == "classification" and not of_sequences(c):
@@ -245,7 +246,8 @@ def headed(c: Config, head: Table | None = None, score: Table | None = None, ans
         }
     if name and not name.endswith(tuple(HEAD_ENDINGS)):
         c.notes.append(
-            f"architectures: the head of {name} is not supported; a language-model head is counted (--head none: no head)"
+            f"architectures: the head of {name} is not supported; a language-model head is counted (--head none for "
+            "none)"
         )
     return {"type": "lm", **(head or {})}
 
@@ -284,7 +286,7 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def every_nth_full(depth: int, n: int) -> list[str]:
-    """Returns layer kinds where each n-th layer has full attention and the others a sliding window."""
+    """Returns layer kinds: each n-th layer has full attention, the others a sliding window."""
     return ["sliding" if (i + 1) % n else "full" for i in range(depth)]
 
 

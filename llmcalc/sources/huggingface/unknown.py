@@ -41,7 +41,7 @@ class Unknown(NamedTuple):
 
     @property
     def is_size(self) -> bool:
-        """Whether its name is that of a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0."""
+        """Whether it is named like a size of the architecture: `num_…`, `…_size`, `…_heads`, with a number above 0."""
         words = self.path.rpartition(".")[2].lower().split("_")
         named = bool({"num", "n", "size", "dim"} & {words[0], words[-1]}) or words[-1] in SIZED_THINGS
         return named and type(self.value) is int and self.value > 0

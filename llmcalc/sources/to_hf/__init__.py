@@ -122,7 +122,7 @@ def _same_activation(value: Any, default: Any) -> bool:
 
 
 def _value(family: Family, field: str, facts: Facts) -> Any:
-    """Returns the value of a field: by the family's own rule, by another name of the field, or by its name in the spec."""
+    """Returns a field's value: by the family's own rule, by another name of the field, or by its name in the spec."""
     usual = {other: name for name, other in family.aliases.items()}.get(field, field)
     names = (usual, field, USUAL.get(usual, usual), USUAL.get(field, field))
     own = next((family.writes[name] for name in names if name in family.writes), None)

@@ -61,7 +61,7 @@ def test_the_strongest_keys_are_kept() -> None:
         mask = net._mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
         strength = net._mask(v[:, :, :3], torch.ones(1, 3, dtype=torch.bool))  # type: ignore[operator]
     assert (mask > float("-inf")).sum(-1).tolist() == [[[1, 2, 3, 3, 3, 3]] * 2]
-    assert torch.equal(mask[:, :, 2, :3], strength[:, :, 0])  # a token with no more visible keys than the limit attends to all of them
+    assert torch.equal(mask[:, :, 2, :3], strength[:, :, 0])  # with few visible keys all are kept
     assert (mask[0, :, 5].amin(-1) == float("-inf")).all()
 
 

@@ -1,5 +1,4 @@
-"""References of vision and audio encoders against the outputs of a class, and by the dependence of outputs on inputs.
-"""
+"""References of vision and audio encoders against the outputs of a class, and which inputs each output depends on."""
 
 from __future__ import annotations
 

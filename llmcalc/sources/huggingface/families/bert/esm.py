@@ -15,9 +15,7 @@ from .bert import DECODER, OLD, ROBERTA_MODULES, after_padding, bert_head, bert_
 
 def _esm(c: Config) -> Table:
     if architecture(c).endswith("ForProteinFolding"):
-        raise c.wrong(
-            "architectures", architecture(c), "EsmForMaskedLM or another class without protein folding"
-        )
+        raise c.wrong("architectures", architecture(c), "EsmForMaskedLM or another class without protein folding")
     c.must("is_decoder", False)
     norm, heads = layernorm(c.number("layer_norm_eps")), c.size("num_attention_heads")
     c.divided("num_attention_heads", c.size("hidden_size"), heads)

@@ -49,9 +49,7 @@ def _experts(c: Config, shared: Table) -> Table:
     experts, chosen = c.size("num_experts"), c.size("num_experts_per_tok")
     keys = isqrt(experts)
     if chosen > keys**2:
-        raise c.wrong(
-            "num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that form a square"
-        )
+        raise c.wrong("num_experts_per_tok", chosen, f"at most the {keys**2} of {experts} experts that form a square")
     routed = {
         "num_experts": experts,
         "num_keys": keys,
