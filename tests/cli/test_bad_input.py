@@ -184,7 +184,7 @@ def test_files_that_are_none(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")  # reading it would block
     for target, word in [
         ("folder.toml", "folder"),
-        ("pipe.toml", "no regular file"),
+        ("pipe.toml", "is not a regular file"),
         (".", "folder"),
         ("none.toml", "No such file"),
         ("none/x.toml", "No such"),
@@ -265,8 +265,8 @@ USAGE = {
     "flops llama3-8b bert-base --phase prefill": "bert-base: --phase prefill: an encoder-only model keeps no cache",
     "flops llama3-8b --source 4": "--source: only applies to encoder-decoder models",
     "kv bert-base": "bert-base: an encoder-only model keeps no KV cache",
-    "kv llama3-8b --dtype bf17": "--dtype: unknown dtype 'bf17'",
-    "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown dtype ''",
+    "kv llama3-8b --dtype bf17": "--dtype: unknown cache format 'bf17'",
+    "memory llama3-8b --kv-dtype=": "--kv-dtype: unknown cache format ''",
     "memory llama3-8b --phase training --optimizer adamx": "--optimizer: 'adamx'",
     "memory llama3-8b --hardware h1000": "h100-sxm",
     "compare llama3-8b --sort weight": "--sort: there is no 'weight'; expected one of params",

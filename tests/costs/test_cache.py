@@ -244,15 +244,15 @@ def test_the_tables_say_it_in_eighty_columns(run: Any, target: str) -> None:
     code, out, _ = run("kv", target, "--batch", "1024", "--seq", "131072", "--dtype", "fp32")
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 80
-    for text in ("what if", "as MQA", "tokens a sequence", "in fp32", "int4", "TiB"):
+    for text in ("what if", "as MQA", "tokens per sequence", "in fp32", "int4", "TiB"):
         assert text in out
 
 
 def test_more_tokens_than_the_model_was_made_for(run: Any) -> None:
     _, out, err = run("kv", "llama3-8b", "--seq", "8193", "--format", "csv")
     assert (
-        err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted all "
-        "the same\n"
+        err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted "
+        "anyway\n"
     )
     assert out.splitlines()[0] == "layer_kind,layers,tokens,elements_per_token,bytes,share"
     assert "8,193 tokens are more" in " ".join(run("kv", "llama3-8b", "--seq", "8193")[1].split())

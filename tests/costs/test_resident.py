@@ -208,7 +208,7 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
         (Setup("training", optimizer="sgd", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer sgd"),
         (Setup("training", master_weights="fp64"), "--master-weights fp64: not known"),
         (Setup("training", dtype="fp32", master_weights="fp32"), "the weights are fp32 already"),
-        (Setup("serving"), "--phase serving: not known"),  # type: ignore[arg-type]
+        (Setup("serving"), "--phase: 'serving' is not known"),  # type: ignore[arg-type]
     ],
 )
 def test_what_a_phase_has_no_use_for_is_refused(setup: Setup, message: str) -> None:
@@ -271,7 +271,7 @@ def test_common_accelerators_are_listed_where_none_is_named(run: Any) -> None:
 def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
     _, out, _ = run("memory", *words)
     lines = out.splitlines()
-    assert "GiB resident" in lines[0]
+    assert "GiB required" in lines[0]
     assert all(len(line) <= 80 for line in lines)
     assert "not counted: activations" in out
     assert any(

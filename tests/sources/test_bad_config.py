@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "more layers than are taken one by one": (
         {**DEEP, "quantization_config": {"quant_method": "fp8"}},
         ("memory",),
-        "at most 1000 for a scheme",
+        "too many for --quantize; expected at most 1000",
     ),
     "more kinds than may be": (
         {
@@ -141,8 +141,8 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "truncated": (SOME[:-9], ("params",), "not valid JSON"),
     "binary": (bytes(range(256)) * 99, ("params",), "not a text file"),
     "empty": (b"", ("params",), "not valid JSON"),
-    "a list": ("[]", ("params",), "holds no object"),
-    "null": ("null", ("params",), "holds no object"),
+    "a list": ("[]", ("params",), "expected a JSON object"),
+    "null": ("null", ("params",), "expected a JSON object"),
     "an empty table": ("{}", ("params",), "model_type: missing"),
     "a slow pattern": (
         {**LLAMA, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["(.|.)" * 40 + "x"]}},
@@ -256,7 +256,7 @@ DAMAGED: dict[str, tuple[Config, str]] = {
     ),
     "a wrapper around an unknown": (
         {"model_type": "gemma3", "text_config": {"model_type": "lama"}},
-        "text_config.model_type: 'lama' is not read. Did you",
+        "text_config.model_type: 'lama' is not supported. Did you",
     ),
     "a tie that is none": (
         {"model_type": "gemma3", "tie_word_embeddings": 7, "text_config": GEMMA},
@@ -309,7 +309,7 @@ REFUSED_LATER: dict[str, tuple[Config, str]] = {
         "quantization_config of awq: bits: 5",
     ),
     "explain q_prj": (LLAMA, "NODE: the model has no node 'q_prj'"),
-    "shape": (BERT, "shape: an encoder has other sizes than depth and width to trade"),
+    "shape": (BERT, "shape: only decoders are supported, and this model is an encoder"),
     "verify --seq 5000": (BERT, "--seq: 5000 tokens"),
     "verify --against published": (LLAMA, "no exact parameter count was published"),
     "convert --to hf --set k_bias=true": (LLAMA, "no transformers class is known here that computes this architecture"),

@@ -298,4 +298,4 @@ def test_the_command(run: Any, tmp_path: Path) -> None:
     total = sum(p.numel() for p in model.parameters())
     assert f"{total:,}" in shown.out
     assert json.loads(run("params", file, "--format", "json").out)["params"]["total"] == total
-    assert "names no architecture" in run("flops", file).err
+    assert "does not describe an architecture" in run("flops", file).err
