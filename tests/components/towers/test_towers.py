@@ -396,7 +396,7 @@ def test_the_command_line(run: Any, tmp_path: Path) -> None:
     assert "towers" not in without["by_component"]
     assert not counted["left_out"]
     assert "--with-towers includes it" in run("params", str(tmp_path), columns=200).out
-    flops_of = run("flops", str(tmp_path), columns=200).out
+    flops_of = run("flops", str(tmp_path), "--notes", columns=200).out
     assert "of vision and audio encoders only the parameters are" in flops_of
     assert "towers" not in [
         node["name"] for node in json.loads(run("flops", str(tmp_path), "--format", "json").out)["tree"]["children"]
