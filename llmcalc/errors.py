@@ -34,8 +34,9 @@ class MissingExtra(InputError):
 
 
 def _requirement(extra: str) -> str:
-    """What to give pip for an extra: the checkout, the wheel or the repository that llmcalc was installed from, or its
-    name where it was installed from an index.
+    """Returns the pip requirement for an extra, from the checkout, wheel or repository that llmcalc was installed from.
+
+    For an installation from an index it is the package's name.
     """
     import json
     from importlib.metadata import PackageNotFoundError, distribution

@@ -41,7 +41,7 @@ def is_hub_id(target: str) -> bool:
 
 
 def spelled(name: str) -> str:
-    """A name without case and punctuation but for decimal points: `OPT-1.3B` is not `opt-13b`."""
+    """A name without case and punctuation except decimal points, so that `OPT-1.3B` does not match `opt-13b`."""
     return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", name.lower())
 
 

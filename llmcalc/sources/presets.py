@@ -38,7 +38,10 @@ def load_preset(name: str) -> Preset:
 
 
 def find_preset(wanted: str) -> str | None:
-    """Returns the name of the preset with this name or alias, compared without case and punctuation."""
+    """Returns the name of the preset with this name or alias, without case and punctuation.
+
+    A match that keeps decimal points is preferred.
+    """
     if not plain(wanted):
         return None
     for form in (spelled, plain):
@@ -50,7 +53,10 @@ def find_preset(wanted: str) -> str | None:
 
 
 def _called(alias: str, form: Callable[[str], str]) -> str | None:
-    """Returns the preset with this plain alias. Only files that contain it are parsed, because there are hundreds."""
+    """Returns the preset with this alias. Only files that contain it are parsed, because there are hundreds.
+
+    form: `spelled` or `plain`, the form in which aliases are compared.
+    """
     mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
         text = read_text(presets_dir() / "models" / f"{name}.toml")

@@ -104,7 +104,7 @@ GROUPS = {
     "microscaling": ("mxfp4", "mxfp4-linear", "nvfp4"),
     "llama.cpp, also with -imatrix and -qkv": tuple(mix.lower() for mix in MIXES),
 }
-"""Every scheme name by the tool it is of, with N for a size and B for bits."""
+"""Tool → its scheme names, with N for a size and B for bits."""
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:

@@ -116,7 +116,7 @@ def _zamba2(c: Config) -> Table:
     heads_of = _attention(c, rope(c) if c.flag("use_mem_rope") else None)
     if c.has("hybrid_layer_ids"):
         ids = c.sizes("hybrid_layer_ids")
-        if ids != sorted(set(ids)):  # the class gives a layer the adapters that stand at the place of its id
+        if ids != sorted(set(ids)):  # the class finds a layer's adapters by the position of its id
             raise c.wrong("hybrid_layer_ids", ids, "ascending numbers of layers")
     adapted = c.flag("use_shared_attention_adapter")
     if adapted and heads_of.get("num_key_value_heads") is not None:
