@@ -58,7 +58,7 @@ def command(
     """
     filters = (kind, attention, moe, least, most)
     if everything == bool(targets):
-        raise InputError("compare: expected TARGET... or --all")
+        raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
     if not everything and filters != (None,) * len(filters):
         raise InputError("compare: filters are for --all; expected --all, or no filter")
     names = [preset.name for preset, _ in chosen(model_names(), *filters)] if everything else list(targets or ())

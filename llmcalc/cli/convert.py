@@ -27,7 +27,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Convert a model to a native description or a Hugging Face config.
+    """Convert between native descriptions and Hugging Face configs.
     Both give the same counts when they are read back.
     """
     preset = load_one(target, overrides, head, allow_unknown)

@@ -57,7 +57,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Formulas in symbols and with values substituted, each with its source, for the whole model or a part of it."""
+    """Formulas in symbols and with values, each with its source.
+    For the whole model, or for a part of it."""
     if bibtex and not latex:
         raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
     include = included(with_mtp)

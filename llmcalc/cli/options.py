@@ -140,7 +140,7 @@ PairsOption: TypeAlias = Annotated[
 HeadOption: TypeAlias = Annotated[
     HeadKind | None,
     typer.Option(
-        "--head", help="Of a Hugging Face config: override the head that `architectures` implies.", show_default=False
+        "--head", help="Override the head implied by `architectures` (Hugging Face configs).", show_default=False
     ),
 ]
 
@@ -149,7 +149,7 @@ AllowUnknown: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--allow-unknown",
-        help="Of a Hugging Face config: ignore misspelt fields and sizes that its model type does not have.",
+        help="Ignore misspelt fields and unknown sizes of a Hugging Face config.",
     ),
 ]
 
@@ -160,7 +160,11 @@ def phase_option(words: Any, text: str) -> Any:
     def known(given: str) -> str:
         return str(one_of("--phase", given, words))
 
-    return typer.Option("--phase", metavar="|".join(get_args(words)), callback=known, help=text)
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in get_args(words) if word.startswith(incomplete)]
+
+    shown = "|".join(get_args(words))
+    return typer.Option("--phase", metavar=shown, callback=known, help=text, autocompletion=complete)
 
 
 def count_option(name: str, text: str) -> Any:
@@ -188,8 +192,12 @@ AttentionKind: TypeAlias = Annotated[
 Experts: TypeAlias = Annotated[
     bool | None, typer.Option("--moe/--dense", help="Only mixtures of experts, or none.", show_default=False)
 ]
-LeastParams: TypeAlias = Annotated[int | None, count_option("--min-params", "Only models of at least so many.")]
-MostParams: TypeAlias = Annotated[int | None, count_option("--max-params", "Only models of at most so many, as 10B.")]
+LeastParams: TypeAlias = Annotated[
+    int | None, count_option("--min-params", "Only models with at least this many parameters.")
+]
+MostParams: TypeAlias = Annotated[
+    int | None, count_option("--max-params", "Only models with at most this many parameters, such as 10B.")
+]
 
 
 def _offline(asked: bool) -> bool:
@@ -200,17 +208,17 @@ def _offline(asked: bool) -> bool:
 
 
 OfflineOption: TypeAlias = Annotated[
-    bool, typer.Option("--offline", callback=_offline, help="Of a hub id: use cached files only.")
+    bool, typer.Option("--offline", callback=_offline, help="Use cached hub files only.")
 ]
 NotesOption: TypeAlias = Annotated[
-    bool, typer.Option("--notes", help="Print every note below the tables, and not the first two alone.")
+    bool, typer.Option("--notes", help="Print all notes below the tables, not only two.")
 ]
 TableOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--table",
         metavar="NAME",
-        help="Of several tables, the one to print; CSV holds one, the first if not given.",
+        help="Table to print, if there are several; CSV holds one, by default the first.",
         show_default=False,
     ),
 ]

@@ -62,7 +62,7 @@ def command(
     fmt: FormatOption = "table",
     output: Output = None,
 ) -> None:
-    """Models that come with llmcalc, compared with their published figures.
+    """Models that come with llmcalc, and their published figures.
     With names: aliases, sources, settings, assumptions.
     """
     found, exact = search_presets(names or [])

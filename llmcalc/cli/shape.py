@@ -10,6 +10,7 @@ from ..studies.shape import budget_for, family, proportion, standard, study
 from ..units import parse_count
 from ..views.shape import report
 from .options import (
+    AllowUnknown,
     CacheDtype,
     FormatOption,
     NotesOption,
@@ -63,6 +64,7 @@ def command(
     seq: Seq = None,
     dtype: CacheDtype = "bf16",
     overrides: Overrides = None,
+    allow_unknown: AllowUnknown = False,
     notes: NotesOption = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,
@@ -78,7 +80,7 @@ def command(
     }
     _refuse_contradictions(overrides or [], given, target is None)
     allowed = _count(parameters, "--params"), _count(train, "--flops"), _count(tokens, "--tokens")
-    preset = load_one(standard(*allowed) if target is None else target, overrides)
+    preset = load_one(standard(*allowed) if target is None else target, overrides, None, allow_unknown)
     own = None if target is None else preset.model
     length = usual_sequence(preset.model) if seq is None else seq
     with about(None if target is None else preset):

@@ -61,7 +61,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Every closed form against a model that runs, node by node.
+    """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache; exit code 1 on any mismatch.
     """
     if everything == bool(targets):

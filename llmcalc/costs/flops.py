@@ -210,7 +210,9 @@ def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = froz
     sight = Sight(run) if isinstance(run, Workload) else run
     workload = sight.workload
     if spec.kind == "encoder" and workload.phase in ("prefill", "decode"):
-        raise InputError(f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or train")
+        raise InputError(
+            f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or training"
+        )
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")
     if workload.phase in ("forward", "training") and workload.context:

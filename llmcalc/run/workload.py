@@ -20,8 +20,8 @@ class Workload:
     seq: the number of new tokens per sequence in this pass, 1 by default.
     context: the number of tokens per sequence that are already cached, 0 by default.
     source: the number of source tokens per sequence of an encoder-decoder; by default as many as the decoder's.
-    phase: `forward` (default) and `train` compute logits at every position, `prefill` only at the last one, `decode` at
-        its single token.
+    phase: `forward` (default) and `training` compute logits at every position, `prefill` only at the last one, and
+        `decode` at its single token.
     """
 
     batch: Number = 1

@@ -101,7 +101,9 @@ class Report(NamedTuple):
         """
         names = list(dict.fromkeys(table.name for table in self.tables if table.name))
         if name not in names:
-            known = f"expected one of {', '.join(names)}" if names else "the answer is one table"
+            known = (
+                f"expected one of {', '.join(names)}" if names else "expected no --table, since the answer is one table"
+            )
             raise InputError(f"--table: there is no table '{name}'; {known}")
         return self._replace(tables=[table for table in self.tables if table.name == name])
 

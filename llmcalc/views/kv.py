@@ -68,7 +68,7 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
         Column("tokens", "tokens cached", units.exact),
-        Column("elements_per_token", "elements/token/layer", units.exact),
+        Column("elements_per_token", "elem/token/layer", units.exact),
         Column("bytes", scale.name, scale.write),
         Column("share", "share", units.percent),
     )
@@ -130,7 +130,7 @@ def _notes(cache: CacheSize) -> list[str]:
     kinds = set(cache.by_layer_kind)
     scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
     scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
-    notes = ["; ".join(filter(None, ("elements/token/layer: keys and values of one layer", scales, scale)))]
+    notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
     if kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
     if "latent_attention" in kinds:

@@ -22,9 +22,9 @@ COLUMNS = (
 
 FIT_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("capacity_bytes", f"capacity {units.GIB.name}", units.GIB.write),
+    Column("capacity_bytes", "capacity", units.GIB.write),
     Column("share", "needed", units.percent),
-    Column("left_bytes", f"headroom {units.GIB.name}", units.GIB.write),
+    Column("left_bytes", "headroom", units.GIB.write),
     Column("verdict", "without activations", justify="left"),
 )
 
@@ -36,6 +36,7 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     """The answer as data and as two tables: the parts, and the accelerators."""
     answer = f"{units.GIB.write(use.total_bytes)} {units.GIB.name} required"
     warnings = too_long(use.count.spec, use.workload) if use.kv_dtype else []
+    warnings += [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
     notes = said([*warnings, *_notes(preset, use)])
     aside = f"in {use.phase}{_setting(use)}, {units.count(use.count.total)} parameters"
     parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer, name="parts")
@@ -44,8 +45,7 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
         f"tight: more than {TIGHT:.0%} of the capacity; headroom: left for what is not counted (negative: shortfall); "
         "nominal: the usable share of the memory is not known"
     )
-    unnamed = [remark for fit in fits if not fit.hardware.sources for remark in fit.hardware.notes]
-    fitting = Table("On one accelerator", FIT_COLUMNS, rows, notes=[note, *unnamed], name="fits")
+    fitting = Table(f"On one accelerator, in {units.GIB.name}", FIT_COLUMNS, rows, notes=[note], name="fits")
     return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings)).of(preset.target)
 
 

@@ -85,9 +85,10 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     elif len(verdicts) + len(skipped) > 1:
         counted = f"{agreed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
+    notes += _explained(verdicts)
     notes.append(
         "=: all checks pass"
-        + ("; ±: they differ, explained below" if explained else "")
+        + ("; ±: they differ, explained above" if explained else "")
         + ("; ≠: number of mismatching nodes; difference: measured − closed form" if wrong else "")
     )
     if verdicts and verdicts[0].witness.startswith("reference"):
@@ -108,18 +109,22 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
         notes.append(_coverage(verdicts))
     if verdicts and verdicts[0].witness == "published":
         notes.append("against the published count of the released weights")
-    notes += [
-        f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
-        f"{v.info['note']}"
-        for v in verdicts
-        if v.info.get("difference")
-    ]
     for verdict in verdicts:
         if "measured" in verdict.info:
             notes.append(f"{verdict.target}: {_speed(verdict.info['measured'])}")
     for why in dict.fromkeys(skipped.values()):
         notes.append(f"skipped, {why}: {', '.join(name for name, reason in skipped.items() if reason == why)}")
     return notes
+
+
+def _explained(verdicts: list[Verdict]) -> list[str]:
+    """One note per model whose count differs by an amount that its preset states and explains."""
+    return [
+        f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "
+        f"{v.info['note']}"
+        for v in verdicts
+        if v.info.get("difference")
+    ]
 
 
 def _coverage(verdicts: list[Verdict]) -> str:

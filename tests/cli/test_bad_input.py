@@ -257,7 +257,7 @@ USAGE = {
     "flops llama3-8b --batch 0": "--batch: 0 is too small; expected at least 1",
     "flops llama3-8b --batch -1": "--batch: -1 is too small",
     "flops llama3-8b --batch abc": "--batch: 'abc' is not a whole number",
-    "flops llama3-8b --seq 1e3": "--seq: '1e3' is not a whole number",
+    "flops llama3-8b --seq 1.5": "--seq: '1.5' is not a whole number",
     "flops llama3-8b --seq 99999999999999999999": "is too large; expected at most",
     "flops llama3-8b --phase eat": "--phase: 'eat'",
     "flops llama3-8b --phase decode --context 0": "--context: decoding needs at least one token before it",

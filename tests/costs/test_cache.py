@@ -254,7 +254,7 @@ def test_more_tokens_than_the_model_was_made_for(run: Any) -> None:
         err == "note: llama3-8b: 8,193 tokens are more than the model's max_position_embeddings of 8,192; counted "
         "anyway\n"
     )
-    assert out.splitlines()[0] == "layer_kind,layers,tokens,elements_per_token,bytes,share"
+    assert out.splitlines()[0] == "target,layer_kind,layers,tokens,elements_per_token,bytes,share"
     assert "8,193 tokens are more" in " ".join(run("kv", "llama3-8b", "--seq", "8193")[1].split())
     assert "more than" not in run("kv", "llama3-8b")[1]
 

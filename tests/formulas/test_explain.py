@@ -316,7 +316,7 @@ def test_places_with_the_same_formulas_share_a_section() -> None:
     ]
     assert [len(s.places) for s in explain(spec, "mlp").sections] == [1, 2]
     tables = report(load_preset("deepseek-v3"), explain(spec, "layers", "kv")).tables
-    assert [table.columns[1].title for table in tables] == ["layers (one of 61)"]
+    assert [table.columns[1].title for table in tables] == ["layers (one of 61)", "stands for"]
 
 
 @pytest.mark.parametrize(

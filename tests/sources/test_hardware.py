@@ -480,5 +480,5 @@ def test_output_to_a_file(run, tmp_path):
     code, out, _ = run("hardware", "--format", "csv", "-o", str(target))
     lines = target.read_text().splitlines()
     assert (code, out) == (0, "")
-    assert lines[0].startswith("name,memory_bytes,memory_bandwidth_bytes_per_s")
+    assert lines[0].startswith("target,memory_bytes,memory_bandwidth_bytes_per_s")
     assert len(lines) == 1 + len(NAMES)

@@ -90,7 +90,8 @@ class TestOverrides:
         assert code == 0
         assert half["params"]["total"] == whole["params"]["total"] - 6 * 7_087_872 - (50257 - 1000) * 768
         assert half["model"]["changes"] == ["num_hidden_layers=6", "vocab_size=1000"]
-        assert half["model"]["target"] == half["model"]["name"] == "gpt2"
+        assert half["model"]["name"] == "gpt2"
+        assert half["model"]["target"] == "gpt2?num_hidden_layers=6&vocab_size=1000"
 
     def test_those_of_all_come_after_its_own(self) -> None:
         spec = load("gpt2?num_hidden_layers=6", ("num_hidden_layers=3",)).model

@@ -175,7 +175,7 @@ def test_a_wide_terminal_takes_all_models_in_one_block() -> None:
 
 def test_csv_has_a_row_a_model_and_raw_values() -> None:
     heading, *rows = run("llama3-8b", "mixtral-8x7b", "--format", "csv").splitlines()
-    assert heading.startswith("model,parameters,active,")
+    assert heading.startswith("target,parameters,active,")
     assert [r.split(",")[:3] for r in rows] == [
         ["llama3-8b", "8030261248", "8030261248"],
         ["mixtral-8x7b", "46702792704", "12879925248"],

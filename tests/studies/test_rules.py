@@ -191,4 +191,4 @@ def test_the_command_shows_them(capsys: pytest.CaptureFixture[str], monkeypatch:
         "embed+ℓ(attn+dense)+logits",
     ):
         assert formula in text
-    assert run("--format", "csv").splitlines()[0] == "rule,formula,flops,error_full,error_causal"
+    assert run("--format", "csv").splitlines()[0] == "target,rule,formula,flops,error_full,error_causal"

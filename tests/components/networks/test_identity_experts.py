@@ -120,8 +120,8 @@ def test_each_layer_keeps_two_caches() -> None:
 def test_what_is_counted_is_the_most_and_is_said() -> None:
     preset = Preset(name="longcat", model=read(PUBLISHED))
     said = (
-        "experts of a token are counted as real, all 12 of 512 beside 256 identity ones, which hold and compute "
-        "nothing: the most that a token can cost"
+        "upper bound: every token is counted with real experts (12 of 512 beside 256 identity experts, which hold and "
+        "compute nothing)"
     )
     shown = params_report(preset, params(preset.model))
     assert said in shown.tables[0].notes
