@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Around, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
+from .components.base import Context, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.head import Classifier, LMHead, NoHead
@@ -276,38 +276,38 @@ def _reference() -> type[nn.Module]:
             self.embed_tokens = nn.Embedding(spec.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
-                self.unused_embedding = spec.unused_embedding.reference(Around(width), spec.vocab_size)
+                self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
             if spec.embedding_size is not None and last.input_size is None:
                 self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
-                self.encoder = spec.encoder.reference(Around(spec.encoder.hidden_size or hidden, causal=False))
-                self.decoder = spec.decoder.reference(Around(hidden, source_size=spec.encoder.hidden_size))
+                self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
+                self.decoder = spec.decoder.reference(Context(hidden, source_size=spec.encoder.hidden_size))
             else:
-                only = last.reference(Around(hidden, causal=spec.encoder is None))
+                only = last.reference(Context(hidden, causal=spec.encoder is None))
                 for name, child in only.named_children():
                     self.add_module(name, child)
                 self._only = (only,)  # as a tuple: the stack's children are registered as this module's own
             for name, part in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if part is not None:
-                    self.add_module(name, part.reference(Around(hidden), last))
+                    self.add_module(name, part.reference(Context(hidden), last))
             self.scores_pooled = (
                 hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
             )
             if top is not None:
                 self.head_proj = nn.Linear(hidden, top, bias=False)
             if isinstance(spec.head, Classifier):
-                self.classifier = spec.head.reference(Around(top or hidden))
+                self.classifier = spec.head.reference(Context(top or hidden))
             if isinstance(spec.head, LMHead):
-                self.lm_head = spec.head.reference(Around(hidden), spec.vocab_size, spec.embedding_size)
+                self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.mtp is not None:
-                    self.mtp = spec.mtp.reference(Around(hidden), last, output.weight)
+                    self.mtp = spec.mtp.reference(Context(hidden), last, output.weight)
             if spec.towers:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
-                    self.towers.add_module(name, tower.reference(Around(hidden, causal=False)))
+                    self.towers.add_module(name, tower.reference(Context(hidden, causal=False)))
 
         @staticmethod
         def _mapped_back(spec: ModelSpec, last: Stack) -> int | None:

@@ -121,14 +121,14 @@ def families_table() -> str:
     verdicts = recorded()
     for file in sorted(FILES, key=lambda file: min(FILES[file])):
         kinds = sorted(FILES[file])
-        around = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
+        context = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]
         alone, leaves = coverage(file)
         untold = any(family_of(kind).text for kind in set(kinds) - set(WRAPPERS))
         cells += [
-            IN_PART if untold else EXACT if around else NONE,
+            IN_PART if untold else EXACT if context else NONE,
             f"{100 * alone // leaves} %" if leaves else NONE,
-            str(sum(len(shapes_of(kind)) for kind in kinds) + len(around)),
+            str(sum(len(shapes_of(kind)) for kind in kinds) + len(context)),
             str(sum(real[k] for k in kinds) or ""),
         ]
         lines.append(f"| {', '.join(kinds)} | {' | '.join(cells)} |")

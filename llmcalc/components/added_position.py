@@ -10,7 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, Positions
+from .base import Component, Context, Positions
 from .position import angles_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class Learned(Component):
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
         return f.table("", Axis("positions", rows), *x.axes, of=x.rows)[0]
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["learned"](self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["learned"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -58,8 +58,8 @@ class Sinusoidal(Component):
     def flow(self, f: Flow, x: Value) -> Value:
         return f.elementwise("", axes=x.axes, rows=x.rows)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["sinusoidal"](around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["sinusoidal"](context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

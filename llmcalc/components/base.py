@@ -111,7 +111,7 @@ class Part(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Context:
     """What a part needs to know about the model around it.
 
     hidden_size: the width of the residual stream.
@@ -162,7 +162,7 @@ class Component(Part):
             """Records the operations that compute its output from x, under the names of the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, around: Around) -> nn.Module:
+        def reference(self, context: Context) -> nn.Module:
             """A runnable PyTorch module, built from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 

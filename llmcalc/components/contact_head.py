@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, TokenMixer
+from .base import Context, TokenMixer
 from .output import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ContactHead(OutputPart):
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return f.linear("", maps, Axis("one", 1), bias=True)
 
-    def reference(self, around: Around, stack: Stack) -> nn.Module:
+    def reference(self, context: Context, stack: Stack) -> nn.Module:
         """A linear layer that no forward pass calls."""
         from torch import nn
 

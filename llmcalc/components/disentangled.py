@@ -20,7 +20,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.derived import Table
-from .base import Around, Flag, Kernel, Positions, StackPart, Standing
+from .base import Context, Flag, Kernel, Positions, StackPart, Standing
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .position import AttentionPosition
@@ -99,8 +99,8 @@ class Disentangled(AttentionPosition):
             added = scores if added is None else f.add(added, scores)
         return added
 
-    def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
-        return _references()["disentangled"](self, around.hidden_size, heads, head_dim)
+    def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
+        return _references()["disentangled"](self, context.hidden_size, heads, head_dim)
 
 
 class RelativeEmbedding(StackPart):
@@ -129,8 +129,8 @@ class RelativeEmbedding(StackPart):
         rows, _ = f.table("table", Axis("distances", length), *x.axes, of=Table(length=length, of=x.rows))
         return rows if self.norm is None else f.part("norm", self.norm, rows)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["table"](self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["table"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -176,8 +176,8 @@ class SideConvolution(StackPart):
         beside = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
         return f.part("norm", self.norm, f.add(x if after is None else after, beside))
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["convolution"](self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["convolution"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -192,11 +192,11 @@ def _references() -> dict[str, type[nn.Module]]:
     class TableReference(nn.Module):
         """Returns the table's rows, [2·span, hidden]."""
 
-        def __init__(self, spec: RelativeEmbedding, around: Around) -> None:
+        def __init__(self, spec: RelativeEmbedding, context: Context) -> None:
             super().__init__()
-            self.table = nn.Embedding(2 * spec.span, around.hidden_size)
+            self.table = nn.Embedding(2 * spec.span, context.hidden_size)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(around)
+                self.norm = spec.norm.reference(context)
 
         def forward(self) -> Tensor:
             rows: Tensor = self.table.weight
@@ -205,13 +205,13 @@ def _references() -> dict[str, type[nn.Module]]:
     class ConvolutionReference(nn.Module):
         """A layer's input and output [batch, tokens, hidden] → the new output."""
 
-        def __init__(self, spec: SideConvolution, around: Around) -> None:
+        def __init__(self, spec: SideConvolution, context: Context) -> None:
             super().__init__()
-            self.act, width = spec.conv_act, around.hidden_size
+            self.act, width = spec.conv_act, context.hidden_size
             self.conv = nn.Conv1d(
                 width, width, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
             )
-            self.norm = spec.norm.reference(around)
+            self.norm = spec.norm.reference(context)
 
         def forward(self, before: Tensor, after: Tensor) -> Tensor:
             beside = activate(self.act, self.conv(before.transpose(1, 2)).transpose(1, 2))

@@ -18,7 +18,7 @@ from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import ONCE
-from .base import Around, Flag, Heads, Part, Positions, StackPart, TokenMixer
+from .base import Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
 from .position import AttentionPosition, angles_of
 from .runtime import Run, vector
 
@@ -77,8 +77,8 @@ class TransformerXL(AttentionPosition):
             scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
             return f.add(q, content), scores
 
-    def reference(self, around: Around, heads: int, head_dim: int) -> nn.Module:
-        return _references()["transformer_xl"](around.hidden_size, heads, head_dim)
+    def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
+        return _references()["transformer_xl"](context.hidden_size, heads, head_dim)
 
 
 class Buckets(Part):
@@ -119,9 +119,9 @@ class LayerBias(Buckets, AttentionPosition):
         bias, _ = f.table("relative_bias", buckets, q.axes[0], of=ONCE, source="Chung et al. 2023 (UniMax), §4")
         return q, bias
 
-    def reference(self, around: Around, heads: int) -> nn.Module:
+    def reference(self, context: Context, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        return _references()["relative"](buckets, furthest, heads, around.causal)
+        return _references()["relative"](buckets, furthest, heads, context.causal)
 
 
 class RelativeBias(Buckets, StackPart):
@@ -162,12 +162,12 @@ class RelativeBias(Buckets, StackPart):
         of_blocks, _ = f.table("blocks", buckets, heads, of=ONCE)
         return f.cat(bias, of_blocks, axes=(Beside(((heads,), (heads,))),))
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        bias = _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+        bias = _references()["relative"](buckets, furthest, self.num_attention_heads, context.causal)
         if self.of_blocks:
             bias.add_module(
-                "blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, around.causal)
+                "blocks", _references()["relative"](buckets, furthest, self.num_attention_heads, context.causal)
             )
         return bias
 

@@ -17,7 +17,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..run.rows import LOGITS, SEQUENCES, Rows
-from .base import Around, Component, Flag, Labels, Part, Width
+from .base import Component, Context, Flag, Labels, Part, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -79,9 +79,9 @@ class LMHead(Component):
         y = y if change.norm is None else f.norm("norm", y, change.norm)
         return f.linear("decoder", y, vocab, bias=self.bias, weight=table, rows=LOGITS)
 
-    def reference(self, around: Around, vocab_size: int = 1, width: int | None = None) -> nn.Module:
+    def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """A head with its own weights; a model that ties them replaces `output.weight`."""
-        return _reference()(self, around, vocab_size, width or around.hidden_size)
+        return _reference()(self, context, vocab_size, width or context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -132,8 +132,8 @@ class Classifier(Component):
     def _rows(self) -> Rows:
         return SEQUENCES if self.over == "sequence" else LOGITS
 
-    def reference(self, around: Around) -> nn.Module:
-        return _classifier()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _classifier()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -158,13 +158,13 @@ def _reference() -> Callable[..., nn.Module]:
     class LMHeadReference(nn.Module):
         """x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
 
-        def __init__(self, spec: LMHead, around: Around, vocab_size: int, width: int) -> None:
+        def __init__(self, spec: LMHead, context: Context, vocab_size: int, width: int) -> None:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.dense = nn.Linear(around.hidden_size, width, bias=spec.transform.bias)
+            self.dense = nn.Linear(context.hidden_size, width, bias=spec.transform.bias)
             if spec.transform.norm is not None:
-                self.norm = spec.transform.norm.reference(Around(width))
+                self.norm = spec.transform.norm.reference(Context(width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -172,11 +172,11 @@ def _reference() -> Callable[..., nn.Module]:
             logits: Tensor = self.decoder(self.norm(x) if hasattr(self, "norm") else x)
             return logits
 
-    def build(spec: LMHead, around: Around, vocab_size: int, width: int) -> nn.Module:
+    def build(spec: LMHead, context: Context, vocab_size: int, width: int) -> nn.Module:
         return (
             nn.Linear(width, vocab_size, bias=spec.bias)
             if spec.transform is None
-            else LMHeadReference(spec, around, vocab_size, width)
+            else LMHeadReference(spec, context, vocab_size, width)
         )
 
     return build
@@ -191,13 +191,13 @@ def _classifier() -> type[nn.Module]:
         `sequence`.
         """
 
-        def __init__(self, spec: Classifier, around: Around) -> None:
+        def __init__(self, spec: Classifier, context: Context) -> None:
             super().__init__()
-            self.spec, hidden = spec, around.hidden_size
+            self.spec, hidden = spec, context.hidden_size
             if spec.transform is not None:
                 self.dense = nn.Linear(hidden, hidden, bias=spec.transform.bias)
                 if spec.transform.norm is not None:
-                    self.norm = spec.transform.norm.reference(around)
+                    self.norm = spec.transform.norm.reference(context)
             self.out_proj = nn.Linear(hidden, spec.num_labels, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, StackPart
+from .base import Component, Context, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class UnusedEmbedding(Component):
         """x: the token embeddings, as wide as a row of the table. vocab: the axis of its rows."""
         return f.table("", vocab, *x.axes)[0]
 
-    def reference(self, around: Around, vocab_size: int = 1) -> nn.Module:
+    def reference(self, context: Context, vocab_size: int = 1) -> nn.Module:
         from torch import nn
 
-        return nn.Embedding(vocab_size, around.hidden_size)
+        return nn.Embedding(vocab_size, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -54,10 +54,10 @@ class SecondStream(StackPart):
         """x: the token embeddings, as wide as the vector."""
         return f.vector("", *x.axes)
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         import torch
 
-        module: nn.Module = vector(torch.zeros(around.hidden_size))
+        module: nn.Module = vector(torch.zeros(context.hidden_size))
         return module
 
     @classmethod

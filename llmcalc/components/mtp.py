@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
 from ..run.rows import LOGITS
-from .base import Around
+from .base import Context
 from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
@@ -92,11 +92,11 @@ class MultiTokenPrediction(OutputPart):
         f.linear("lm_head", y, vocab, weight=table, rows=LOGITS)
         return y
 
-    def reference(self, around: Around, stack: Stack, output: Tensor) -> nn.Module:
+    def reference(self, context: Context, stack: Stack, output: Tensor) -> nn.Module:
         """forward(hidden states, token embeddings) → the logits of each module. output: the weight of the head."""
         *_, last = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
-        return _reference()(self, around, layers[last if self.layer is None else self.layer], output)
+        return _reference()(self, context, layers[last if self.layer is None else self.layer], output)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -120,11 +120,11 @@ def _reference() -> Callable[..., nn.Module]:
     class ModuleReference(nn.Module):
         """Hidden states and the embeddings of the next tokens → hidden states and logits, one token further ahead."""
 
-        def __init__(self, spec: MultiTokenPrediction, around: Around, block: Layer, output: nn.Parameter) -> None:
+        def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
             super().__init__()
-            self.enorm, self.hnorm = spec.norm.reference(around), spec.norm.reference(around)
-            self.eh_proj = nn.Linear(2 * around.hidden_size, around.hidden_size, bias=False)
-            self.block, self.norm = block.reference(around), spec.norm.reference(around)
+            self.enorm, self.hnorm = spec.norm.reference(context), spec.norm.reference(context)
+            self.eh_proj = nn.Linear(2 * context.hidden_size, context.hidden_size, bias=False)
+            self.block, self.norm = block.reference(context), spec.norm.reference(context)
             self.lm_head = Tied(output)
 
         def forward(self, hidden: Tensor, embedded: Tensor, mla: str) -> tuple[Tensor, Tensor]:
@@ -140,8 +140,8 @@ def _reference() -> Callable[..., nn.Module]:
                 ahead.append(logits)
             return ahead
 
-    def build(spec: MultiTokenPrediction, around: Around, block: Layer, output: nn.Parameter) -> nn.Module:
+    def build(spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> nn.Module:
         number = spec.num_nextn_predict_layers
-        return PredictionReference(ModuleReference(spec, around, block, output) for _ in range(number))
+        return PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
 
     return build

@@ -13,7 +13,7 @@ from .. import ops
 from ..algebra import Number
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, Flag, Real
+from .base import Component, Context, Flag, Real
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,8 +49,8 @@ class Norm(Component):
     def flow(self, f: Flow, x: Value) -> Value:
         return f.norm("", x, self)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

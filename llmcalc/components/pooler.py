@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.rows import SEQUENCES
-from .base import Around, Flag, Labels
+from .base import Context, Flag, Labels
 from .output import OutputPart
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class Pooler(OutputPart):
             f.linear("out_proj", pooled, Axis("labels", self.num_labels), bias=True)
         return pooled
 
-    def reference(self, around: Around, stack: Stack | None = None) -> nn.Module:
+    def reference(self, context: Context, stack: Stack | None = None) -> nn.Module:
         """forward(hidden states [batch, tokens, hidden]) → (vector [batch, 1, hidden], its scores or else itself)."""
-        return _reference()(self, around.hidden_size)
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -83,7 +83,7 @@ class Rope(AttentionPosition):
     rotary_dim: Positions | None = None
     partial_rotary_factor: Real | None = Field(default=None, gt=0, le=1)
 
-    def turned(self, head_dim: int) -> int:
+    def rotary_size(self, head_dim: int) -> int:
         """The number of dimensions of a head that are rotated (even)."""
         if self.rotary_dim is not None:
             return self.rotary_dim
@@ -91,9 +91,9 @@ class Rope(AttentionPosition):
 
     def check(self, head_dim: int, where: str = "head_dim") -> None:
         """Raises `ValueError`, naming `where`, if it cannot rotate heads of that size."""
-        turned = self.turned(head_dim)
+        turned = self.rotary_size(head_dim)
         would = (
-            f"RoPE would turn {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
+            f"RoPE would rotate {turned}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
         if turned > head_dim:
@@ -109,12 +109,12 @@ class Rope(AttentionPosition):
         """Raises `ValueError` unless it rotates all of the dimensions whose number the field `size` gives."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
-                f"position: all {size} dimensions are turned; expected no rotary_dim and no partial_rotary_factor"
+                f"position: all {size} dimensions are rotated; expected no rotary_dim and no partial_rotary_factor"
             )
 
     def check_heads(self, sizes: HeadSizes) -> None:
-        if isinstance(sizes.head_dim, int) and self.turned(sizes.head_dim) > sizes.head_dim:
-            turned = self.turned(sizes.head_dim)
+        if isinstance(sizes.head_dim, int) and self.rotary_size(sizes.head_dim) > sizes.head_dim:
+            turned = self.rotary_size(sizes.head_dim)
             raise Unscalable(f"{sizes.head_dim} is less than the {turned} dimensions that RoPE turns")
 
     def rotated(self, x: Tensor, run: Run, start: int) -> Tensor:
@@ -168,12 +168,12 @@ def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
     def turns() -> tuple[Tensor, Tensor]:
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
-    return _turned(x, dim, *run.once(("rope", start, end, dim, theta, x.dtype), turns))
+    return _rotated(x, dim, *run.once(("rope", start, end, dim, theta, x.dtype), turns))
 
 
-def turn(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
+def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
     """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with tokens at these positions."""
-    return _turned(x, dim, *_cos_sin(positions, dim, theta, x))
+    return _rotated(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
 def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, like: Tensor) -> tuple[T
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def _turned(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
     import torch
 
     left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]

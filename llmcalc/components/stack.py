@@ -18,7 +18,7 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Component, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
+from .base import Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
 from .choices import AnyLayer, Streams
 from .layers.block import Block, Layer, Sharing
@@ -274,8 +274,8 @@ class Stack(Component):
         again = Sharing(first=False, others=more)
         return f.layers(x, lambda v: block.flow(f, v, again), more, others, label=further, **about, **role)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -364,20 +364,20 @@ def _reference() -> type[nn.Module]:
     class StackReference(nn.Module):
         """Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
-        def __init__(self, spec: Stack, around: Around) -> None:
+        def __init__(self, spec: Stack, context: Context) -> None:
             super().__init__()
-            below = Around(spec.input_size or around.hidden_size, around.causal)
+            below = Context(spec.input_size or context.hidden_size, context.causal)
             if spec.stem is not None:
-                self.stem = spec.stem.reference(around)
+                self.stem = spec.stem.reference(context)
             if spec.vocab_size is not None:
-                self.embed_tokens = nn.Embedding(spec.vocab_size, around.hidden_size)
+                self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(below)
             self._token_types = self._held(spec.token_types, below)
             if spec.embedding_norm is not None:
                 self.embed_norm = spec.embedding_norm.reference(below)
             if spec.input_size is not None:
-                self.input_proj = nn.Linear(spec.input_size, around.hidden_size)
+                self.input_proj = nn.Linear(spec.input_size, context.hidden_size)
             for name, part, more in (
                 ("relative_bias", spec.relative_bias, ()),
                 ("relative_embedding", spec.relative_embedding, ()),
@@ -386,26 +386,26 @@ def _reference() -> type[nn.Module]:
                 ("second_stream", spec.second_stream, ()),
             ):
                 if part is not None:
-                    self.add_module(name, part.reference(around, *more))
-            self._streams = self._held(spec.streams, around)
+                    self.add_module(name, part.reference(context, *more))
+            self._streams = self._held(spec.streams, context)
             rest = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *rest)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
-            self.layers = nn.ModuleList(kinds[name].reference(around) for name in names)
+            self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
                     self._share(self.layers[names.index(name)], self.layers[i])
             if spec.final_norm is not None:
-                self.norm = spec.final_norm.reference(around)
+                self.norm = spec.final_norm.reference(context)
 
-        def _held(self, part: Component | None, around: Around) -> tuple[Any, ...]:
+        def _held(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """The module of a part whose children are the stack's own, or nothing, as a tuple: torch does not register
             modules in a tuple.
             """
             if part is None:
                 return ()
-            module = part.reference(around)
+            module = part.reference(context)
             for name, child in module.named_children():
                 self.add_module(name, child)
             return (module,)

@@ -14,7 +14,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..run.derived import Multiple
 from ..run.rows import Fixed, Rows
-from .base import Around, Component, Positions, Width
+from .base import Component, Context, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,8 +53,8 @@ class ConvStem(Component):
         y = f.act(f.conv("conv1", read, *wide, kernel=3, bias=True), "gelu")
         return f.act(f.conv("conv2", y, *wide, kernel=3, bias=True, rows=self.positions), "gelu")
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     def frames(self, batch: int) -> tuple[int, int, int]:
         """The shape of the stem's input: [batch, num_mel_bins, frames]."""

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import Around, Positions, StackPart
+from .base import Context, Positions, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,9 +47,9 @@ class TokenTypes(StackPart):
                 x = f.add(x, f.table(name, Axis("types", types), *x.axes, of=x.rows, kind=self.kind)[0])
         return x
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         """forward(token embeddings [batch, tokens, width]) → their sum. The stack registers its children as its own."""
-        return _reference()(self, around.hidden_size)
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -78,7 +78,7 @@ TOWERS = "towers."
 
 
 def places(
-    tree: Node, known: frozenset[str], kind: str, base: str, names: Modules, around: Modules | None = None
+    tree: Node, known: frozenset[str], kind: str, base: str, names: Modules, context: Modules | None = None
 ) -> Found:
     """Finds the modules of the class for the nodes of the tree.
 
@@ -86,9 +86,9 @@ def places(
     kind: the kind of the spec.
     base: the path of the model without a head.
     names: the module names of its family.
-    around: the module names of the wrapper around it; none by default.
+    context: the module names of the wrapper around it; none by default.
     """
-    towers = {key[len(TOWERS) :]: name for key, name in (around or names).items() if key.startswith(TOWERS)}
+    towers = {key[len(TOWERS) :]: name for key, name in (context or names).items() if key.startswith(TOWERS)}
     beside = _Search(known, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
     return {**dict(_Search(known, {**USUAL, **names}, names).all(tree, kind, base)), **dict(beside)}
 

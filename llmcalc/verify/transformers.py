@@ -208,10 +208,10 @@ def _checks(
 
 def find(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Found:
     """The modules of a class built from a config that correspond to the nodes of the spec's tree."""
-    family, around = family_behind(text_of(config)[2]), family_behind(config["model_type"])
+    family, context = family_behind(text_of(config)[2]), family_behind(config["model_type"])
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
     known = module_names(model) | tensor_names(model)
-    names, outer = ({} if one is None else one.modules for one in (family, around))
+    names, outer = ({} if one is None else one.modules for one in (family, context))
     return places(spec.tree(), known, spec.kind, base, names, outer)
 
 

@@ -101,7 +101,7 @@ DAMAGE = {
         "num_attention_heads = 6",
         ["num_attention_heads: 6 does not divide hidden_size 64"],
     ),
-    "an odd head for RoPE": ("num_key_value_heads = 2", "head_dim = 5", ["attention.position: RoPE would turn 5"]),
+    "an odd head for RoPE": ("num_key_value_heads = 2", "head_dim = 5", ["attention.position: RoPE would rotate 5"]),
     "a date": ("hidden_size = 64", "hidden_size = 2024-01-01", ["model.hidden_size: a date is not a whole number"]),
     "a time": (
         "hidden_size = 64",

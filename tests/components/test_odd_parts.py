@@ -57,23 +57,25 @@ REFUSED = [
     pytest.param(
         MixtureOfAttention.examples()[0],
         {"position": ROPE},
-        "RoPE would turn 5",
+        "RoPE would rotate 5",
         id="an odd turn, mixture of attention",
     ),
     pytest.param(
-        DifferentialAttention.examples()[0], {"head_dim": 5}, "RoPE would turn 5", id="an odd head, differential"
+        DifferentialAttention.examples()[0], {"head_dim": 5}, "RoPE would rotate 5", id="an odd head, differential"
     ),
     pytest.param(
         DifferentialAttention.examples()[0],
         {"position": {"rotary_dim": 8}},
-        "RoPE would turn 8",
+        "RoPE would rotate 8",
         id="more turned than there is, differential",
     ),
-    pytest.param(CompressedConvAttention.examples()[0], {"position": ROPE}, "RoPE would turn 5", id="an odd turn, CCA"),
+    pytest.param(
+        CompressedConvAttention.examples()[0], {"position": ROPE}, "RoPE would rotate 5", id="an odd turn, CCA"
+    ),
     pytest.param(
         MLA.examples()[0],
         {"position": {"rotary_dim": 2}},
-        "all qk_rope_head_dim dimensions are turned",
+        "all qk_rope_head_dim dimensions are rotated",
         id="a turn that MLA would not look at",
     ),
     pytest.param(

@@ -56,7 +56,7 @@ WORDS = frozenset(
 )
 """Constants of the package that reference code may use: keywords of the spec's language, no numbers and no parts."""
 
-PASSED_AROUND = frozenset({"Around", "Run"})
+CONTEXT_CLASSES = frozenset({"Context", "Run"})
 """Classes of the package that are not parts and give reference code its context."""
 
 FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "run", "costs", "units"})
@@ -379,7 +379,7 @@ class _Check:
             return
         if FORMULA_MODULES & {name, *below}:
             self.say(node, f"`{node.id}` is the closed form's")
-        elif name in parts() or name in PASSED_AROUND or name in WORDS:
+        elif name in parts() or name in CONTEXT_CLASSES or name in WORDS:
             return
         elif home == self.module.name:
             if name in self.module.functions:

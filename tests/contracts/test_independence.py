@@ -34,7 +34,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
         *modules()
     }
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
-    assert {"source", "sizes", "top_size", "block_in", "attends_like", "turned", "gives", "has_bias"} <= members()
+    assert {"source", "sizes", "top_size", "block_in", "attends_like", "rotary_size", "gives", "has_bias"} <= members()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
             "    import torch\n    from ..algebra import exact_div\n    exact_div(1, 1)\n",
             "exact_div",
         ),
-        ("return _reference()(self, around.hidden_size)", "return _reference()(self, self.op(1).params())", "op"),
+        ("return _reference()(self, context.hidden_size)", "return _reference()(self, self.op(1).params())", "op"),
         ("spec.eps, groups", "helped(spec), groups", "has_bias"),
         ("spec.eps, groups", "LARGEST, groups", "LARGEST"),
     ],

@@ -514,7 +514,7 @@ def test_published_exponents_start_at_the_model() -> None:
         (["--params", "8e9", "--kv-ratio", "1", "--set", "num_key_value_heads=4"], "--kv-ratio and --set"),
         (["--params", "8e9", "--ffn-ratio", "4", "--set", "intermediate_size=4"], "--ffn-ratio and --set"),
         (["--params", "8e9", "--vocab", "1e18"], "vocab_size: 1000000000000000000 is too large"),
-        (["llama3-8b", "--head-dim", "7"], "RoPE would turn 7"),
+        (["llama3-8b", "--head-dim", "7"], "RoPE would rotate 7"),
         (["gpt2", "--tie", "--set", "head.type=none"], "--tie: this model has no language-model head"),
         (["deepseek-v3"], "'mla' does not scale"),
         (["bert-base"], "only decoders are supported, and this model is an encoder;"),

@@ -84,8 +84,6 @@ def test_the_document_has_the_coverage(run: Any, tmp_path: Path) -> None:
     assert coverage["summed"] == 0
     assert "embed_norm" in coverage["missing"]
     printed = " ".join(run(*asked, "--notes").out.split())
-    assert (
-        f"{coverage['alone']} of {coverage['alone'] + len(coverage['missing'])} parts that hold parameters are compared individually"
-        in printed
-    )
+    parts = coverage["alone"] + len(coverage["missing"])
+    assert f"{coverage['alone']} of {parts} parts that hold parameters are compared individually" in printed
     assert "only within the totals above them: embed_norm" in printed

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import Around, Component, LaurelRank
+from ..base import Component, Context, LaurelRank
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
@@ -72,8 +72,8 @@ class AltUp(ResidualStreams):
         x = f.cat(first, maps, axes=(streams, hidden))
         return f.sum(x, hidden) if top else x
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["streams"](self.altup_num_inputs, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["streams"](self.altup_num_inputs, context.hidden_size)
 
 
 class AltUpLayer(WholeLayer):
@@ -152,8 +152,8 @@ class AltUpLayer(WholeLayer):
             (first,) = f.split(corrected, (hidden,))
             return corrected, f.mul(first, f.vector("scale", hidden))
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["layer"](self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -211,10 +211,10 @@ def _references() -> dict[str, type[nn.Module]]:
             return mixed
 
     class Predict(nn.Module):
-        def __init__(self, streams: int, norm: Norm, around: Around) -> None:
+        def __init__(self, streams: int, norm: Norm, context: Context) -> None:
             super().__init__()
-            self.streams, self.router_norm = streams, norm.reference(around)
-            self.router = nn.Linear(around.hidden_size, streams, bias=False)
+            self.streams, self.router_norm = streams, norm.reference(context)
+            self.router = nn.Linear(context.hidden_size, streams, bias=False)
             self.coefficients = nn.Linear(streams, streams * streams, bias=False)
             self.mix = Mix()
 
@@ -242,11 +242,11 @@ def _references() -> dict[str, type[nn.Module]]:
             return corrected, corrected[0] * self.scale.weight
 
     class Laurel(nn.Module):
-        def __init__(self, rank: int, norm: Norm, around: Around) -> None:
+        def __init__(self, rank: int, norm: Norm, context: Context) -> None:
             super().__init__()
-            self.left = nn.Linear(around.hidden_size, rank, bias=False)
-            self.right = nn.Linear(rank, around.hidden_size, bias=False)
-            self.norm = norm.reference(around)
+            self.left = nn.Linear(context.hidden_size, rank, bias=False)
+            self.right = nn.Linear(rank, context.hidden_size, bias=False)
+            self.norm = norm.reference(context)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = x + self.norm(self.right(self.left(x)))
@@ -255,17 +255,17 @@ def _references() -> dict[str, type[nn.Module]]:
     class AltUpLayerReference(nn.Module):
         """x: [streams, batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: AltUpLayer, around: Around) -> None:
+        def __init__(self, spec: AltUpLayer, context: Context) -> None:
             super().__init__()
-            self.predict = Predict(spec.altup_num_inputs, spec.norm, around)
-            self.laurel = Laurel(spec.laurel_rank, spec.norm, around)
+            self.predict = Predict(spec.altup_num_inputs, spec.norm, context)
+            self.laurel = Laurel(spec.laurel_rank, spec.norm, context)
             for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
-                self.add_module(name, part.reference(around))
-                self.add_module(f"{name}_post_norm", spec.norm.reference(around))
-            self.correct = Correct(spec.altup_num_inputs, around.hidden_size, self.predict.router)
-            self.per_layer_input = spec.per_layer_input.reference(around, spec.norm)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+                self.add_module(f"{name}_post_norm", spec.norm.reference(context))
+            self.correct = Correct(spec.altup_num_inputs, context.hidden_size, self.predict.router)
+            self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
         def _ran(self, name: str, x: Tensor, run: Run) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, run))

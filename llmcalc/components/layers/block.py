@@ -23,7 +23,7 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Around, Component, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
+from ..base import Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -133,7 +133,7 @@ class Layer(Component):
         """sharing: its position among the layers that share parameters; None where it shares none."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         """forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -167,7 +167,7 @@ class Block(Layer):
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
     cross_attention: Attention | None = None
-    residual_scale: Flag | Literal["stream", "output"] = False
+    residual_scale: Flag | Literal["residual", "output"] = False
     idle_cross_attention: Flag = False
 
     @model_validator(mode="after")
@@ -251,7 +251,7 @@ class Block(Layer):
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
             y = f.part(f"{name}_out_scale", scale, y)
-        if self.residual_scale in (True, "stream"):
+        if self.residual_scale in (True, "residual"):
             x = f.part(f"{name}_residual_scale", scale, x)
         return f.add(x, y)
 
@@ -264,8 +264,8 @@ class Block(Layer):
         if self.norm_placement != "pre":
             self._normed(f, f"{name}_post_norm", x, "idle")
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -281,7 +281,7 @@ class Block(Layer):
             base.model_copy(update={"norm_placement": "output"}),
             base.model_copy(update={"without_norms": ("self_attn_pre_norm",)}),
             base.model_copy(update={"residual_scale": True}),
-            base.model_copy(update={"residual_scale": "stream"}),
+            base.model_copy(update={"residual_scale": "residual"}),
             base.model_copy(update={"residual_scale": "output"}),
             base.model_copy(update={"input_norm": layernorm}),
             base.model_copy(update={"attention": Nothing()}),
@@ -317,37 +317,37 @@ def _reference() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Block, around: Around) -> None:
+        def __init__(self, spec: Block, context: Context) -> None:
             super().__init__()
             if spec.input_norm is not None:
-                self.input_norm = spec.input_norm.reference(around)
+                self.input_norm = spec.input_norm.reference(context)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
             for part, where in (
-                (spec.attention, around),
+                (spec.attention, context),
                 (
                     spec.cross_attention,
-                    Around(around.hidden_size, around.causal, cross=True, source_size=around.source_size),
+                    Context(context.hidden_size, context.causal, cross=True, source_size=context.source_size),
                 ),
-                (spec.feed_forward, around),
+                (spec.feed_forward, context),
             ):
                 if isinstance(part, Component):
                     name = "cross_attn" if where.cross else part.node_name
                     self.add_module(name, part.reference(where))
                     self.order.append(name)
             if spec.parallel == "shared":
-                self.pre_norm = spec.norm.reference(around)
+                self.pre_norm = spec.norm.reference(context)
                 return
             for name in self.order if spec.residual_scale else ():
-                width, both = around.hidden_size, spec.residual_scale is True
+                width, both = context.hidden_size, spec.residual_scale is True
                 if both or spec.residual_scale == "output":
                     self.add_module(f"{name}_out_scale", Scaling(width, bias=both))
-                if both or spec.residual_scale == "stream":
+                if both or spec.residual_scale == "residual":
                     self.add_module(f"{name}_residual_scale", Scaling(width, bias=both))
             for name in self.order:
                 places = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{name}_{place}_norm" for place in places):
                     if norm not in spec.without_norms:
-                        self.add_module(norm, spec.norm.reference(around))
+                        self.add_module(norm, spec.norm.reference(context))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 

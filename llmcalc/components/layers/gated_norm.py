@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Flag, StepRank
+from ..base import Component, Context, Flag, StepRank
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -60,8 +60,8 @@ class GatedNormLayer(WholeLayer):
             inner = f.act(f.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
             return f.mul(x, f.act(f.linear("up_proj", inner, *x.axes), "sigmoid"))
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -89,15 +89,15 @@ def _reference() -> type[nn.Module]:
     class GatedNormLayerReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GatedNormLayer, around: Around) -> None:
+        def __init__(self, spec: GatedNormLayer, context: Context) -> None:
             super().__init__()
             gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
             for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(part, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 if gated[name]:
-                    self.add_module(f"{name}_pre_norm_gate", Gate(around.hidden_size, spec.gated_norm_rank))
-                self.add_module(name, part.reference(around))
+                    self.add_module(f"{name}_pre_norm_gate", Gate(context.hidden_size, spec.gated_norm_rank))
+                self.add_module(name, part.reference(context))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):

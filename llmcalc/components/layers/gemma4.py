@@ -15,7 +15,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, HeadSizes, Part
+from ..base import Component, Context, HeadSizes, Part
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -85,8 +85,8 @@ class Gemma4Layer(WholeLayer):
         y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x), **seen)
         return f.part(f"{name}_post_norm", self.norm, y)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -118,18 +118,18 @@ def _reference() -> type[nn.Module]:
     class Gemma4LayerReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Gemma4Layer, around: Around) -> None:
+        def __init__(self, spec: Gemma4Layer, context: Context) -> None:
             super().__init__()
             self.scale = Scale()
             for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
                 if isinstance(part, Component):
-                    self.add_module(name, part.reference(around))
-                    self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(around))
+                    self.add_module(name, part.reference(context))
+                    self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                    self.add_module(f"{name}_post_norm", spec.norm.reference(context))
             if spec.dense is not None:
-                self.sum_post_norm = spec.norm.reference(around)
+                self.sum_post_norm = spec.norm.reference(context)
             if spec.per_layer_input is not None:
-                self.per_layer_input = spec.per_layer_input.reference(around, spec.norm)
+                self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
         def _between_norms(self, name: str, x: Tensor, run: Run, **seen: Tensor) -> Tensor:
             y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run, **seen)

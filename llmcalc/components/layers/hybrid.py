@@ -13,7 +13,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, HeadSizes, Nothing, TokenMixer, Unscalable
+from ..base import Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -74,8 +74,8 @@ class HybridBlock(Layer):
         x = f.add(x, f.part("state_space", self.state_space, read))
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -92,16 +92,16 @@ def _reference() -> type[nn.Module]:
     class HybridReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: HybridBlock, around: Around) -> None:
+        def __init__(self, spec: HybridBlock, context: Context) -> None:
             super().__init__()
-            self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(around), spec.norm.reference(around)
+            self.mixers_pre_norm, self.mlp_pre_norm = spec.norm.reference(context), spec.norm.reference(context)
             for where, part in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
                 assert isinstance(part, Component)
-                self.add_module(where, part.reference(around))
+                self.add_module(where, part.reference(context))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             y = self.mixers_pre_norm(x)

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, Real, Streams
+from ..base import Component, Context, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -89,8 +89,8 @@ class HyperLayer(WholeLayer):
                 x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
             return summed, written, x
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["layer"](self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["layer"](self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -129,8 +129,8 @@ class HyperStreams(ResidualStreams):
         weights = f.act(_weights(f, x, Beside(((streams,),))), "sigmoid")
         return f.sum(f.mul(x, weights), hidden)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["streams"](self.hc_mult, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["streams"](self.hc_mult, context.hidden_size)
 
 
 def _weights(f: Flow, x: Value, out: Beside) -> Value:
@@ -209,13 +209,13 @@ def _references() -> dict[str, type[nn.Module]]:
     class HyperLayerReference(nn.Module):
         """x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: HyperLayer, around: Around) -> None:
+        def __init__(self, spec: HyperLayer, context: Context) -> None:
             super().__init__()
             for name, part in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
                 assert isinstance(part, Component)
-                self.add_module(f"{name}_connection", Connection(spec, around.hidden_size))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
-                self.add_module(name, part.reference(around))
+                self.add_module(f"{name}_connection", Connection(spec, context.hidden_size))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):

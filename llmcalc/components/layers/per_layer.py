@@ -13,7 +13,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Part, PerLayer, PerLayerVocab, StackPart
+from ..base import Context, Part, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import Run
@@ -55,8 +55,8 @@ class PerLayerEmbedding(StackPart):
         mapped = f.linear("projection", x, *each)
         return f.add(looked_up, f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source()))
 
-    def reference(self, around: Around, layers: int = 1) -> nn.Module:
-        return _references()["table"](self, around, layers)
+    def reference(self, context: Context, layers: int = 1) -> nn.Module:
+        return _references()["table"](self, context, layers)
 
 
 class PerLayerGate(Part):
@@ -87,8 +87,8 @@ class PerLayerGate(Part):
         y = f.mul(gate, vectors.seen(width))
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
 
-    def reference(self, around: Around, norm: Norm) -> nn.Module:
-        return _references()["gate"](self, around, norm)
+    def reference(self, context: Context, norm: Norm) -> nn.Module:
+        return _references()["gate"](self, context, norm)
 
 
 @cache
@@ -98,16 +98,16 @@ def _references() -> dict[str, type[nn.Module]]:
     class Table(nn.Module):
         """x: the token embeddings, [batch, tokens, hidden] → [batch, tokens, layers, width]."""
 
-        def __init__(self, spec: PerLayerEmbedding, around: Around, layers: int) -> None:
+        def __init__(self, spec: PerLayerEmbedding, context: Context, layers: int) -> None:
             super().__init__()
             self.rows, self.width, self.hidden = (
                 spec.vocab_size_per_layer_input,
                 spec.hidden_size_per_layer_input,
-                around.hidden_size,
+                context.hidden_size,
             )
             self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
-            self.norm = spec.norm.reference(Around(self.width))
+            self.norm = spec.norm.reference(Context(self.width))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             assert run.ids is not None, "per-layer embeddings are looked up by token"
@@ -119,12 +119,12 @@ def _references() -> dict[str, type[nn.Module]]:
     class Gate(nn.Module):
         """x: [batch, tokens, hidden] → the term added to x."""
 
-        def __init__(self, spec: PerLayerGate, around: Around, norm: Norm) -> None:
+        def __init__(self, spec: PerLayerGate, context: Context, norm: Norm) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.gate = nn.Linear(around.hidden_size, spec.hidden_size_per_layer_input, bias=False)
-            self.projection = nn.Linear(spec.hidden_size_per_layer_input, around.hidden_size, bias=False)
-            self.norm = norm.reference(around)
+            self.gate = nn.Linear(context.hidden_size, spec.hidden_size_per_layer_input, bias=False)
+            self.projection = nn.Linear(spec.hidden_size_per_layer_input, context.hidden_size, bias=False)
+            self.norm = norm.reference(context)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             assert run.per_layer is not None, "the stack has no per-layer embeddings"

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Component, HeadSizes, Nothing
+from ..base import Component, Context, HeadSizes, Nothing
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -81,8 +81,8 @@ class ShortcutLayer(Layer):
         x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
         return x, f.part("dense_pre_norm", self.norm, x, nth=nth)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -105,16 +105,16 @@ def _reference() -> type[nn.Module]:
     class ShortcutReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ShortcutLayer, around: Around) -> None:
+        def __init__(self, spec: ShortcutLayer, context: Context) -> None:
             super().__init__()
             assert not isinstance(spec.attention, Nothing)
             assert not isinstance(spec.feed_forward, Nothing)
             first_and_second = range(2)
-            self.self_attn = nn.ModuleList(spec.attention.reference(around) for _ in first_and_second)
-            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(around) for _ in first_and_second)
-            self.dense = nn.ModuleList(spec.dense.reference(around) for _ in first_and_second)
-            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(around) for _ in first_and_second)
-            self.mlp = spec.feed_forward.reference(around)
+            self.self_attn = nn.ModuleList(spec.attention.reference(context) for _ in first_and_second)
+            self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(context) for _ in first_and_second)
+            self.dense = nn.ModuleList(spec.dense.reference(context) for _ in first_and_second)
+            self.dense_pre_norm = nn.ModuleList(spec.norm.reference(context) for _ in first_and_second)
+            self.mlp = spec.feed_forward.reference(context)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), run)

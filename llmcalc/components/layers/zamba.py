@@ -20,7 +20,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import MOST_LAYERS, Around, Component, Flag, HeadSizes, Inner, Nothing, Part, TokenMixer, Unscalable
+from ..base import MOST_LAYERS, Component, Context, Flag, HeadSizes, Inner, Nothing, Part, TokenMixer, Unscalable
 from ..mixers.attention import Adapter, Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
@@ -183,8 +183,8 @@ class ZambaLayer(Layer):
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -242,13 +242,13 @@ def _reference() -> type[nn.Module]:
             return adapted
 
     class Network(nn.Module):
-        def __init__(self, spec: SharedBlock, around: Around) -> None:
+        def __init__(self, spec: SharedBlock, context: Context) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for name, child in spec.feed_forward.reference(around).named_children():
+            for name, child in spec.feed_forward.reference(context).named_children():
                 self.add_module(name, child)
             if spec.adapter_rank is not None:
-                self.adapters = adapters(spec, around.hidden_size, 2 * spec.feed_forward.intermediate_size)
+                self.adapters = adapters(spec, context.hidden_size, 2 * spec.feed_forward.intermediate_size)
 
         def forward(self, x: Tensor) -> Tensor:
             gate, up = self.get_submodule("gate_proj")(x), self.get_submodule("up_proj")(x)
@@ -261,12 +261,12 @@ def _reference() -> type[nn.Module]:
     class BlockReference(nn.Module):
         """The residual stream and the token embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
-        def __init__(self, spec: ZambaLayer, around: Around) -> None:
+        def __init__(self, spec: ZambaLayer, context: Context) -> None:
             super().__init__()
-            block, hidden = spec.transformer, around.hidden_size
-            wide = Around(2 * hidden, output_size=hidden)
-            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(wide), spec.norm.reference(around)
-            self.self_attn, self.mlp = block.attention.reference(wide), Network(block, around)
+            block, hidden = spec.transformer, context.hidden_size
+            wide = Context(2 * hidden, output_size=hidden)
+            self.self_attn_pre_norm, self.mlp_pre_norm = spec.norm.reference(wide), spec.norm.reference(context)
+            self.self_attn, self.mlp = block.attention.reference(wide), Network(block, context)
             for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 old: Any = getattr(self.self_attn, name)
                 setattr(self.self_attn, name, Adapted(old.in_features, old.out_features, block, old.bias is not None))
@@ -279,12 +279,12 @@ def _reference() -> type[nn.Module]:
     class ZambaReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ZambaLayer, around: Around) -> None:
+        def __init__(self, spec: ZambaLayer, context: Context) -> None:
             super().__init__()
-            self.transformer = BlockReference(spec, around)
-            self.linear = nn.Linear(around.hidden_size, around.hidden_size, bias=False)
+            self.transformer = BlockReference(spec, context)
+            self.linear = nn.Linear(context.hidden_size, context.hidden_size, bias=False)
             assert isinstance(spec.attention, Component)
-            self.mixer_pre_norm, self.mixer = spec.norm.reference(around), spec.attention.reference(around)
+            self.mixer_pre_norm, self.mixer = spec.norm.reference(context), spec.attention.reference(context)
 
         def share(self, first: ZambaReference) -> None:
             """Uses the block of the first such layer, and stores its own adapters there."""

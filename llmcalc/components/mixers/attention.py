@@ -18,7 +18,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
-    Around,
+    Context,
     Flag,
     HeadDim,
     Heads,
@@ -331,8 +331,8 @@ class Attention(TokenMixer):
         chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
         return f"{name} {a if k == a else f'{a}/{k}'} × {d}{window}{chunk}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -444,35 +444,35 @@ def _reference() -> type[nn.Module]:
     class AttentionReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Attention, around: Around) -> None:
+        def __init__(self, spec: Attention, context: Context) -> None:
             super().__init__()
-            self.spec, self.causal, self.cross = spec, around.causal, around.cross
+            self.spec, self.causal, self.cross = spec, context.causal, context.cross
             self.heads = spec.num_attention_heads
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
-            self.head_dim = spec.head_dim or around.hidden_size // spec.num_attention_heads
+            self.head_dim = spec.head_dim or context.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            width = around.hidden_size
-            seen = around.source_size or width if around.cross else width
+            width = context.hidden_size
+            seen = context.source_size or width if context.cross else width
             self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(seen, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
                 self.v_proj = nn.Linear(seen, self.kv_heads * self.value_dim, bias=spec.v_bias)
-            self.o_proj = nn.Linear(self.heads * self.value_dim, around.output_size or width, bias=spec.o_bias)
+            self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
-                self.gate_proj = spec.output_gate.reference(around, self.heads, self.value_dim)
+                self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = Core()
             if spec.block_indexer is not None:
                 theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
-                self.indexer: Any = spec.block_indexer.reference(around, theta)
+                self.indexer: Any = spec.block_indexer.reference(context, theta)
             if spec.position is not None and spec.position.type == "relative_bias":
-                self.relative_bias = spec.position.reference(around, self.heads)
+                self.relative_bias = spec.position.reference(context, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":
-                self.disentangled = spec.position.reference(around, self.heads, self.head_dim)
+                self.disentangled = spec.position.reference(context, self.heads, self.head_dim)
             if spec.position is not None and spec.position.type == "transformer_xl":
-                self.relative = spec.position.reference(around, self.heads, self.head_dim)
+                self.relative = spec.position.reference(context, self.heads, self.head_dim)
             self.alibi = spec.position is not None and spec.position.type == "alibi"
             self.sinks = vector(torch.zeros(self.heads)) if spec.sinks else None
             if (self.causal or self.cross) and not spec.kv_shared:

@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, HeadDim, Heads, Part, Standing, TopK, Window
+from ..base import Context, HeadDim, Heads, Part, Standing, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import rotate
 from ..runtime import Run, cache_class
@@ -75,8 +75,8 @@ class BlockIndexer(Part):
             f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("none", 0)))
         return {"core": ops.BlockCore, "block": self.index_block_size, "blocks": self.index_topk_blocks}
 
-    def reference(self, around: Around, theta: float) -> nn.Module:
-        return _reference()(self, around.hidden_size, theta)
+    def reference(self, context: Context, theta: float) -> nn.Module:
+        return _reference()(self, context.hidden_size, theta)
 
 
 @cache
@@ -103,14 +103,14 @@ def _reference() -> type[nn.Module]:
             )
             self.cache, self.core = cache_class()(), Core()
 
-        def _turn(self, x: Tensor, run: Run) -> Tensor:
+        def _rotate(self, x: Tensor, run: Run) -> Tensor:
             return rotate(x, run, run.past, self.spec.index_head_dim // 2 * 2, self.theta)
 
         @torch.no_grad()
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, end = self.spec, run.past + x.shape[1]
-            q = self._turn(self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), run)
-            (k,) = self.cache(run, self._turn(self.k_norm(self.k_proj(x)), run))
+            q = self._rotate(self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), run)
+            (k,) = self.cache(run, self._rotate(self.k_norm(self.k_proj(x)), run))
             at, keys = run.span(run.past, end, x.device), run.span(0, end, x.device)
             scores = self.core(q, k).float().masked_fill(keys[None] > at[:, None], float("-inf"))
             blocks = -(-end // spec.index_block_size)

@@ -19,7 +19,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import WithStart
 from ..base import (
-    Around,
+    Context,
     Flag,
     HeadDim,
     Heads,
@@ -144,8 +144,8 @@ class CompressedConvAttention(WindowedMixer):
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -179,10 +179,10 @@ def _reference() -> type[nn.Module]:
     class CCAReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedConvAttention, around: Around) -> None:
+        def __init__(self, spec: CompressedConvAttention, context: Context) -> None:
             super().__init__()
-            self.spec, self.causal = spec, around.causal
-            h, a, k, d = around.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            self.spec, self.causal = spec, context.causal
+            h, a, k, d = context.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             both, bias = (a + k) * d, spec.attention_bias
             self.q_proj, self.k_proj = nn.Linear(h, a * d, bias=bias), nn.Linear(h, k * d, bias=bias)
             self.conv_channels = nn.Conv1d(both, both, spec.cca_time0, groups=both)

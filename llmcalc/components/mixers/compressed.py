@@ -22,7 +22,7 @@ from ...ops.sparse import COMPRESSED
 from ...run.derived import Blocks
 from ...run.rows import Routed
 from ..base import (
-    Around,
+    Context,
     Flag,
     HeadDim,
     Heads,
@@ -37,7 +37,7 @@ from ..base import (
     Window,
 )
 from ..norm import Norm, norm_reference
-from ..position import Rope, rotate, turn
+from ..position import Rope, rotate, rotate_at
 from ..runtime import Run, allowed, cache_class, state_class, vector
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class CompressedAttention(TokenMixer):
         chosen = "" if self.indexer is None else f", {self.indexer.index_topk} of them"
         return f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{chosen}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -281,7 +281,7 @@ def _reference() -> type[nn.Module]:
                     kv, gate = self._with_last_window(kv, gate, run)
                 new = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 at = (torch.arange(windows, device=x.device) + entries.shape[1]) * self.rate
-                entries = torch.cat([entries, turn(new, at, self.rope, self.theta)], 1)
+                entries = torch.cat([entries, rotate_at(new, at, self.rope, self.theta)], 1)
             self.cache.keep(run, entries, *rest)
             all_of_them: Tensor = entries
             return all_of_them
@@ -323,9 +323,9 @@ def _reference() -> type[nn.Module]:
     class CompressedAttentionReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: CompressedAttention, around: Around) -> None:
+        def __init__(self, spec: CompressedAttention, context: Context) -> None:
             super().__init__()
-            self.spec, hidden, width = spec, around.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.spec, hidden, width = spec, context.hidden_size, spec.num_attention_heads * spec.head_dim
             self.q_a_proj, self.q_a_norm = (
                 nn.Linear(hidden, spec.q_lora_rank, bias=False),
                 norm_reference(spec.norm, spec.q_lora_rank),
@@ -346,14 +346,14 @@ def _reference() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _turn(self, x: Tensor, run: Run) -> Tensor:
+        def _rotate(self, x: Tensor, run: Run) -> Tensor:
             return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
 
-        def _turn_back(self, x: Tensor, run: Run) -> Tensor:
+        def _rotate_back(self, x: Tensor, run: Run) -> Tensor:
             """The inverse rotation: swap the two halves, rotate, and swap them back."""
             half = self.spec.qk_rope_head_dim // 2
             left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-            back = self._turn(torch.cat([right, left, rest], -1), run)
+            back = self._rotate(torch.cat([right, left, rest], -1), run)
             return torch.cat([back[..., half : 2 * half], back[..., :half], rest], -1)
 
         def _entries(self, x: Tensor, small: Tensor, run: Run) -> tuple[Tensor, Tensor]:
@@ -377,8 +377,10 @@ def _reference() -> type[nn.Module]:
             spec = self.spec
             small = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(small).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            q = self._turn(q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + spec.norm.eps).to(q.dtype), run)
-            (k,) = self.cache(run, self._turn(self.kv_norm(self.kv_proj(x)), run))
+            q = self._rotate(
+                q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + spec.norm.eps).to(q.dtype), run
+            )
+            (k,) = self.cache(run, self._rotate(self.kv_norm(self.kv_proj(x)), run))
             end, keys = run.past + x.shape[1], k.shape[1]
             mask = allowed(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
             scores = self.core(q, k).masked_fill(~mask, float("-inf"))
@@ -391,7 +393,7 @@ def _reference() -> type[nn.Module]:
             out = self.core(q, k, shares[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, shares[..., keys:])
-            out = self._turn_back(out, run).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+            out = self._rotate_back(out, run).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 

@@ -18,7 +18,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import ONCE
-from ..base import Around, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
+from ..base import Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -101,8 +101,8 @@ class DifferentialAttention(GroupedQueryMixer):
         heads = str(a) if a == k else f"{a}/{k}"
         return f"differential {heads} × {self.head_dim}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.with_past import WithPast
-from ..base import Around, Flag, HeadDim, Heads, KVHeads, Window, check_groups
+from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, vector
@@ -90,8 +90,8 @@ class DynamicMaskAttention(WindowedMixer):
             f"{self.keep_window_size} keys kept{window}"
         )
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, HeadDim, Heads, Part, TopK
+from ..base import Context, Flag, HeadDim, Heads, Part, TopK
 from ..norm import Norm, norm_reference
 from ..position import rotate
 from ..runtime import Run, cache_class
@@ -55,9 +55,9 @@ class Indexer(Part):
         scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then summed with weights
         return f.mul(scores, weights)
 
-    def reference(self, around: Around, query: int, rope: int, theta: float) -> nn.Module:
+    def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
         """query: the width of the compressed query. rope: the number of dimensions with RoPE in a query and a key."""
-        return _reference()(self, around.hidden_size, query, rope, theta)
+        return _reference()(self, context.hidden_size, query, rope, theta)
 
 
 @cache
@@ -87,7 +87,7 @@ def _reference() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), Core()
 
-        def _turned(self, x: Tensor, run: Run) -> Tensor:
+        def _rotated(self, x: Tensor, run: Run) -> Tensor:
             """RoPE on the first dimensions of x: [batch, …, tokens, d]."""
             return torch.cat(
                 [rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1
@@ -97,8 +97,8 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, small: Tensor, mask: Tensor, run: Run) -> Tensor:
             spec = self.spec
             q = self.q_proj(small).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
-            (k,) = self.cache(run, self._turned(self.k_norm(self.k_proj(x)), run))
-            scores = self.core(self._turned(q, run).transpose(1, 2), k, self.weights_proj(x)).float()
+            (k,) = self.cache(run, self._rotated(self.k_norm(self.k_proj(x)), run))
+            scores = self.core(self._rotated(q, run).transpose(1, 2), k, self.weights_proj(x)).float()
             best = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             chosen: Tensor = best[..., : spec.index_topk]
             return chosen

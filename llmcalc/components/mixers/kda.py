@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import Around, ChunkSize, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
+from ..base import ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -118,8 +118,8 @@ class KimiDeltaAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningCore
-from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..base import ChunkSize, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class
@@ -74,8 +74,8 @@ class LightningAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"lightning attention {self.num_attention_heads} × {self.head_dim}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import Blocks, WithSums
-from ..base import Around, ChunkSize, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
+from ..base import ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
 from ..runtime import Run
 
@@ -94,8 +94,8 @@ class LocalAttention(TokenMixer):
         sums = "" if self.global_block_size is None else f", sums of {self.global_block_size}"
         return f"local MHA {self.num_attention_heads} × {self.head_dim}, {self.local_radius} each way{sums}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -135,16 +135,16 @@ def _reference() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LocalAttention, around: Around) -> None:
+        def __init__(self, spec: LocalAttention, context: Context) -> None:
             super().__init__()
             self.spec, width = spec, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(name, nn.Linear(around.hidden_size, width, bias=False))
+                self.add_module(name, nn.Linear(context.hidden_size, width, bias=False))
             if spec.global_block_size is not None:
                 self.sums = Sums()
             if spec.global_norm is not None:
-                self.global_norm = spec.global_norm.reference(around)
-            self.core, self.o_proj = Core(), nn.Linear(width, around.hidden_size, bias=False)
+                self.global_norm = spec.global_norm.reference(context)
+            self.core, self.o_proj = Core(), nn.Linear(width, context.hidden_size, bias=False)
 
         def _blocks(self, x: Tensor) -> Tensor:
             """[batch, tokens, …] → [batch, blocks, block, …], with the last block padded with zeros."""

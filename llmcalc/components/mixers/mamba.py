@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...run.rows import Routed
-from ..base import Around, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
+from ..base import Context, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class
@@ -108,8 +108,8 @@ class Mamba(TokenMixer):
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"
         return f"Mamba {self.intermediate_size} × {self.state_size}{heads}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -181,11 +181,11 @@ def _reference() -> type[nn.Module]:
     class MambaReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba, around: Around) -> None:
+        def __init__(self, spec: Mamba, context: Context) -> None:
             super().__init__()
             self.spec = spec
             hidden, inner, rank, heads = (
-                around.hidden_size,
+                context.hidden_size,
                 spec.intermediate_size,
                 spec.time_step_rank,
                 spec.num_heads or 1,

@@ -14,7 +14,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import ChunkedScan, HeadScan
-from ..base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Kernel, StateGroups, StateSize, TokenMixer
+from ..base import ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, StateGroups, StateSize, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class
@@ -112,8 +112,8 @@ class Mamba2(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -197,11 +197,11 @@ def _reference() -> type[nn.Module]:
     class Mamba2Reference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Mamba2, around: Around) -> None:
+        def __init__(self, spec: Mamba2, context: Context) -> None:
             super().__init__()
             self.spec = spec
             inner, shared = spec.num_heads * spec.head_dim, 2 * spec.n_groups * spec.state_size
-            self.in_proj = nn.Linear(around.hidden_size, 2 * inner + shared + spec.num_heads, bias=spec.use_bias)
+            self.in_proj = nn.Linear(context.hidden_size, 2 * inner + shared + spec.num_heads, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner + shared, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
@@ -209,7 +209,7 @@ def _reference() -> type[nn.Module]:
             self.scan = ChunkedScan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
                 self.norm = norm_reference(spec.norm, inner, groups=spec.n_groups)
-            self.out_proj = nn.Linear(inner, around.hidden_size, bias=spec.out_bias)
+            self.out_proj = nn.Linear(inner, context.hidden_size, bias=spec.out_bias)
 
         def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
             opened = activate(self.spec.hidden_act, gate)

@@ -16,7 +16,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import SOURCE
-from ..base import Around, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
+from ..base import Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class
@@ -104,8 +104,8 @@ class MergedAttention(WindowedMixer):
             f"keys{window}"
         )
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

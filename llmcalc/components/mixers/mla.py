@@ -20,7 +20,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...run.with_past import WithPast
-from ..base import Around, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
+from ..base import Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
 from ..norm import Norm, norm_reference
 from ..position import Rope, rotate
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -124,10 +124,10 @@ class MLA(TokenMixer):
         latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
         query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
         q_nope, q_rope = f.split(query, (heads, nope), (heads, rope))
-        q_rope = self._turned(f, q_rope)
+        q_rope = self._rotated(f, q_rope)
         both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
         c, k_rope = f.split(both, (latent,), (rope,))
-        c, k_rope = f.norm("kv_a_norm", c, self.norm), self._turned(f, k_rope)
+        c, k_rope = f.norm("kv_a_norm", c, self.norm), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
         if self.indexer is not None and not self.indexer.shared:
             f.part("indexer", self.indexer, x, compressed=compressed, role="no_grad")
@@ -155,7 +155,7 @@ class MLA(TokenMixer):
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _turned(self, f: Flow, x: Value) -> Value:
+    def _rotated(self, f: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else f.rope(x, self.position)
 
     def _query(self, f: Flow, x: Value, heads: Axis, head: Beside, size: Axis) -> tuple[Value, Value | None]:
@@ -175,8 +175,8 @@ class MLA(TokenMixer):
         chosen = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
         return f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}{chosen}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -253,9 +253,9 @@ def _reference() -> type[nn.Module]:
     class MLAReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MLA, around: Around) -> None:
+        def __init__(self, spec: MLA, context: Context) -> None:
             super().__init__()
-            self.spec, hidden, heads = spec, around.hidden_size, spec.num_attention_heads
+            self.spec, hidden, heads = spec, context.hidden_size, spec.num_attention_heads
             query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
                 self.q_proj = nn.Linear(hidden, query, bias=False)
@@ -270,17 +270,17 @@ def _reference() -> type[nn.Module]:
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
-                self.gate_proj = spec.output_gate.reference(around, heads, spec.v_head_dim)
+                self.gate_proj = spec.output_gate.reference(context, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
             if spec.indexer is not None and not spec.indexer.shared:
                 assert spec.q_lora_rank is not None
                 self.indexer = spec.indexer.reference(
-                    around, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta
+                    context, spec.q_lora_rank, spec.qk_rope_head_dim, spec.position.rope_theta
                 )
 
-        def _turn(self, x: Tensor, run: Run) -> Tensor:
+        def _rotate(self, x: Tensor, run: Run) -> Tensor:
             return (
                 x
                 if self.spec.mla_use_nope
@@ -305,9 +305,9 @@ def _reference() -> type[nn.Module]:
             nope, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, small = self._queries(x)
             q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
-            q_rope = self._turn(q_rope, run)
+            q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
-            latent, k_rope = self.cache(run, self.kv_a_norm(latent), self._turn(k_rope, run))
+            latent, k_rope = self.cache(run, self.kv_a_norm(latent), self._rotate(k_rope, run))
             end = run.past + x.shape[1]
             mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
             scale = (nope + rope) ** -0.5

@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import MatrixMemory
-from ..base import Around, ChunkSize, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, size_named
+from ..base import ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, size_named
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class
 
@@ -79,8 +79,8 @@ class MLSTM(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"mLSTM {self.num_heads} × {self.qk_head_dim}/{self.v_head_dim}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

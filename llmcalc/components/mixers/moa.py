@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import Routed
-from ..base import Around, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
+from ..base import Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from ..networks.moe import expert_map_class
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
@@ -94,8 +94,8 @@ class MixtureOfAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MoA {self.num_experts_per_tok} of {self.num_experts} × {self.num_key_value_heads} × {self.head_dim}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -130,7 +130,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
-        def _turned(self, x: Tensor, run: Run) -> Tensor:
+        def _rotated(self, x: Tensor, run: Run) -> Tensor:
             return self.spec.position.rotated(x, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -138,9 +138,9 @@ def _reference() -> type[nn.Module]:
             scores, chosen = self.router(x.flatten(0, 1)).float().topk(top, -1)
             experts = chosen.flatten()
             q = self._heads_of(self.q_proj(x.flatten(0, 1).repeat_interleave(top, 0), experts).view(batch, tokens, -1))
-            k, v = self.cache(run, self._turned(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
+            k, v = self.cache(run, self._rotated(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
             mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
-            out = self.core(self._turned(q, run), k.repeat(1, top, 1, 1), v.repeat(1, top, 1, 1), mask)
+            out = self.core(self._rotated(q, run), k.repeat(1, top, 1, 1), v.repeat(1, top, 1, 1), mask)
             mapped = self.o_proj(out.transpose(1, 2).reshape(batch * tokens * top, -1), experts).unflatten(0, (-1, top))
             weights = scores.softmax(-1).to(x.dtype)[..., None]
             result: Tensor = (mapped * weights).sum(1).view(batch, tokens, -1) + self.o_bias.weight

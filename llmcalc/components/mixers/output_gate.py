@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, Part
+from ..base import Context, Flag, Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,8 +30,8 @@ class OutputGate(Part):
         gates = y.axes if self.per == "element" else y.axes[:1]
         return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
 
-    def reference(self, around: Around, heads: int, size: int) -> nn.Module:
+    def reference(self, context: Context, heads: int, size: int) -> nn.Module:
         """The projection, to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        return nn.Linear(around.hidden_size, heads * size if self.per == "element" else heads, bias=self.bias)
+        return nn.Linear(context.hidden_size, heads * size if self.per == "element" else heads, bias=self.bias)

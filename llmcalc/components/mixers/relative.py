@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import Multiple
-from ..base import Around, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..base import Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..runtime import Run, vector
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class RelativeAttention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"MHA {self.num_attention_heads} × {self.head_dim}, Transformer-XL relative"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

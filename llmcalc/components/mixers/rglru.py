@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Heads, Kernel, TokenMixer, size_named
+from ..base import Context, Heads, Kernel, TokenMixer, size_named
 from ..networks.feed_forward import Activation, activate
 from ..runtime import Run, causal_conv_class, state_class, vector
 
@@ -76,8 +76,8 @@ class RGLRU(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RG-LRU {self.lru_width}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -16,7 +16,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Network, TokenMixer, Width, size_named
+from ..base import Context, Network, TokenMixer, Width, size_named
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class RwkvTimeMix(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["time"](self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["time"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -106,8 +106,8 @@ class RwkvChannelMix(Network):
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.intermediate_size}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _references()["channel"](self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _references()["channel"](self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

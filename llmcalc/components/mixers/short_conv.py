@@ -16,7 +16,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, Kernel, Standing, TokenMixer
+from ..base import Context, Flag, Kernel, Standing, TokenMixer
 from ..runtime import Run, causal_conv_class, state_class
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class ShortConv(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

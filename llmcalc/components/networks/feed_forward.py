@@ -16,7 +16,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, Network, Width
+from ..base import Context, Flag, Network, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
 
@@ -110,8 +110,8 @@ class FeedForward(Network):
     def describe(self, hidden_size: int) -> str:
         return f"{self.style} {self.intermediate_size}"
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -18,7 +18,7 @@ from ...algebra import Number, add
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
+from ..base import Context, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
 from ..norm import Norm
 from ..runtime import Run, vector
 from .feed_forward import FeedForward, activate
@@ -67,11 +67,11 @@ class Latent(Part):
         """The projection from the latent width."""
         return f.linear("latent_out", y, *out, bias=self.bias)
 
-    def reference(self, around: Around) -> tuple[nn.Module, nn.Module]:
+    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
         """The projections to and from the latent width."""
         from torch import nn
 
-        width, latent = around.hidden_size, self.moe_latent_size
+        width, latent = context.hidden_size, self.moe_latent_size
         return nn.Linear(width, latent, bias=self.bias), nn.Linear(latent, width, bias=self.bias)
 
 
@@ -105,8 +105,8 @@ class VisionExperts(Part):
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
 
-    def reference(self, around: Around, experts: int, top_k: int) -> nn.Module:
-        return _vision_class()(self, around, experts, top_k)
+    def reference(self, context: Context, experts: int, top_k: int) -> nn.Module:
+        return _vision_class()(self, context, experts, top_k)
 
 
 class MoE(Network):
@@ -229,8 +229,8 @@ class MoE(Network):
             f"{self.expert.describe(hidden_size)}{shared}"
         )
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -391,13 +391,13 @@ def _vision_class() -> type[nn.Module]:
     class VisionReference(_routed_class()):  # type: ignore[misc]
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: VisionExperts, around: Around, experts: int, top_k: int) -> None:
+        def __init__(self, spec: VisionExperts, context: Context, experts: int, top_k: int) -> None:
             super().__init__(
-                spec.router.reference(around, experts, top_k, experts),
+                spec.router.reference(context, experts, top_k, experts),
                 spec.expert,
                 experts,
                 top_k,
-                around.hidden_size,
+                context.hidden_size,
             )
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
@@ -416,13 +416,13 @@ def _reference() -> type[nn.Module]:
     class MoEReference(_routed_class()):  # type: ignore[misc]
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MoE, around: Around) -> None:
-            hidden, count, top_k = around.hidden_size, spec.num_experts, spec.num_experts_per_tok
+        def __init__(self, spec: MoE, context: Context) -> None:
+            hidden, count, top_k = context.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identities = spec.identity_experts
             classes = count if identities is None else count + identities.zero_expert_num
             width = hidden if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
-                spec.router.reference(around, count, top_k, classes),
+                spec.router.reference(context, count, top_k, classes),
                 spec.expert,
                 count,
                 top_k,
@@ -430,11 +430,11 @@ def _reference() -> type[nn.Module]:
                 identities,
             )
             if spec.vision_experts is not None:
-                self.vision_experts = spec.vision_experts.reference(around, count, top_k)
+                self.vision_experts = spec.vision_experts.reference(context, count, top_k)
             if spec.latent is not None:
-                self.latent_in, self.latent_out = spec.latent.reference(around)
+                self.latent_in, self.latent_out = spec.latent.reference(context)
             if spec.shared_expert is not None:
-                self.shared_expert = spec.shared_expert.reference(around)
+                self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
                 self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
             if spec.output_bias:

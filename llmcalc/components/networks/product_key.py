@@ -20,7 +20,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Experts, Network, TopK, Unscalable
+from ..base import Context, Experts, Network, TopK, Unscalable
 from ..runtime import Run
 from .feed_forward import Activation, FeedForward, activate
 
@@ -93,8 +93,8 @@ class ProductKeyMoE(Network):
             f"{self.shared_expert.describe(hidden_size)}"
         )
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -141,12 +141,12 @@ def _reference() -> type[nn.Module]:
     class ProductKeyReference(nn.Module):
         """x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ProductKeyMoE, around: Around) -> None:
+        def __init__(self, spec: ProductKeyMoE, context: Context) -> None:
             super().__init__()
             self.top_k = spec.num_experts_per_tok
-            self.router = nn.Linear(around.hidden_size, 2 * spec.num_keys, bias=False)
-            self.experts = ExpertsReference(spec, around.hidden_size)
-            self.shared_expert = spec.shared_expert.reference(around)
+            self.router = nn.Linear(context.hidden_size, 2 * spec.num_keys, bias=False)
+            self.experts = ExpertsReference(spec, context.hidden_size)
+            self.shared_expert = spec.shared_expert.reference(context)
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
             flat = x.flatten(0, 1)

@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, Flag, Part, Vocab, Width
+from ..base import Context, Flag, Part, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
@@ -48,7 +48,7 @@ class Router(Part):
         """The scores of each token. classes: the number of experts to select from, identity experts included."""
         raise TypeError(f"{type(self).__name__} has no flow")
 
-    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
+    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
         """A callable (x [rows, hidden], run) → weights and selected experts, each [rows, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
@@ -92,8 +92,8 @@ class LinearRouter(Router):
         _corrected(f, self.score_correction, axis)
         return scores
 
-    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["linear"](self, around, experts, top_k, classes)
+    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["linear"](self, context, experts, top_k, classes)
 
 
 class RouterMLP(Router):
@@ -131,8 +131,8 @@ class RouterMLP(Router):
         _corrected(f, self.score_correction, axis)
         return scores
 
-    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["mlp"](self, around, experts, top_k, classes)
+    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["mlp"](self, context, experts, top_k, classes)
 
 
 class TokenTableRouter(Router):
@@ -151,8 +151,8 @@ class TokenTableRouter(Router):
         f.buffer("token_table", Axis("vocab", self.vocab_size), Axis("top_k", top_k), kind="router")
         return scores
 
-    def reference(self, around: Around, experts: int, top_k: int, classes: int) -> Any:
-        return _references()["token_table"](self, around, experts, top_k, classes)
+    def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
+        return _references()["token_table"](self, context, experts, top_k, classes)
 
 
 ROUTERS = PartChoice(
@@ -238,13 +238,13 @@ def _references() -> dict[str, type[Any]]:
             return of_chosen / of_chosen.sum(-1, keepdim=True) if self.top_k > 1 else of_chosen
 
     class Linear(Routing):
-        def __init__(self, spec: LinearRouter, around: Around, experts: int, top_k: int, classes: int) -> None:
+        def __init__(self, spec: LinearRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
-            self.modules["router"] = nn.Linear(around.hidden_size, classes, bias=spec.bias)
+            self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(classes, spec.score_correction == "parameter")
             if spec.norm is not None:
-                self.modules["router_norm"] = spec.norm.reference(around)
+                self.modules["router_norm"] = spec.norm.reference(context)
             if spec.expert_scale:
                 self.modules["expert_scale"] = vector(torch.ones(experts))
 
@@ -257,11 +257,11 @@ def _references() -> dict[str, type[Any]]:
             return (weights if scale is None else weights * scale.weight[chosen]), chosen
 
     class Several(Routing):
-        def __init__(self, spec: RouterMLP, around: Around, experts: int, top_k: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
             self.none_of_them = classes if spec.skip else None
             every = classes + int(spec.skip)
-            self.modules["router"] = MLP(spec, around.hidden_size, every)
+            self.modules["router"] = MLP(spec, context.hidden_size, every)
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(every, spec.score_correction == "parameter")
 
@@ -275,9 +275,9 @@ def _references() -> dict[str, type[Any]]:
             return weights, chosen
 
     class Tabled(Routing):
-        def __init__(self, spec: TokenTableRouter, around: Around, experts: int, top_k: int, classes: int) -> None:
+        def __init__(self, spec: TokenTableRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
             super().__init__(spec.scoring_func, top_k)
-            self.modules["router"] = nn.Linear(around.hidden_size, classes, bias=False)
+            self.modules["router"] = nn.Linear(context.hidden_size, classes, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:

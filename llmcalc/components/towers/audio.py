@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import Learned
-from ..base import Around, Standing, Width
+from ..base import Context, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -64,7 +64,7 @@ class AudioTower(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"encoder {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         return _reference()(self)
 
     @classmethod
@@ -93,7 +93,7 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
-            stack = spec.stack.reference(Around(spec.hidden_size, causal=False))
+            stack = spec.stack.reference(Context(spec.hidden_size, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own

@@ -20,7 +20,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import QueryKeyPairs
 from ...run.rows import ONCE
-from ..base import Around, Flag, Heads, Kernel, Layers, Part, Positions, Width
+from ..base import Context, Flag, Heads, Kernel, Layers, Part, Positions, Width
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import Run, vector
@@ -195,7 +195,7 @@ class Conformer(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         return _reference()(self)
 
     @classmethod
@@ -307,7 +307,7 @@ def _reference() -> type[nn.Module]:
             if spec.separable:
                 self.pointwise = nn.Linear(wide, width, bias=spec.bias)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(Around(width))
+                self.norm = spec.norm.reference(Context(width))
             self.out_proj = nn.Linear(width, width, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -324,14 +324,14 @@ def _reference() -> type[nn.Module]:
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            around = Around(spec.hidden_size, causal=False)
-            self.mlp_1, self.mlp_2 = spec.feed_forward.reference(around), spec.feed_forward.reference(around)
+            context = Context(spec.hidden_size, causal=False)
+            self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
             self.self_attn, self.convolution = SelfAttention(spec), Convolution(spec.convolution, spec.hidden_size)
             for name in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(around))
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 if spec.norm_placement == "sandwich" and name != "convolution":
-                    self.add_module(f"{name}_post_norm", spec.norm.reference(around))
-            self.norm = spec.norm.reference(around)
+                    self.add_module(f"{name}_post_norm", spec.norm.reference(context))
+            self.norm = spec.norm.reference(context)
 
         def _after(self, name: str, y: Tensor) -> Tensor:
             out: Tensor = getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
@@ -345,7 +345,7 @@ def _reference() -> type[nn.Module]:
             out: Tensor = self.norm(x)
             return out
 
-    class Held(nn.Module):
+    class Buffers(nn.Module):
         def __init__(self, many: int) -> None:
             super().__init__()
             self.register_buffer("bounds", torch.full((many,), float("inf")))
@@ -358,13 +358,13 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            self.subsampling = spec.subsampling.reference(Around(spec.hidden_size, causal=False))
+            self.subsampling = spec.subsampling.reference(Context(spec.hidden_size, causal=False))
             self.buckets = spec.relative_buckets
             if spec.relative_buckets is not None:
                 self.relative_bias = nn.Embedding(spec.relative_buckets, spec.attention.num_attention_heads)
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             if spec.clamps:
-                self.clamps = Held(spec.clamps * spec.num_hidden_layers)
+                self.clamps = Buffers(spec.clamps * spec.num_hidden_layers)
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import PATCHES, Merged, WithMore
-from ..base import Around, Flag, Part, Vocab, Width
+from ..base import Context, Flag, Part, Vocab, Width
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from .base import TowerPart
@@ -146,7 +146,7 @@ class Projector(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(size) for size in (self.input_size, *(one.size for one in self.maps)))
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         return _reference()(self)
 
     @classmethod
@@ -203,20 +203,20 @@ def _reference() -> type[nn.Module]:
             self.spec, width = spec, spec.input_size
             if spec.vocab_size is not None and spec.norm is not None:
                 self.token_embedding = nn.Embedding(spec.vocab_size, width)
-                self.token_norm = spec.norm.reference(Around(width))
+                self.token_norm = spec.norm.reference(Context(width))
             if spec.input_marks:
                 self.input_marks = Marks(spec.input_marks, width)
             if spec.merged == "concat":
                 width = width * spec.merge**2 * spec.frames
             if spec.norm is not None:
-                self.norm = spec.norm.reference(Around(width if spec.norm_of == "merged" else spec.input_size))
+                self.norm = spec.norm.reference(Context(width if spec.norm_of == "merged" else spec.input_size))
             for i, one in enumerate(spec.maps, 1):
                 self.add_module(f"map_{i}", nn.Linear(width, one.size, bias=one.bias))
                 width = one.size // 2 if one.gated else one.size
             if spec.output_marks:
                 self.output_marks = Marks(spec.output_marks, width)
             if spec.out_norm is not None:
-                self.out_norm = spec.out_norm.reference(Around(width))
+                self.out_norm = spec.out_norm.reference(Context(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
             """The output for non-text tokens."""

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import PATCHES, Multiple, Strided
-from ..base import Around, Component, Flag, Kernel, Part, Width
+from ..base import Component, Context, Flag, Kernel, Part, Width
 from ..norm import Norm
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class Subsampling(Component):
             y = f.act(y, "relu")
         return f.linear("proj", y.seen(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around.hidden_size)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
 
 
 @cache
@@ -111,7 +111,7 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Held(nn.Module):
+    class Standardize(nn.Module):
         def __init__(self, bins: int) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(bins))
@@ -130,7 +130,7 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.spec, seen, left = spec, 1, spec.num_mel_bins
             if spec.standardize:
-                self.standardize = Held(spec.num_mel_bins)
+                self.standardize = Standardize(spec.num_mel_bins)
             for i, conv in enumerate(spec.convolutions, 1):
                 padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
@@ -144,7 +144,7 @@ def _reference() -> type[nn.Module]:
                         f"conv_{i}", nn.Conv2d(seen, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias)
                     )
                 if spec.norm is not None:
-                    self.add_module(f"norm_{i}", spec.norm.reference(Around(conv.channels)))
+                    self.add_module(f"norm_{i}", spec.norm.reference(Context(conv.channels)))
                 seen, left = conv.channels, (left + 2 - conv.kernel[1]) // conv.stride[1] + 1
             self.proj = nn.Linear(seen * left, hidden_size, bias=spec.bias)
 

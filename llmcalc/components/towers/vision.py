@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import IMAGES, PATCHES, WithMore
-from ..base import Around, Flag, Part, Positions, Standing, Width
+from ..base import Context, Flag, Part, Positions, Standing, Width
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
@@ -163,7 +163,7 @@ class VisionTower(TowerPart):
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
 
-    def reference(self, around: Around) -> nn.Module:
+    def reference(self, context: Context) -> nn.Module:
         return _reference()(self)
 
     @classmethod
@@ -217,7 +217,7 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Held(nn.Module):
+    class Buffers(nn.Module):
         def __init__(self, *values: tuple[str, Tensor]) -> None:
             super().__init__()
             for name, value in values:
@@ -228,10 +228,10 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: AttentionPooling, hidden: int) -> None:
             super().__init__()
-            around = Around(hidden, causal=False, cross=True)
+            context = Context(hidden, causal=False, cross=True)
             self.probe = vector(torch.randn(hidden) * 0.02)
-            self.attention = spec.attention.reference(around)
-            self.norm, self.mlp = spec.norm.reference(around), spec.feed_forward.reference(around)
+            self.attention = spec.attention.reference(context)
+            self.norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
 
         def forward(self, x: Tensor) -> Tensor:
             pooled = self.attention(self.probe.weight.expand(len(x), 1, -1), Run(memory=x))
@@ -256,15 +256,15 @@ def _reference() -> type[nn.Module]:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
-            stack = spec.stack.reference(Around(hidden, causal=False))
+            stack = spec.stack.reference(Context(hidden, causal=False))
             for name, child in stack.named_children():
                 self.add_module(name, child)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.clamps:
                 many = spec.clamps * spec.stack.num_hidden_layers
-                self.clamps = Held(("bounds", torch.full((many,), float("inf"))))
+                self.clamps = Buffers(("bounds", torch.full((many,), float("inf"))))
             if spec.standardize:
-                self.standardize = Held(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
+                self.standardize = Buffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
             if spec.pooling is not None:
                 self.pooling = Pooling(spec.pooling, hidden)
 

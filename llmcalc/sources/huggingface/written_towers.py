@@ -75,10 +75,10 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
         "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
         "head_dim": block.attention.head_dim,
     }
-    around = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
+    context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
     held = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
     form = {"hidden_activation": _name_of(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
-    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **around, **held, **form}
+    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **context, **held, **form}
 
 
 def _gemma4_audio(tower: Any) -> Table:

@@ -115,7 +115,7 @@ def _plain(value: Any, width: int) -> Any:
             _, table["num_key_value_heads"], table["head_dim"] = value.sizes(width)
             table["v_head_dim"] = value.v_head_dim or table["head_dim"]
             if isinstance(value.position, Rope):
-                table["position"] = {"type": "rope", "rotary_dim": value.position.turned(table["head_dim"])}
+                table["position"] = {"type": "rope", "rotary_dim": value.position.rotary_size(table["head_dim"])}
         return table
     if isinstance(value, dict):
         return {name: _plain(one, width) for name, one in value.items()}

@@ -176,9 +176,9 @@ class Facts:
         return width if given is None else given
 
     @property
-    def turned(self) -> int:
+    def rotary_size(self) -> int:
         """The number of rotary dimensions of a head."""
-        return self.position.turned(self.head_dim)
+        return self.position.rotary_size(self.head_dim)
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""

@@ -37,5 +37,5 @@ def wrapped(config: Table, spec: ModelSpec) -> Table:
 
 def _wrapper_of(text: str) -> str:
     """Returns the wrapper of a text model's type that has `writes_towers`; both are in the same file."""
-    around = (kind for kind in FILES[FILE_OF[text]] if family_of(kind).text == text)
-    return next((kind for kind in around if family_of(kind).writes_towers is not None), "")
+    context = (kind for kind in FILES[FILE_OF[text]] if family_of(kind).text == text)
+    return next((kind for kind in context if family_of(kind).writes_towers is not None), "")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.base import Around
+from llmcalc.components.base import Context
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.dynamic_mask import DynamicMaskAttention
 from llmcalc.components.networks.feed_forward import FeedForward
@@ -55,7 +55,7 @@ def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | N
 def test_the_strongest_keys_are_kept() -> None:
     torch.manual_seed(0)
     spec = DynamicMaskAttention(num_attention_heads=2, num_key_value_heads=2, head_dim=4, keep_window_size=3)
-    net = spec.reference(Around(8))
+    net = spec.reference(Context(8))
     v = torch.randn(1, 2, 6, 4)
     with torch.no_grad():
         mask = net._mask(v, torch.ones(6, 6, dtype=torch.bool).tril())  # type: ignore[operator]
@@ -68,7 +68,7 @@ def test_the_strongest_keys_are_kept() -> None:
 def test_experts_are_those_of_the_best_sums() -> None:
     torch.manual_seed(0)
     spec = ProductKeyMoE(num_experts=9, num_keys=3, num_experts_per_tok=2, hidden_act="silu", shared_expert=SHARED)
-    net = spec.reference(Around(8)).double()
+    net = spec.reference(Context(8)).double()
     x = torch.randn(1, 1, 8, dtype=torch.double)
     net.requires_grad_(False)
     rows, columns = net.router(x[0, 0]).chunk(2)  # type: ignore[operator]
@@ -102,12 +102,12 @@ def test_more_experts_than_stand_in_the_square_are_refused() -> None:
 def test_heads_are_refused_where_hidden_size_has_nothing_for_them() -> None:
     with pytest.raises(InputError, match="num_attention_heads: 33; expected at most hidden_size 32"):
         read_config({**CONFIG, "num_attention_heads": 33})
-    with pytest.raises(ValueError, match="head_dim: RoPE would turn 5"):
+    with pytest.raises(ValueError, match="head_dim: RoPE would rotate 5"):
         DynamicMaskAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=5, keep_window_size=8)
 
 
 def test_every_layer_is_alike() -> None:
     spec = ModelSpec.model_validate(read_config({**CONFIG, "num_experts": 16, "sliding_window": 6})[0])
     assert isinstance(spec.main.block, Block)
-    assert spec.main.block.residual_scale == "stream"
+    assert spec.main.block.residual_scale == "residual"
     assert not spec.main.variants

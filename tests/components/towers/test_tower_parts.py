@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from llmcalc.api import flops, kv, load, memory, params
-from llmcalc.components.base import Around, Component
+from llmcalc.components.base import Component, Context
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
@@ -63,7 +63,7 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
     are encoded.
     """
     torch.manual_seed(0)
-    net, p = example.reference(Around(24)).eval(), example.patches
+    net, p = example.reference(Context(24)).eval(), example.patches
     pixels = torch.randn(2, p.num_channels, p.temporal_patch_size, 8, 6)
     changed = pixels.clone()
     changed[:, :, :, -1, -1] += 1
@@ -75,7 +75,7 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
 
 def test_a_projector_reference_merges_squares_of_patches() -> None:
     projector = Projector(input_size=3, maps=(Map(size=5),), merge=2, merged="mean")
-    net, x = projector.reference(Around(5)), torch.randn(1, 4 * 6, 3)
+    net, x = projector.reference(Context(5)), torch.randn(1, 4 * 6, 3)
     square = x.unflatten(1, (4, 6))[:, 2:4, 4:6].flatten(1, 2).mean(1)
     torch.testing.assert_close(net(x, 6)[:, 1 * 3 + 2], net.get_submodule("map_1")(square))
 

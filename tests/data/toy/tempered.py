@@ -12,7 +12,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Around, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
+from ..base import Context, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
 from ..runtime import Run, allowed, cache_class, vector
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class TemperedAttention(TokenMixer):
         y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
         return f.linear("o_proj", y, *x.axes)
 
-    def reference(self, around: Around) -> nn.Module:
-        return _reference()(self, around)
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -92,9 +92,9 @@ def _reference() -> type[nn.Module]:
     class TemperedReference(nn.Module):
         """x: [batch, tokens, hidden] → the same."""
 
-        def __init__(self, spec: TemperedAttention, around: Around) -> None:
+        def __init__(self, spec: TemperedAttention, context: Context) -> None:
             super().__init__()
-            self.spec, self.causal, hidden = spec, around.causal, around.hidden_size
+            self.spec, self.causal, hidden = spec, context.causal, context.hidden_size
             a, k, d = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             self.q_proj, self.k_proj = nn.Linear(hidden, a * d, bias=False), nn.Linear(hidden, k * d, bias=False)
             self.v_proj, self.o_proj = nn.Linear(hidden, k * d, bias=False), nn.Linear(a * d, hidden, bias=False)

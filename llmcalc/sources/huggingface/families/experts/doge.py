@@ -34,7 +34,7 @@ def _doge(c: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    return decoder(c, {**block, "residual_scale": "stream"}, norm)
+    return decoder(c, {**block, "residual_scale": "residual"}, norm)
 
 
 def _part(c: Config, hidden: int, heads: int) -> int:

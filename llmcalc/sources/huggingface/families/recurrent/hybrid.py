@@ -133,13 +133,13 @@ def _falcon_h1(c: Config) -> Table:
     mixer = mamba2(
         c, inner, out_bias=c.flag("projectors_bias"), norm_before_gate=c.flag("mamba_norm_before_gate"), **norm
     )
-    around = rmsnorm(c.number("rms_norm_eps"))
+    context = rmsnorm(c.number("rms_norm_eps"))
     parts = {
         "attention": attention(c, **biases(c.flag("attention_bias"), *QKVO)),
         "state_space": mixer,
         "feed_forward": glu(c, c.flag("mlp_bias")),
     }
-    return decoder(c, {"type": "hybrid", **parts, "norm": around, "norm_placement": "pre"}, around)
+    return decoder(c, {"type": "hybrid", **parts, "norm": context, "norm_placement": "pre"}, context)
 
 
 COMMON: Table = {

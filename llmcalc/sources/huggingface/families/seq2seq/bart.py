@@ -115,14 +115,14 @@ def bart_like(
     }
     if position["type"] == "sinusoidal":
         table["max_position_embeddings"] = c.size("max_position_embeddings")
-    around: Table = {"position": position}
+    context: Table = {"position": position}
     if embedding_norm:
-        around["embedding_norm"] = layernorm()
+        context["embedding_norm"] = layernorm()
     if placement == "pre":
-        around["final_norm"] = layernorm()
+        context["final_norm"] = layernorm()
     for side in ("encoder", "decoder"):
         depth = c.size("num_hidden_layers") if side == "encoder" else c.size("decoder_layers")
-        table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **around, **sides.get(side, {})}
+        table[side] = {"num_hidden_layers": depth, "block": block(c, side, placement), **context, **sides.get(side, {})}
     if alone:
         del table["encoder"]
         table["decoder"]["block"] |= {"idle_cross_attention": True}
