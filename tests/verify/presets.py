@@ -55,11 +55,11 @@ def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
     was built.
     """
     spec, run = (without_towers(preset) if record["text"] else preset).model, sight(seq=record["seq"])
+    whole = record["witness"] == REFERENCE  # it builds and runs prediction modules too
     if quantity == "parameters":
-        built = EVERY_PART if record["witness"] == REFERENCE else WITHOUT_FLOPS
-        return int(spec.tree().total(total_of, include=built))
+        return int(spec.tree().total(total_of, include=EVERY_PART if whole else WITHOUT_FLOPS))
     if quantity == "forward_flops":
-        return int(spec.tree().total(forward_of, run))
+        return int(spec.tree().total(forward_of, run, EVERY_PART if whole else frozenset()))
     return bits_to_bytes(spec.tree().total(cache_bits_of("bfloat16"), run))
 
 
@@ -82,7 +82,9 @@ def measure(name: str) -> dict[str, Any]:
         return kept | {"witness": verdict.info["class"]} | _numbers(verdict, found(one.model, verdict))
     verdict = verify_reference(preset.model, name, seq=LEAST_SEQ)
     assert verdict.ok, (name, verdict.failures[:3])
-    return kept | {"text": False, "witness": REFERENCE} | _numbers(verdict, {})
+    numbers = _numbers(verdict, {})
+    del numbers["cache_bytes"]  # of the cache after decoding, which has one token more
+    return kept | {"text": False, "witness": REFERENCE} | numbers
 
 
 def _numbers(verdict: Verdict, words: dict[str, str]) -> dict[str, Any]:
@@ -94,6 +96,7 @@ def _numbers(verdict: Verdict, words: dict[str, str]) -> dict[str, Any]:
 def main(names: list[str]) -> None:
     """Measures the named presets, else the changed ones, and writes the file after each."""
     known = {name: one for name, one in recorded().items() if name in model_names()}
+    RECORD.write_text(json_lines(known) + "\n")
     wanted = names or [n for n in model_names() if known.get(n, {}).get("digest") != digest(load_preset(n).model)]
     for name in wanted:
         known[name] = measure(name)
