@@ -5,6 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
+from .. import units
 from ..api import memory
 from ..costs.limits import MOST_CONTEXT
 from ..costs.optimizers import Optimizer
@@ -149,8 +150,8 @@ def command(
         if fit.verdict == "tight":
             memory_of = "nominal" if fit.nominal else "usable"
             print(
-                f"warning: {fit.hardware.name}: tight: {fit.share:.1%} of its {memory_of} memory, and activations come "
-                "on top",
+                f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory, and "
+                "activations come on top",
                 file=sys.stderr,
             )
     if named and all(fit.verdict == "no" for fit in found):

@@ -20,7 +20,7 @@ Justify = Literal["left", "right"]
 MOST_NOTES = 2
 """Notes below a target's tables where not all were asked for; warnings are always there."""
 
-COLOURS = {"fits": "green", "equal": "green", "ok": "green", "tight": "yellow", "no": "red", "differs": "red"}
+COLOURS = {"fits": "green", "equal": "green", "=": "green", "tight": "yellow", "±": "yellow", "no": "red", "≠": "red"}
 """First word of a verdict → its colour on a terminal, which says nothing that the word does not."""
 
 

@@ -37,7 +37,7 @@ LIST_COLUMNS = (
     Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
     Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
-    Column("published", "published", brief=_rounded),
+    Column("published", "published", brief=_rounded, verdict=True),
 )
 
 DETAIL_COLUMNS = (

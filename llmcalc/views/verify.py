@@ -42,7 +42,7 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
     seen = [q for q in QUANTITIES if q != "buffers" and any(c.quantity == q for v in verdicts for c in v.checks)]
-    columns = [Column("target", "model", justify="left"), *(Column(q, SHORT[q]) for q in seen)]
+    columns = [Column("target", "model", justify="left"), *(Column(q, SHORT[q], verdict=True) for q in seen)]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     rows = [Row([v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)]) for v in verdicts]
     rows += [Row([name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None]) for name in skipped]

@@ -308,7 +308,7 @@ def test_a_precision_says_how_it_is_trained(
 def test_what_fits_by_little_is_tight(run: Any) -> None:
     """Exit code 0, and a warning about memory that is not counted; usable memory is used if it is known."""
     got, _, err = run("memory", "llama3-70b", "--hardware", "h200")
-    assert (got, err) == (0, "warning: h200: tight: 95.0% of its nominal memory, and activations come on top\n")
+    assert (got, err) == (0, "warning: h200: tight: 95.0 % of its nominal memory, and activations come on top\n")
     got, out, err = run("memory", "llama3-70b", "--hardware", "m4-max", "--format", "json")
     (fit,) = json.loads(out)["fits"]
     assert (got, err, fit["verdict"]) == (1, "", "no")

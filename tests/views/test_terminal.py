@@ -91,6 +91,15 @@ def test_colour() -> None:
     assert "\x1b" not in shell("llmcalc params gpt2 --format json", FORCE_COLOR="1").stdout
 
 
+def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
+    line = "llmcalc memory llama3-8b --hardware rtx-4090 --hardware t4 --hardware 16500MiB"
+    coloured = shell(line, FORCE_COLOR="1", COLUMNS="80").stdout
+    assert re.search(r"\x1b\[32mfits ", coloured)
+    assert re.search(r"\x1b\[33mtight ", coloured)
+    assert re.search(r"\x1b\[31mno ", coloured)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured).split() == shell(line, COLUMNS="80").stdout.split()
+
+
 @pytest.mark.parametrize(
     "line",
     ["llmcalc presets", "llmcalc presets --details --format json", "llmcalc --help", "llmcalc explain gpt2 --help"],
