@@ -42,8 +42,8 @@ def report(preset: Preset, use: MemoryUse, fits: Sequence[Fit]) -> Report:
     parts = Table(preset.display, COLUMNS, _rows(use), aside, notes, answer, name="parts")
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
     note = (
-        f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: left for what is not counted (negative: shortfall); "
-        "nominal: the usable share of the memory is not known"
+        f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: left for what is not counted "
+        "(negative: shortfall); nominal: the usable share of the memory is not known"
     )
     fitting = Table(f"On one accelerator, in {units.GIB.name}", FIT_COLUMNS, rows, notes=[note], name="fits")
     return Report(_data(preset, use, fits), [parts, fitting], warnings=warned(preset, warnings)).of(preset.target)

@@ -23,7 +23,7 @@ COMMANDS = (
     ("compare", "gpt2", "bert-base"),
     ("shape", "llama3-8b", "--params", "8000000000"),
     ("explain", "gpt2"),
-    ("presets",),
+    ("presets", "gpt"),
     ("hardware", "m4-max"),
 )
 

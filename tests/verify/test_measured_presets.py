@@ -14,22 +14,27 @@ from tests.verify.presets import QUANTITIES, closed_form, digest, recorded
 from tests.verify.verdicts import FOLLOWED
 
 
-@pytest.mark.parametrize("name", model_names())
-def test_every_preset_counts_what_was_measured_of_it(name: str) -> None:
-    preset, record = load_preset(name), recorded()[name]
-    assert record["digest"] == digest(preset.model), "run python -m tests.verify.presets"
-    measured = {q: record[q] for q in QUANTITIES if record.get(q, FOLLOWED) != FOLLOWED}
-    assert measured
-    assert {quantity: closed_form(quantity, preset, record) for quantity in measured} == measured
+def test_every_preset_counts_what_was_measured_of_it() -> None:
+    wrong: dict[str, object] = {}
+    for name, record in recorded().items():
+        preset = load_preset(name)
+        assert record["digest"] == digest(preset.model), f"{name}: run python -m tests.verify.presets"
+        measured = {q: record[q] for q in QUANTITIES if record.get(q, FOLLOWED) != FOLLOWED}
+        assert measured, name
+        counted = {quantity: closed_form(quantity, preset, record) for quantity in measured}
+        if counted != measured:
+            wrong[name] = (counted, measured)
+    assert not wrong
 
 
 def test_nothing_else_is_recorded() -> None:
     assert recorded().keys() == {*model_names()}
 
 
-@pytest.mark.parametrize("name", [n for n in model_names() if has_exact_count(load_preset(n))])
-def test_every_published_count_is_met(name: str) -> None:
-    assert verify_published(load(name)).ok
+def test_every_published_count_is_met() -> None:
+    published = [preset for preset in map(load_preset, model_names()) if has_exact_count(preset)]
+    assert len(published) > 300
+    assert [preset.name for preset in published if not verify_published(preset).ok] == []
 
 
 @pytest.mark.parametrize("name", [*SOME_PRESETS, "grok-1", "cogview-4b", "lamda-137b", "transformer-base"])
