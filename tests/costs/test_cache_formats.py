@@ -1,0 +1,108 @@
+"""Cache formats of servers: bytes by hand from the layouts that llama.cpp and vLLM document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.cache_formats import FORMATS, Vector, cache_format
+from llmcalc.errors import InputError
+
+Run = Callable[..., Any]
+LAYERS, KV_HEADS, HEAD_DIM, TOKENS = 32, 8, 128, 1024  # Llama 3 8B
+
+PER_HEAD = {
+    "q8_0": 2 * 4 * 34,  # four blocks of 32 codes and a fp16 scale, for the key and for the value
+    "q5_1": 2 * 4 * 24,
+    "q5_0": 2 * 4 * 22,
+    "q4_1": 2 * 4 * 20,
+    "q4_0": 2 * 4 * 18,
+    "iq4_nl": 2 * 4 * 18,
+    "nvfp4": 2 * (64 + 8),  # 4-bit codes, and a fp8 scale for each 16 elements
+    "mxfp4": 2 * (64 + 4),
+    "fp8_per_token_head": 2 * (128 + 4),  # a fp32 scale
+    "int8_per_token_head": 2 * (128 + 4),
+    "int4_per_token_head": 2 * (64 + 4),
+    "turboquant_k8v4": 128 + 64 + 4,  # a fp16 scale and zero for the value
+    "turboquant_4bit_nc": 64 + 2 + 64 + 4,  # a fp16 norm for the key
+    "turboquant_k3v4_nc": 48 + 2 + 64 + 4,
+    "turboquant_3bit_nc": 48 + 2 + 48 + 4,
+}
+"""Bytes of one token's key and value in one head of 128."""
+
+
+@pytest.mark.parametrize("name", PER_HEAD)
+def test_a_cache_by_hand(name: str) -> None:
+    cache = llmcalc.kv("llama3-8b", seq=TOKENS, dtype=name)
+    assert cache.bytes == LAYERS * TOKENS * KV_HEADS * PER_HEAD[name]
+    assert cache.bytes_per_token == LAYERS * KV_HEADS * PER_HEAD[name]
+
+
+def test_every_format_is_counted_by_hand() -> None:
+    assert PER_HEAD.keys() == FORMATS.keys()
+
+
+def test_blocks_are_those_of_ggml() -> None:
+    """The sizes that ggml's own Python package states."""
+    gguf = pytest.importorskip("gguf")
+    sizes = {kind.name.lower(): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "mxfp4"):
+        elements, size = sizes[name]
+        assert FORMATS[name].keys.bytes_of(elements) == size
+
+
+def test_a_block_that_is_not_full_is_whole_and_a_slot_is_even() -> None:
+    assert Vector(4, 32, 2).bytes_of(33) == 2 * 18
+    odd = cache_format("turboquant_3bit_nc")
+    assert odd.bits_per_token([(1, 8), (1, 8)]) == 8 * (3 + 2 + 3 + 4)
+    assert odd.bits_per_token([(1, 8), (1, 16)]) == 8 * (3 + 2 + 6 + 4 + 1)
+
+
+@pytest.mark.parametrize(("short", "full"), [("bf16", "bfloat16"), ("f16", "float16"), ("fp8_e4m3", "float8")])
+def test_number_formats_have_their_bits_alone(short: str, full: str) -> None:
+    assert cache_format(short).name == full
+    bits = cache_format(short).keys.bits
+    assert llmcalc.kv("gpt2", seq=8, dtype=short).bytes == 12 * 8 * 2 * 768 * bits // 8
+
+
+def test_a_recurrent_state_keeps_sixteen_bits() -> None:
+    """Servers quantize keys and values only."""
+    spec = llmcalc.load("jamba-v0.1").model
+    states = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64).held if held.tokens is None}
+    quantized = {held.kind: held.bytes for held in llmcalc.kv(spec, seq=64, dtype="q8_0").held if held.tokens is None}
+    assert states
+    assert quantized == states
+
+
+def test_a_latent_is_stored_in_blocks_and_not_by_heads() -> None:
+    latent = llmcalc.kv("deepseek-v3", seq=10, dtype="q8_0").bytes
+    assert latent == 61 * 10 * (512 + 64) // 32 * 34
+    with pytest.raises(InputError, match=r"turboquant_k8v4: stores keys and values of heads.*latent attention"):
+        assert llmcalc.kv("deepseek-v3", seq=10, dtype="turboquant_k8v4").bytes
+
+
+def test_memory_and_compare_take_them_too(run: Run) -> None:
+    memory = json.loads(run("memory", "llama3-8b", "--kv-dtype", "q8_0", "--seq", str(TOKENS), "--format", "json").out)
+    assert memory["memory"]["kv_cache"] == LAYERS * TOKENS * KV_HEADS * PER_HEAD["q8_0"]
+    compared = json.loads(run("compare", "llama3-8b", "--dtype", "nvfp4", "--format", "json").out)
+    assert compared["compare"]["kv_bytes_per_token"] == LAYERS * KV_HEADS * PER_HEAD["nvfp4"]
+
+
+@pytest.mark.parametrize("command", [("kv", "--dtype"), ("memory", "--kv-dtype"), ("compare", "--dtype")])
+def test_an_unknown_one_lists_them_all(command: tuple[str, str], run: Run) -> None:
+    name, option = command
+    code, out, err = run(name, "gpt2", option, "q9_0")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {option}: unknown cache format 'q9_0': expected a number format (")
+    assert all(known in err for known in FORMATS)
+    assert "Did you mean q" in err
+
+
+def test_explain_takes_number_formats_alone(run: Run) -> None:
+    code, out, err = run("explain", "gpt2", "--dtype", "q8_0")
+    assert (code, out) == (2, "")
+    assert "--dtype: unknown dtype 'q8_0'" in err

@@ -1,0 +1,113 @@
+"""The filters of `presets` and `compare --all`, and the list of many models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmcalc.sources.presets import load_preset, model_names
+from llmcalc.studies.selection import Selection, attention_kinds, has_experts
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "experts"),
+    [
+        ("gpt2", {"mha"}, False),
+        ("llama3-8b", {"gqa"}, False),
+        ("falcon-7b", {"mqa"}, False),
+        ("gemma2-9b", {"gqa", "sliding"}, False),
+        ("deepseek-v3", {"mla"}, True),
+        ("mamba2-130m", {"mamba2"}, False),
+        ("mixtral-8x7b", {"gqa"}, True),
+        ("qwen3-next-80b-a3b", {"gqa", "gated_delta_net"}, True),
+    ],
+)
+def test_what_a_model_is(name: str, kinds: set[str], experts: bool) -> None:
+    spec = load_preset(name).model
+    assert attention_kinds(spec) == kinds
+    assert has_experts(spec) is experts
+
+
+def listed(run: Run, *options: str) -> list[dict[str, str]]:
+    code, out, err = run("presets", *options, "--format", "csv")
+    assert code == 0, err
+    return list(csv.DictReader(io.StringIO(out)))
+
+
+def test_every_filter_takes_its_share(run: Run) -> None:
+    everything = listed(run)
+    assert [row["target"] for row in everything] == list(model_names())
+    moe, dense = listed(run, "--moe"), listed(run, "--dense")
+    assert len(moe) + len(dense) == len(everything)
+    assert {"deepseek-v3", "mixtral-8x7b"} <= {row["target"] for row in moe}
+    kinds = [listed(run, "--kind", kind) for kind in ("decoder", "encoder", "encoder-decoder")]
+    assert sum(map(len, kinds)) == len(everything)
+    assert all(row["kind"] == "encoder" for row in kinds[1])
+    small = listed(run, "--max-params", "1B", "--min-params", "100M")
+    assert small
+    assert all(10**8 <= int(row["parameters"]) <= 10**9 for row in small)
+    assert {row["target"] for row in listed(run, "--attention", "MLA", "--max-params", "20B")} >= {"deepseek-v2-lite"}
+
+
+def test_a_list_is_sorted_by_what_is_asked(run: Run) -> None:
+    sizes = [int(row["parameters"]) for row in listed(run, "--sort", "params")]
+    assert sizes == sorted(sizes)
+    dates = [row["released"] for row in listed(run, "gpt", "--sort", "released")]
+    assert dates == sorted(dates)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kind", "decodr"], "--kind: 'decodr' is not known; expected one of decoder, encoder, encoder-decoder."),
+        (["--attention", "mhaa"], "--attention: no model has 'mhaa'; expected one of "),
+        (["--min-params", "2B", "--max-params", "1B"], "--min-params: 2,000,000,000 is more than --max-params"),
+        (["--max-params", "10"], "no preset is left by the filters"),
+        (["--max-params", "many"], "--max-params: 'many' is not a positive number"),
+        (["--sort", "size"], "--sort"),
+    ],
+)
+def test_wrong_filters(options: list[str], words: str, run: Run) -> None:
+    code, out, err = run("presets", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+class TestCompareAll:
+    def test_a_row_for_each_model_at_80_columns(self, run: Run) -> None:
+        code, out, _ = run("compare", "--all", "--attention", "mla", "--sort", "params")
+        rows = [line.split() for line in out.splitlines() if line.split() and line.split()[0] in model_names()]
+        assert code == 0
+        assert len(rows) == len(listed(run, "--attention", "mla"))
+        assert max(map(len, out.splitlines())) <= 80
+        totals = [float(row[1].replace(",", "")) for row in rows]
+        assert totals == sorted(totals)
+
+    def test_a_wide_terminal_has_every_quantity(self, run: Run) -> None:
+        out = run("compare", "--all", "--moe", columns=120).out
+        assert "kv heads" in out.splitlines()[0]
+        assert max(map(len, out.splitlines())) <= 120
+
+    def test_its_numbers_are_those_of_a_few_side_by_side(self, run: Run) -> None:
+        found = json.loads(run("compare", "--all", "--attention", "mla", "--format", "json").out)
+        one = json.loads(run("compare", "deepseek-v3", "--format", "json").out)
+        whole = {document["model"]["name"]: document["compare"] for document in found}
+        assert whole["deepseek-v3"]["parameters"] == one["compare"]["parameters"]
+
+    @pytest.mark.parametrize("words", [("compare",), ("compare", "gpt2", "--all"), ("compare", "gpt2", "--moe")])
+    def test_wrong_usage(self, words: tuple[str, ...], run: Run) -> None:
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+
+
+def test_nothing_asked_takes_everything() -> None:
+    assert not Selection().any
+    assert Selection().takes(load_preset("gpt2").model, 1)
