@@ -132,7 +132,10 @@ def decoder(
     answers: scores per token of a question-answering head.
     model: further fields of the model; they replace the ones set here.
     """
-    layers = _collapsed({"num_hidden_layers": c.size("num_hidden_layers"), "block": block, **(stack or {})})
+    own = stack or {}
+    c.has("num_hidden_layers")  # read even where the layers are listed
+    depth = {} if "num_hidden_layers" in own else {"num_hidden_layers": c.size("num_hidden_layers")}
+    layers = _collapsed({**depth, "block": block, **own})
     if final_norm is not None:
         layers["final_norm"] = final_norm
     table: Table = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family, Modules
-from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, whole_rope
+from ...parts import Table, crossed, decoder, glu, listed, moe, rmsnorm, uncounted_prediction, whole_rope
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -23,6 +23,7 @@ RATIOS = {0: "sliding", 4: "sparse", 128: "heavy"}
 
 
 def _deepseek_v4(c: Config) -> Table:
+    uncounted_prediction(c)
     c.must("n_shared_experts", 1)
     depth, norm, width = (
         c.size("num_hidden_layers"),
@@ -178,7 +179,7 @@ FAMILIES = {
         frozenset(
             """
             attention_bias compress_rate_csa compress_rate_hca compress_rates compress_ratios compress_rope_theta
-            expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads num_nextn_predict_layers
+            expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads
             output_router_logits partial_rotary_factor qk_rope_head_dim routed_scaling_factor swiglu_limit topk_method
             """.split()  # noqa: SIM905
         ),

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layernorm, mixed, mlp, moe, rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    layernorm,
+    mixed,
+    mlp,
+    moe,
+    rmsnorm,
+    rope,
+    uncounted_prediction,
+)
 from ...writes import PARTLY_TURNED
 from .hybrid import plain
 from .mamba import IGNORED, MAMBA_MODULES, NONE, of_state_space
@@ -90,6 +104,7 @@ def _moe(c: Config, act: str) -> Table:
 
 
 def _nemotron_h(c: Config) -> Table:
+    uncounted_prediction(c)
     norm, act = rmsnorm(c.number("layer_norm_epsilon")), c.choice(ACTIVATIONS, "mlp_hidden_act")
     names = _layers(c)
     parts: dict[str, Any] = {
@@ -188,7 +203,6 @@ FAMILIES = {
             "n_group",
             "topk_group",
             "norm_topk_prob",
-            "num_nextn_predict_layers",
             "mtp_layers_block_type",
             "mtp_hybrid_override_pattern",
             "num_hidden_layers",
