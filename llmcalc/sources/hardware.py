@@ -124,7 +124,7 @@ def _named(wanted: str) -> Hardware:
     sized = _configured(wanted)
     if sized is not None:
         return sized
-    near = suggest(wanted, list(hardware_names())) or suggest(key, list(known))
+    near = suggest(wanted, list(hardware_names())) or suggest(key, known)
     raise InputError(
         f"no accelerator called '{wanted}'.{near} Expected a name (llmcalc hardware lists all), a memory size such as "
         "24GiB, or a .toml file"

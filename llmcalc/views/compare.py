@@ -34,7 +34,7 @@ BAND = (
     "(GPT-3, Chinchilla, Llama): a convention, not an optimum"
 )
 
-WIDE = 100
+WIDE = 112
 """Columns of a terminal from which on a list has every quantity."""
 
 MOST_COLUMNS = 12
@@ -255,7 +255,7 @@ def _data(q: Quantities) -> dict[str, Any]:
 def _rows(compared: Sequence[Compared], wide: bool) -> Table:
     """A row for each model, one unit for each column: that in which most of the values are at least 1.
 
-    wide: with key/value heads and FLOPs, for which 80 columns have no room.
+    wide: with KV cache, key/value heads and FLOPs, for which 80 columns have no room.
     """
     sizes = units.count_scale(_typical(q.parameters for _, q in compared))
     work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
@@ -272,15 +272,14 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         Column("num_key_value_heads", "kv heads"),
         Column("flops_per_token", f"{work.name}/tok", work.write),
     )
-    columns = columns if wide else columns[:-2]
-    each = _each(lambda shape: str(shape.num_hidden_layers))
+    columns = columns if wide else columns[:-3]
     rows = [
         Row(
             [
                 preset.target,
                 q.parameters,
                 None if q.active == q.parameters else q.active,
-                each(q),
+                q.shape.num_hidden_layers,
                 q.shape.hidden_size,
                 f"{q.shape.aspect_ratio:.0f}",
                 _ratio(q.shape.feed_forward_ratio),
@@ -293,8 +292,13 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
     ]
     first = compared[0][1]
     notes = [
-        f"active: parameters used per token, where that is not all of them; {flops_a_token(first.seq)}",
-        f"d_ff of a mixture of experts: the active width; {cache_a_token(first.dtype)}",
+        "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
+        "width; of an encoder-decoder the decoder",
+        *(
+            [flops_a_token(first.seq), cache_a_token(first.dtype)]
+            if wide
+            else [f"KV cache and FLOPs: from {WIDE} columns on"]
+        ),
     ]
     return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
 
