@@ -114,7 +114,8 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return data
         filled = {
-            name: merged(block, changes) if isinstance(changes, dict) else changes for name, changes in variants.items()
+            name: overlaid(block, changes) if isinstance(changes, dict) else changes
+            for name, changes in variants.items()
         }
         return {**data, "variants": filled}
 
@@ -340,7 +341,7 @@ class Stack(Component):
         ]
 
 
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def overlaid(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`base` updated with `changes`, table by table; a table with another `type` replaces the old one."""
     out = dict(base)
     for key, value in changes.items():
@@ -350,7 +351,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             and isinstance(below, dict)
             and value.get("type", below.get("type")) == below.get("type")
         ):
-            out[key] = merged(below, value)
+            out[key] = overlaid(below, value)
         else:
             out[key] = value
     return out

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ..components.choice import PartChoice
-from ..components.stack import merged
+from ..components.stack import overlaid
 from ..model import ModelSpec
 
 
@@ -59,7 +59,7 @@ def field_paths(
         if get_origin(field.annotation) is dict:  # each of its tables is the `block` with some fields changed
             base = table.get("block")
             tables = {
-                key: merged(base, one) if isinstance(base, dict) else one
+                key: overlaid(base, one) if isinstance(base, dict) else one
                 for key, one in below.items()
                 if isinstance(one, dict)
             }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...components.base import LARGEST
-from ...components.stack import MOST_KINDS, merged
+from ...components.stack import MOST_KINDS, overlaid
 from ...errors import InputError
 from .config import Config, is_number
 from .heads import HEAD_ENDINGS, architecture_of
@@ -155,7 +155,7 @@ def _collapsed(layers: Table) -> Table:
     if len(used) != 1 or not used <= set(layers.get("variants", ())):
         return layers
     rest = {k: v for k, v in layers.items() if k not in ("variants", "first_layers", "pattern")}
-    return {**rest, "block": merged(layers["block"], layers["variants"][used.pop()])}
+    return {**rest, "block": overlaid(layers["block"], layers["variants"][used.pop()])}
 
 
 def encoder(c: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any) -> Table:
@@ -402,7 +402,7 @@ def mixed(kinds: dict[str, Table], names: list[str]) -> Table:
     """
     used = {name: kinds[name] for name in dict.fromkeys(names)}
     for block in used.values():
-        if all(merged(block, layer) == layer for layer in used.values()):
+        if all(overlaid(block, layer) == layer for layer in used.values()):
             changes = {name: {k: v for k, v in layer.items() if block.get(k) != v} for name, layer in used.items()}
             return {"block": block, "variants": changes, **layer_pattern(names)}
     raise AssertionError(f"none of the layers {', '.join(used)} has only what the others have")

@@ -35,7 +35,7 @@ WRITTEN_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "identity": "linear"}
 UNPADDED: Writes = {"pad_token_id": lambda s: None}
 """For classes whose padding token is a token of the published vocabulary, which other specs may not have."""
 
-PARTLY_TURNED: Writes = {"partial_rotary_factor": "partial_rotary_factor"}
+PARTIAL_ROTARY: Writes = {"partial_rotary_factor": "partial_rotary_factor"}
 """For classes that use `partial_rotary_factor`; in other classes the whole head is rotary, whatever the config says."""
 
 WINDOW: Writes = {"sliding_window": lambda s: s.window}

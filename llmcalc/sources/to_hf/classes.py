@@ -37,14 +37,14 @@ def _endings(named: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:
     if isinstance(spec.head, Classifier):
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
-        return [_speaking(named, spec)]
+        return [_lm_classes(named, spec)]
     encoders = tuple(_ending_with(named, "EncoderModel"))
     if spec.kind == "encoder" and encoders:
         return [encoders]
     return [tuple(name for name in named if head_of({"architectures": [name]}) == "none" and name not in encoders)]
 
 
-def _speaking(named: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
+def _lm_classes(named: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
     """Returns the class-name suffixes of a language model with this kind of stack."""
     if spec.kind == "encoder-decoder":
         return CONDITIONAL

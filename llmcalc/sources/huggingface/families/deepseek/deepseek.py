@@ -11,7 +11,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family
 from ...parts import Table, crossed, decoder, dense_or_moe, glu, moe, prediction, rmsnorm, whole_rope
-from ...writes import PARTLY_TURNED, Writes
+from ...writes import PARTIAL_ROTARY, Writes
 
 
 def mla(c: Config, value: int | None = None, **fields: Any) -> Table:
@@ -232,7 +232,7 @@ FAMILIES = {
             "first_k_dense_replace": 1,
         },
         ROUTING,
-        writes={**UNGROUPED_LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTLY_TURNED},
+        writes={**UNGROUPED_LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
     ),
     "axk1": Family(
         _axk1,

@@ -27,7 +27,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ...writes import PARTLY_TURNED
+from ...writes import PARTIAL_ROTARY
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, deepseek, routed
 
 
@@ -96,7 +96,7 @@ FAMILIES = {
             "max_position_embeddings": 131072,
         },
         ROUTING,
-        writes={**UNGROUPED_WRITES, **PARTLY_TURNED},
+        writes={**UNGROUPED_WRITES, **PARTIAL_ROTARY},
     ),
     "dots1": Family(
         _dots1,
@@ -153,6 +153,6 @@ FAMILIES = {
                 "layernorm_mlp_beta",
             }
         ),
-        writes=PARTLY_TURNED,
+        writes=PARTIAL_ROTARY,
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table, biases, crossed, decoder, glu, listed, moe, rmsnorm, rope
-from ...writes import PARTLY_TURNED
+from ...writes import PARTIAL_ROTARY
 
 
 def _zaya(c: Config) -> Table:
@@ -97,7 +97,7 @@ FAMILIES = {
         frozenset({"output_router_logits", "zaya_mlp_expansion"}),
         writes={
             "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
-            **PARTLY_TURNED,
+            **PARTIAL_ROTARY,
         },
         modules={
             "embed_norm": "input_hidden_states_scale + input_hidden_states_bias",

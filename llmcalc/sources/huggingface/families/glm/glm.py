@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import QKV, Table, attention, biases, decoder, glu, rmsnorm, rope
-from ...writes import PARTLY_TURNED, UNPADDED
+from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
 def _glm(c: Config, placement: str = "pre") -> Table:
@@ -43,6 +43,6 @@ HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_pr
 GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 
 FAMILIES = {
-    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}, modules=HALVES_MODULES),
-    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTLY_TURNED}, modules={**HALVES_MODULES, **GLM4_MODULES}),
+    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
+    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
 }

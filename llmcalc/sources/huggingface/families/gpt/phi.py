@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
-from ...writes import PARTLY_TURNED, UNPADDED
+from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
 from .gpt import heads_of, inner
 
@@ -120,7 +120,7 @@ FAMILIES = {
                 "mlp_bias",
             }
         ),
-        writes={**UNPADDED, **PARTLY_TURNED},
+        writes={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
     ),
     "phi": Family(
@@ -135,7 +135,7 @@ FAMILIES = {
             "layer_norm_eps": 1e-5,
             "qk_layernorm": False,
         },
-        writes=PARTLY_TURNED,
+        writes=PARTIAL_ROTARY,
         modules={
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
@@ -161,7 +161,7 @@ FAMILIES = {
             "qk_layernorm": True,
         },
         frozenset({"num_key_value_heads"}),
-        writes=PARTLY_TURNED,
+        writes=PARTIAL_ROTARY,
         modules={
             "norm": "final_layernorm",
             "q_proj": "query_key_value/3",
@@ -190,7 +190,7 @@ FAMILIES = {
             "use_parallel_residual": False,
         },
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
-        writes=PARTLY_TURNED,
+        writes=PARTIAL_ROTARY,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
     ),
     "starcoder2": Family(

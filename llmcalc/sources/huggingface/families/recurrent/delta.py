@@ -29,7 +29,7 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ...writes import PARTLY_TURNED, UNPADDED, Writes, present
+from ...writes import PARTIAL_ROTARY, UNPADDED, Writes, present
 from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, UNGROUPED_LATENT_WRITES, mla
 from .mamba import of_kind, steps_of
 
@@ -330,7 +330,7 @@ FAMILIES = {
             "mlp_only_layers": None,
         },
         IGNORED | {"intermediate_size", "use_sliding_window"},
-        writes={**QWEN_WRITES, **PARTLY_TURNED},
+        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules={
             **GATED_Q_MODULES,
             **{f"linear_attn.{x}_proj": "in_proj_qkvz" for x in "qkvg"},
@@ -350,7 +350,7 @@ FAMILIES = {
             "num_key_value_heads": 4,
         },
         IGNORED,
-        writes={**QWEN_WRITES, **PARTLY_TURNED},
+        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
     "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text", tower_file="qwen"),
@@ -358,7 +358,7 @@ FAMILIES = {
         _qwen3_5_moe,
         {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
-        writes={**QWEN_WRITES, **PARTLY_TURNED},
+        writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
     "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),

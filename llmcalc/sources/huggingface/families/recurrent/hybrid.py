@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, glu, listed, mixed, moe, rmsnorm, rope
-from ...writes import PARTLY_TURNED
+from ...writes import PARTIAL_ROTARY
 from ..llama.granite import GRANITE_MODULES
 from .mamba import IGNORED, MAMBA_2_WRITES, MAMBA_WRITES, inner_width, of_kind, of_state_space, step_rank, steps_of
 
@@ -224,7 +224,7 @@ FAMILIES = {
             "mlp_bias": False,
         },
         IGNORED | MULTIPLIERS,
-        writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTLY_TURNED},
+        writes={**MAMBA_2_WRITES, "attn_layer_indices": lambda s: of_kind(s, "full_attention"), **PARTIAL_ROTARY},
         modules=HYBRID_MODULES,
     ),
     "granitemoehybrid": Family(

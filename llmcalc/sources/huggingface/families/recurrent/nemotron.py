@@ -25,7 +25,7 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from ...writes import PARTLY_TURNED
+from ...writes import PARTIAL_ROTARY
 from .hybrid import plain
 from .mamba import IGNORED, MAMBA_MODULES, NONE, of_state_space
 
@@ -156,7 +156,7 @@ FAMILIES = {
             kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
             """.split()  # noqa: SIM905
         ),
-        writes=PARTLY_TURNED,
+        writes=PARTIAL_ROTARY,
     ),
     "nemotron_h": Family(
         _nemotron_h,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, rmsnorm, rope
-from ...writes import PARTLY_TURNED, present
+from ...writes import PARTIAL_ROTARY, present
 
 
 def _recurrent_gemma(c: Config) -> Table:
@@ -77,7 +77,7 @@ FAMILIES = {
             "block_types": lambda s: s.kinds(sliding_attention="attention"),
             "attention_window_size": lambda s: present(s.window),
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
-            **PARTLY_TURNED,
+            **PARTIAL_ROTARY,
         },
         modules={
             "norm": "final_norm",
