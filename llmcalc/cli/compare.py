@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from ..costs.limits import usual_sequence
+from ..costs.params import ParameterCount
 from ..errors import InputError
+from ..sources.preset import Preset
 from ..sources.presets import model_names
 from ..studies.compare import SORT_KEYS, quantities, sort_order
 from ..views.compare import LAYOUTS, report
@@ -26,7 +29,7 @@ from .options import (
     Seq,
     TargetsOrNone,
     about,
-    load_all,
+    load_one,
     show,
 )
 from .presets import chosen
@@ -61,11 +64,13 @@ def command(
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
     if not everything and filters != (None,) * len(filters):
         raise InputError("compare: filters are for --all; expected --all, or no filter")
-    names = [preset.name for preset, _ in chosen(model_names(), *filters)] if everything else list(targets or ())
-    presets = load_all(names, overrides, head, allow_unknown)
-    tokens = min(usual_sequence(preset.model) for preset in presets) if seq is None else seq  # the same for all
+    compared: Sequence[tuple[Preset, ParameterCount | None]] = chosen(model_names(), *filters) if everything else ()
+    if not everything or overrides or head is not None:  # the filters of --all apply to the models without overrides
+        names = [preset.name for preset, _ in compared] if everything else targets or ()
+        compared = [(load_one(name, overrides, head, allow_unknown), None) for name in names]
+    tokens = min(usual_sequence(preset.model) for preset, _ in compared) if seq is None else seq  # the same for all
     models = []
-    for preset in presets:
+    for preset, count in compared:
         with about(preset):
-            models.append(quantities(preset.model, tokens, dtype))
-    show(report([(presets[i], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output, notes)
+            models.append(quantities(preset.model, tokens, dtype, count))
+    show(report([(compared[i][0], models[i]) for i in sort_order(models, sort)], LAYOUTS[fmt]), fmt, output, notes)

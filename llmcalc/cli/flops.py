@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -27,7 +27,7 @@ from .options import (
     Targets,
     WithMtp,
     about,
-    load_all,
+    load_one,
     phase_option,
     show,
     size,
@@ -53,7 +53,7 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
-    phase: Annotated[str, phase_option(Phase, "Pass to count.")] = "forward",
+    phase: Annotated[Phase, phase_option(Phase, "Pass to count.")] = "forward",
     pairs: PairsOption = "full",
     attention_backward: Annotated[
         AttentionBackward,
@@ -82,7 +82,7 @@ def command(
     Matrix multiplications only; the total under full and under causal pairs.
     """
     reports, include = [], included(with_mtp)
-    for preset in load_all(targets, overrides, head, allow_unknown, include):
+    for preset in [load_one(target, overrides, head, allow_unknown, include) for target in targets]:
         with about(preset):
             sight = sight_of(
                 preset.model,
@@ -90,7 +90,7 @@ def command(
                 seq,
                 context,
                 source,
-                cast("Phase", phase),
+                phase,
                 pairs,
                 attention_backward,
                 recompute,

@@ -20,7 +20,7 @@ from .options import (
     TableOption,
     Targets,
     about,
-    load_all,
+    load_one,
     show,
     size,
 )
@@ -50,7 +50,7 @@ def command(
     Then with other kinds of attention, and as the context grows.
     """
     reports = []
-    for preset in load_all(targets, overrides, head, allow_unknown):
+    for preset in [load_one(target, overrides, head, allow_unknown) for target in targets]:
         with about(preset):
             cache = kv(preset.model, batch, seq, dtype, source)
         reports.append(report(preset, cache))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -52,7 +52,7 @@ def command(
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
-    phase: Annotated[str, phase_option(MemoryPhase, "What the model does.")] = "inference",
+    phase: Annotated[MemoryPhase, phase_option(MemoryPhase, "What the model does.")] = "inference",
     dtype: Annotated[str | None, number_format(DTYPE_HELP)] = None,
     batch: Annotated[int | None, size("--batch", "-b", text="Sequences in the cache; 1 if not given.")] = None,
     seq: Annotated[
@@ -129,7 +129,7 @@ def command(
     with about(preset):
         use = memory(
             preset,
-            cast("MemoryPhase", phase),
+            phase,
             dtype=dtype,
             batch=batch,
             seq=seq,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias, get_args
@@ -16,7 +16,7 @@ from ..costs.limits import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
 from ..run.counting import Pairs
-from ..run.given import LARGEST, one_of, whole
+from ..run.given import LARGEST, maybe_whole, one_of
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
@@ -64,34 +64,38 @@ Overrides: TypeAlias = Annotated[
 ]
 
 
-def known_dtype(option: typer.CallbackParam, name: str | None) -> str | None:
-    """The name, once it is known to be one of a number format."""
-    try:
-        return None if name is None else dtype_of(name)
-    except InputError as error:
-        raise InputError(f"{option.opts[0]}: {error}") from None
+def _name_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
+    """An option that takes a name.
+
+    known: returns the name that the command uses; raises `InputError`, without the option's name, for an unknown one.
+    text: its help.
+    """
+
+    def checked(option: typer.CallbackParam, name: str | None) -> str | None:
+        try:
+            return None if name is None else known(name)
+        except InputError as error:
+            raise InputError(f"{option.opts[0]}: {error}") from None
+
+    return typer.Option(metavar=metavar, callback=checked, help=text)
 
 
 def number_format(text: str) -> Any:
     """An option that takes the name of a number format. text: its help."""
-    return typer.Option(metavar="DTYPE", callback=known_dtype, help=text)
-
-
-def known_cache_format(option: typer.CallbackParam, name: str | None) -> str | None:
-    """The name, once it is known to be one of a cache format."""
-    if name is not None:
-        from ..costs.cache_formats import cache_format
-
-        try:
-            cache_format(name)
-        except InputError as error:
-            raise InputError(f"{option.opts[0]}: {error}") from None
-    return name
+    return _name_option("DTYPE", dtype_of, text)
 
 
 def cache_format_option(text: str) -> Any:
     """An option that takes the name of a cache format. text: its help."""
-    return typer.Option(metavar="FORMAT", callback=known_cache_format, help=text)
+    return _name_option("FORMAT", _known_cache_format, text)
+
+
+def _known_cache_format(name: str) -> str:
+    """Returns the name as it was given. Raises `InputError` if no cache format has it."""
+    from ..costs.cache_formats import cache_format
+
+    cache_format(name)
+    return name
 
 
 CACHE_FORMATS = "bf16, fp8, int8; q8_0, q4_0 (llama.cpp); nvfp4, int8_per_token_head, turboquant_k8v4 (vLLM); …"
@@ -104,7 +108,7 @@ def size(name: str, short: str = "", *, text: str, least: int = 1, most: int = L
     """An option that takes a number of sequences or tokens, such as 4096, 32k or 1M. text: its help."""
 
     def known(option: typer.CallbackParam, number: int | None) -> int | None:
-        return None if number is None else whole(option.opts[0], number, least, most)
+        return maybe_whole(option.opts[0], number, least, most)
 
     return typer.Option(*filter(None, (name, short)), metavar="N", parser=_length, callback=known, help=text)
 
@@ -155,16 +159,19 @@ AllowUnknown: TypeAlias = Annotated[
 
 
 def phase_option(words: Any, text: str) -> Any:
-    """An option that takes a phase: one of the words of a `Literal`, or `train` for training. text: its help."""
+    """An option that takes a phase: one of the words of a `Literal`, or `train` for training. text: its help.
 
-    def known(given: str) -> str:
-        return str(one_of("--phase", given, words))
+    Typer's own check of a `Literal` would refuse `train`; with a parser there is none, and the callback checks.
+    """
+
+    def known(given: str) -> Any:
+        return one_of("--phase", given, words)
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in get_args(words) if word.startswith(incomplete)]
 
     shown = "|".join(get_args(words))
-    return typer.Option("--phase", metavar=shown, callback=known, help=text, autocompletion=complete)
+    return typer.Option("--phase", metavar=shown, parser=str, callback=known, help=text, autocompletion=complete)
 
 
 def count_option(name: str, text: str) -> Any:
@@ -283,17 +290,6 @@ def load_one(
     for note in (*preset.notes, *(f"{part.option} changes nothing: the model has no {part.title}" for part in absent)):
         print(f"note: {preset.name}: {note}", file=sys.stderr)
     return preset
-
-
-def load_all(
-    targets: list[str],
-    overrides: list[str] | None,
-    head: HeadKind | None = None,
-    allow_unknown: bool = False,
-    include: frozenset[str] = frozenset(),
-) -> list[Preset]:
-    """Every TARGET, each with its own overrides and then those that all share."""
-    return [load_one(target, overrides, head, allow_unknown, include) for target in targets]
 
 
 def opened(output: Path | None) -> AbstractContextManager[IO[str]]:

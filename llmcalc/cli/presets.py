@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -44,9 +44,12 @@ SORTS: dict[str, Callable[[Counted], Any]] = {
     "params": lambda one: one[1].total,
     "active": lambda one: one[1].active,
 }
-"""What `--sort` can be told to sort by."""
+"""Value of `--sort` → the quantity to sort by."""
 
-Sort: TypeAlias = Literal["name", "released", "params", "active"]
+if TYPE_CHECKING:
+    Sort: TypeAlias = str
+else:
+    Sort = Literal[tuple(SORTS)]  # typer accepts the keys alone; a type checker cannot read them from a dict
 
 
 def command(

@@ -25,9 +25,9 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     return value
 
 
-def maybe_whole(option: str, value: Any, least: int = 1) -> int | None:
+def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Like `whole`, but also accepts None."""
-    return None if value is None else whole(option, value, least)
+    return None if value is None else whole(option, value, least, most)
 
 
 SPELLED = {"train": "training"}

@@ -16,7 +16,7 @@ from ..components.stack import Stack
 from ..costs.cache import kv
 from ..costs.flops import flops
 from ..costs.limits import learned_positions
-from ..costs.params import params, total_of
+from ..costs.params import ParameterCount, params, total_of
 from ..errors import InputError, suggest
 from ..flow.tree import Node
 from ..model import ModelSpec
@@ -145,14 +145,17 @@ SORT_KEYS: dict[str, Callable[[Quantities], float | None]] = {
 """Value of `--sort` → the quantity to sort by."""
 
 
-def quantities(spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16") -> Quantities:
+def quantities(
+    spec: ModelSpec, seq: int = 2048, dtype: str = "bfloat16", count: ParameterCount | None = None
+) -> Quantities:
     """Computes all compared quantities of one model.
 
     seq: tokens per sequence for the FLOPs; default 2048.
     dtype: number format of the cache; default bfloat16.
+    count: the model's parameters, if they are already counted; default None, which counts them.
     Raises `InputError` for an unknown dtype.
     """
-    count, workload = params(spec), Workload(batch=1, seq=seq)
+    count, workload = params(spec) if count is None else count, Workload(batch=1, seq=seq)
     cache = None if spec.kind == "encoder" else kv(spec, dtype_name=dtype)
     encoder = spec.encoder if spec.kind == "encoder-decoder" else None
     return Quantities(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..components.base import Network, TokenMixer
-from ..components.stack import Stack
 from ..errors import InputError, suggest
 from ..model import ModelSpec
+from .layers import distinct_blocks
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 
@@ -39,11 +39,6 @@ class Selection:
             )
         if self.least is not None and self.most is not None and self.least > self.most:
             raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
-
-    @property
-    def any(self) -> bool:
-        """Whether any filter is set."""
-        return self != Selection()
 
     def takes(self, spec: ModelSpec, parameters: int) -> bool:
         """Whether a model with this number of parameters passes the filter."""
@@ -78,13 +73,14 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     found: set[str] = set()
-    for layer_mixer in _mixers(spec):
-        sizes = layer_mixer.heads(spec.hidden_size)
-        kind = layer_mixer.type
+    mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
+    for mixer in mixers:
+        sizes = mixer.heads(spec.hidden_size)
+        kind = mixer.type
         if kind == "attention" and sizes is not None and sizes.kv_heads is not None:
             kind = "mha" if sizes.kv_heads == sizes.heads else "mqa" if sizes.kv_heads == 1 else "gqa"
         found.add(kind)
-        if getattr(layer_mixer, "sliding_window", None) is not None:
+        if getattr(mixer, "sliding_window", None) is not None:
             found.add("sliding")
     return frozenset(found)
 
@@ -92,21 +88,5 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
 def has_experts(spec: ModelSpec) -> bool:
     """Whether any layer has a mixture of experts."""
     return any(
-        isinstance(block.feed_forward, Network) and block.feed_forward.mixture
-        for stack in _stacks(spec)
-        for _, block, count, _ in stack.groups()
-        if count
+        isinstance(block.feed_forward, Network) and block.feed_forward.mixture for block in distinct_blocks(spec)
     )
-
-
-def _stacks(spec: ModelSpec) -> list[Stack]:
-    return [stack for _, stack in spec.stacks()]
-
-
-def _mixers(spec: ModelSpec) -> list[Any]:
-    return [
-        block.attention
-        for stack in _stacks(spec)
-        for _, block, count, _ in stack.groups()
-        if count and isinstance(block.attention, TokenMixer)
-    ]

@@ -14,11 +14,12 @@ from .. import units
 from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities, StackShape
+from ..studies.layers import distinct_blocks
 from .document import Column, Report, Row, Table, noted, one_or_list
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_a_token, flops_a_token
-from .summary import describe, distinct_blocks, model_data, norm_name, norm_place, positions, unique
+from .summary import describe, model_data, norm_name, norm_place, positions, unique
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
-from ..algebra import is_zero
 from ..components.base import Component, Part, TokenMixer
 from ..components.layers.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
+from ..studies.layers import distinct_blocks
 
 
 def headline(spec: ModelSpec) -> str:
@@ -40,11 +40,6 @@ def _merged(texts: list[str]) -> list[str]:
 def describe(part: Part | None, hidden_size: int) -> str:
     """A part in a few words; nothing for one that is not there."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
-
-
-def distinct_blocks(spec: ModelSpec) -> list[Layer]:
-    """Every kind of layer that the model really has."""
-    return [block for _, stack in spec.stacks() for _, block, count, _ in stack.groups() if not is_zero(count)]
 
 
 def unique(texts: Iterable[str]) -> list[str]:

@@ -109,5 +109,4 @@ class TestCompareAll:
 
 
 def test_nothing_asked_takes_everything() -> None:
-    assert not Selection().any
     assert Selection().takes(load_preset("gpt2").model, 1)

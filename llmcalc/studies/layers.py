@@ -1,0 +1,12 @@
+"""The kinds of layers that a model has."""
+
+from __future__ import annotations
+
+from ..algebra import is_zero
+from ..components.layers.block import Layer
+from ..model import ModelSpec
+
+
+def distinct_blocks(spec: ModelSpec) -> list[Layer]:
+    """Returns every kind of layer that the model has at least one of, stack by stack in the order they run."""
+    return [block for _, stack in spec.stacks() for _, block, count, _ in stack.groups() if not is_zero(count)]
