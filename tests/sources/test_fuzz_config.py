@@ -185,6 +185,10 @@ def counts_and_bytes(preset: Preset) -> None:
     assert llmcalc.memory(preset, with_towers=True).total_bytes >= 0
 
 
+def described(_: Preset) -> None:
+    """Computes nothing: for tests of what reading alone rejects."""
+
+
 def read(path: Path, config: Config, count: Callable[[Preset], None] = counts_and_bytes) -> str:
     """Returns the error message for a config with that content; empty if it is read and can be counted."""
     path.write_text(text_of(config))
@@ -227,7 +231,7 @@ def test_a_size_that_the_model_cannot_have_is_named_as_the_config_has_it(kind: s
     shape = shapes_of(kind)[0]
     for name, size in {**family_of(kind).defaults, **shape}.items():
         for other in (1, 3, 7 * size, 10**6, 2**39) if type(size) is int else ():
-            message = read(tmp_path / "config.json", {**shape, name: other})
+            message = read(tmp_path / "config.json", {**shape, name: other}, count=described)
             if ": model." in message:  # the reader accepted it, and the description was rejected
                 assert re.search(rf"\b{re.escape(name)}\b", message), (name, other, message)
 
