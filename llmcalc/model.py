@@ -198,8 +198,9 @@ class ModelSpec(Part):
             if not two:
                 x = stack.flow(f, x, None if stack.input_size is None else hidden)
                 continue
-            with f.scope(side):
+            with f.scope(side) as scope:
                 if side == "encoder":
+                    scope.apart = True
                     x = f.memory = self._encoded(f, stack, x)
                 else:
                     x = stack.flow(f, self._embedded_again(f, table, hidden))
@@ -232,15 +233,18 @@ class ModelSpec(Part):
             if part is not None:
                 read[name] = f.part(name, part, x, role=part.role, stack=self.main)
         last = x
+        f.hold(x=x)
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
             rows = x.rows if isinstance(self.head, NoHead) else LOGITS
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
+        f.result = x
         if isinstance(self.head, Classifier):
-            f.part("classifier", self.head, read.get("pooler", x) if self.head.over == "sequence" else x)
+            seen = read.get("pooler", x) if self.head.over == "sequence" else x
+            f.result = f.part("classifier", self.head, seen)
         if isinstance(self.head, LMHead):
             tied = table if self.tie_word_embeddings else None
-            f.part("lm_head", self.head, x, vocab=vocab, width=narrow, table=tied)
+            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, table=tied)
             if self.mtp is not None:
                 self.mtp.flow(f, last, self.main, vocab, table)
         if self.towers:
@@ -264,6 +268,7 @@ def _reference() -> type[nn.Module]:
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]).
+        with_pooled: whether to return (logits, output of the pooler).
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -356,20 +361,30 @@ def _reference() -> type[nn.Module]:
             past: int = 0,
             last_only: bool = False,
             with_mtp: bool = False,
+            with_pooled: bool = False,
             mla: str = "auto",
         ) -> Any:
             run = Run(past=past, store=store, ids=ids, mla=mla)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
-                pooled, self.pooled = self.get_submodule("pooler")(x)
-            if self.scores_pooled:
-                return self.classifier(pooled)
+                pooled, scores = self.get_submodule("pooler")(x)
+            out = self._output(pooled if self.scores_pooled else None, x, last_only)
+            if with_pooled:
+                return out, scores
+            return (out, self.mtp(x, self.embed(ids), mla)) if with_mtp else out
+
+        def _output(self, pooled: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
+            """The head's output; of a classifier of sequences, from the pooled vectors."""
+            if pooled is not None:
+                of_sequences: Tensor = self.classifier(pooled)
+                return of_sequences
             top = x[:, -1:] if last_only else x
             if hasattr(self, "head_proj"):
                 top = self.head_proj(top)
             if hasattr(self, "classifier"):
-                return self.classifier(top)
-            logits = self.lm_head(top) if hasattr(self, "lm_head") else top
-            return (logits, self.mtp(x, self.embed(ids), mla)) if with_mtp else logits
+                of_tokens: Tensor = self.classifier(top)
+                return of_tokens
+            logits: Tensor = self.lm_head(top) if hasattr(self, "lm_head") else top
+            return logits
 
     return ModelReference

@@ -14,8 +14,6 @@ from llmcalc.cli.main import main
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
 
 
-
-
 def pytest_collection_finish() -> None:
     """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
     gc.collect()

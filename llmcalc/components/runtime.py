@@ -27,6 +27,7 @@ class Run:
     per_layer: the per-layer embeddings, [batch, tokens, layers, width].
     layer: the index of the running layer.
     columns: the number of patches in a row of the image that a vision encoder reads.
+    lends: whether attention layers keep their keys and values for higher layers without their own.
     mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
     memo: key → a value that is the same for every layer (masks, angles).
     """
@@ -42,6 +43,7 @@ class Run:
     per_layer: Tensor | None = None
     layer: int = 0
     columns: int = 1
+    lends: bool = False
     mla: str = "auto"
     memo: dict[Any, Any] = field(default_factory=dict)
 

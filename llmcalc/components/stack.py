@@ -235,6 +235,7 @@ class Stack(Component):
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
         f.memo["embedded"] = x
+        f.hold(embedded=x)
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
             # The convolution belongs between the first and the second layer. Layers of one kind are recorded once, so
@@ -393,6 +394,7 @@ def _reference() -> type[nn.Module]:
             names = (*spec.first_layers, *rest)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
             self.layer_kinds = names
+            self.lends = any(getattr(kinds[name].attention, "kv_shared", False) for name in names)
             self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
@@ -423,9 +425,8 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
-            positions = torch.arange(run.past, run.past + x.shape[1], device=x.device)
             if hasattr(self, "embed_positions"):
-                x = x + self.embed_positions(positions).to(x.dtype)
+                x = x + self.embed_positions(torch.arange(run.past, run.past + x.shape[1], device=x.device)).to(x.dtype)
             for types in self._token_types:
                 x = types(x)
             if hasattr(self, "embed_norm"):
@@ -437,7 +438,7 @@ def _reference() -> type[nn.Module]:
                 run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
                 run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
-            run.embedded = x
+            run.embedded, run.lends = x, self.lends
             for streams in self._streams:
                 x = streams.to_streams(x)
             for i, layer in enumerate(self.layers):

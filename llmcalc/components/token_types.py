@@ -44,7 +44,8 @@ class TokenTypes(StackPart):
         """Returns the token embeddings plus a row of each table. x: the token embeddings."""
         for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
             if types is not None:
-                x = f.add(x, f.table(name, Axis("types", types), *x.axes, of=x.rows, kind=self.kind)[0])
+                row, _ = f.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
+                x = f.add(x, row)
         return x
 
     def reference(self, context: Context) -> nn.Module:

@@ -55,9 +55,11 @@ class Scope:
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
         the next one's input. For a branch of alternatives, `gives` is its output.
     nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
+    reads: the value that it is called with; None if it is not a part of its own.
+    apart: whether it runs as a model of its own, which shares no masks and angles with what is around it.
     """
 
-    __slots__ = ("about", "gives", "items", "name", "nth", "takes")
+    __slots__ = ("about", "apart", "gives", "items", "name", "nth", "reads", "takes")
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name, self.about = name, about
@@ -65,6 +67,8 @@ class Scope:
         self.takes: Value | None = None
         self.gives: Value | None = None
         self.nth: int | None = None
+        self.reads: Value | None = None
+        self.apart = False
 
     def node(self) -> Node:
         """This scope as a node, with everything in it."""

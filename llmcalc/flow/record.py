@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from .. import ops
 from ..algebra import Number, same
@@ -19,6 +19,8 @@ from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
 from .value import Value, Weight
+
+Index: TypeAlias = Literal["ids", "positions", "types"]
 
 
 class Normed(Protocol):
@@ -46,11 +48,13 @@ class Flow:
 
     causal: whether the recorded stack is causal.
     memory: the encoder's output that the stack may attend to; None without one.
+    result: the value that the whole program computes.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
         self.root = self.here = Scope(name, {})
         self.causal, self.memory = causal, memory
+        self.result: Value | None = None
         self.memo: dict[Any, Any] = {}
         self._whole = False
 
@@ -89,7 +93,7 @@ class Flow:
         """
         which: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
-            scope.nth = nth
+            scope.nth, scope.reads = nth, x
             return part.flow(self, x, **more)
 
     def layers(
@@ -177,6 +181,13 @@ class Flow:
         self.record(verb, name, ins, (out,), **what)
         return out
 
+    def hold(self, **named: Value) -> None:
+        """The variables of the forward pass: each keeps its value until it gets another one, or the module returns.
+
+        Only a profile that runs this very code reads them. A value that has no name lives until its last use.
+        """
+        self.record("hold", "", tuple(named.values()), names=tuple(named))
+
     # --- linear layers and other operations with weights --------------------------------------------------------------
 
     def linear(
@@ -239,17 +250,20 @@ class Flow:
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **how)
 
     def table(
-        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, **about: Any
+        self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **about: Any
     ) -> tuple[Value, Weight]:
-        """A look-up for each of the rows `of`. Also returns the weight, for another step that is tied to it."""
+        """A look-up for each of the rows `of`. Also returns the weight, for another step that is tied to it.
+
+        by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
+        """
         weight = Weight(name, dim, (rows,))
         op = ops.Embedding(rows.size, self.n(dim))
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about), weight
+        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=about, by=by), weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
-        """Another look-up in an existing table."""
+        """Another look-up of token ids in an existing table."""
         weight.tied = True
-        return self.step("table", "", (), Value(of, weight.out), weight=weight)
+        return self.step("table", "", (), Value(of, weight.out), weight=weight, by="ids")
 
     def norm(
         self,
@@ -324,6 +338,7 @@ class Flow:
         about: dict[str, Any] | None = None,
         cap: float | None = None,
         bias: Value | None = None,
+        sinks: bool = False,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size). There may be fewer key and value heads, which a kernel may repeat.
@@ -334,6 +349,7 @@ class Flow:
         limits: `window`, `chunk`, `selected`, and further fields of the op.
         cap: the soft cap of the scores, none by default.
         bias: the value added to the scores, none by default.
+        sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
@@ -342,7 +358,7 @@ class Flow:
         out = Value(q.rows, (heads, *value))
         ins = (q, k, v) if bias is None else (q, k, v, bias)
         kv_heads = (k if k.once is None else k.once).axes[0]
-        how = {"causal": causal, "cap": cap, "biased": bias is not None, **limits}
+        how = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
         how |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
@@ -418,8 +434,10 @@ class Flow:
         return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
-        """Views of one storage."""
-        return tuple(x.seen(*shape) for shape in shapes)
+        """Views of parts of one storage, which lie side by side along the last axis."""
+        parts = tuple(x.seen(*shape) for shape in shapes)
+        self.record("split", "", (x,), parts)
+        return parts
 
     def cat(self, *xs: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Concatenates along the axes; with `rows`, along the rows."""

@@ -247,10 +247,11 @@ def _checks(
     with_mtp = spec.mtp is not None
 
     def whole() -> list[torch.Tensor]:
+        if spec.pooler is not None:
+            return list(module(ids, source, with_pooled=True))
         out = module(ids, source, with_mtp=with_mtp)
         logits, ahead = out if with_mtp else (out, [])
-        pooled = [module.pooled] if spec.pooler is not None else []
-        return [logits, *ahead, *pooled]
+        return [logits, *ahead]
 
     forward, train = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")

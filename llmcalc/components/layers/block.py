@@ -221,6 +221,7 @@ class Block(Layer):
     def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else f.part("input_norm", self.input_norm, x)
         start = x
+        f.hold(x=x, start=x)
         read = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
         for name, part in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
@@ -232,7 +233,9 @@ class Block(Layer):
             elif self.norm_placement in ("pre", "sandwich"):
                 y = self._normed(f, f"{name}_pre_norm", y)
             y = f.part(name, part, y, **self._crossing(f, name))
+            f.hold(y=y)
             x = self._joined(f, name, x, y)
+            f.hold(x=x)
         return x
 
     def _crossing(self, f: Flow, name: str) -> dict[str, Any]:

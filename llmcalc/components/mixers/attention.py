@@ -255,7 +255,7 @@ class Attention(TokenMixer):
         else:
             limits = self.block_indexer.flow(f, x)
         cap = self.attn_logit_softcapping
-        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, **limits)
+        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
@@ -536,9 +536,9 @@ def _reference() -> type[nn.Module]:
             alike = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
-            if not self.spec.kv_shared:
-                run.memo[alike] = self._keys_and_values(x, run)
-            made: tuple[Tensor, Tensor] = run.memo[alike]
+            made: tuple[Tensor, Tensor] = run.memo[alike] if spec.kv_shared else self._keys_and_values(x, run)
+            if run.lends:
+                run.memo[alike] = made
             return made
 
         def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:

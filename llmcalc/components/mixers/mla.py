@@ -123,7 +123,9 @@ class MLA(TokenMixer):
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
         query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
-        q_nope, q_rope = f.split(query, (heads, nope), (heads, rope))
+        q_nope, q_rope, *gate = f.split(
+            query, (heads, nope), (heads, rope), *([(heads, size)] if self.query_gate else [])
+        )
         q_rope = self._rotated(f, q_rope)
         both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
         c, k_rope = f.split(both, (latent,), (rope,))
@@ -139,20 +141,22 @@ class MLA(TokenMixer):
             made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
             k_nope, values = f.split(made, (heads, nope), (heads, size))
             q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
-            return f.attention("core", q, k, values, causal=f.causal, **limits)
+            return f.attention("core", q, k, values, causal=f.causal, sinks=self.sinks, **limits)
 
         def absorbed() -> Value:
             """The projections of the expansion are applied to query and output; attention runs on the latents."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
-            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, **limits)
+            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, sinks=self.sinks, **limits)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
+        for each in gate:
+            y = f.mul(y, f.act(each, "sigmoid"))
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _rotated(self, f: Flow, x: Value) -> Value:

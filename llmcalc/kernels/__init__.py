@@ -1,0 +1,5 @@
+"""Kernels over sizes: what a framework runs for a program, with the storage of every tensor and without its values.
+
+`tensor` has tensors with shapes, strides and storages; `autograd` records nodes and runs the backward pass; `aten` has
+torch's operations on them. A profile in `profiles` lowers the steps of a program to these operations.
+"""

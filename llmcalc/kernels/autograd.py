@@ -1,0 +1,237 @@
+"""Autograd over sizes: operations record nodes, and the backward pass runs them in torch's order.
+
+Source: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`) and input_buffer.cpp
+(`accumulate`) of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from .layout import Shape, Strides, elementwise, is_dense, is_one
+from .tensor import Dtype, Meter, Storage, Tensor, empty
+
+Gradient: TypeAlias = Tensor | None
+Needs: TypeAlias = Sequence[bool]
+Backward: TypeAlias = Callable[..., Sequence[Gradient]]
+"""backward(gradient, needs, *saved) → a gradient per input.
+
+gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
+needs: for each input, whether its gradient is wanted.
+"""
+
+
+class Saved:
+    """A tensor that a node keeps for the backward pass."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
+class Graph:
+    """The state of autograd that all operations of a run share.
+
+    enabled: whether operations record nodes.
+    adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
+        TorchDispatchMode, such as torch's own memory trackers, it never is.
+    packs: the hooks that keep saved tensors; the last one applies.
+    place: the path of the module that runs.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.enabled, self.adds_in_place, self.place = True, True, ""
+        self.packs: list[Callable[[Tensor], Saved]] = []
+        self.numbers = itertools.count()
+
+    def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+        """A new tensor with a storage of its own."""
+        return empty(self.meter, shape, dtype, strides)
+
+    def save(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor for the backward pass."""
+        if self.packs:
+            return self.packs[-1](tensor)
+        self.meter.kept(tensor.storage.block, "activations")
+        return Saved(tensor.detached())
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+
+class Node:
+    """An operation in the backward graph.
+
+    number: its place in the order of creation; the backward pass runs the highest first.
+    edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
+        no gradient is wanted.
+    inputs: per input, the shape and type that its gradient has in the end.
+    outputs: the number of its outputs.
+    """
+
+    __slots__ = ("backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
+
+    def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
+        self.name, self.place, self.number = name, graph.place, next(graph.numbers)
+        self.edges: list[tuple[Node, int] | Tensor | None] = [
+            (t.node, t.output) if t.node is not None else t if t.leaf else None for t in ins
+        ]
+        self.inputs = [(t.shape, t.dtype) for t in ins]
+        self.backward: Backward | None = backward
+        self.outputs = outputs
+        self.saved: list[Saved] = []
+        self.hooks: list[Callable[[], None]] = []
+
+
+def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
+    """Whether an operation on these tensors records a node."""
+    return graph.enabled and any(t.leaf or t.node is not None for t in ins)
+
+
+def record(graph: Graph, name: str, ins: Sequence[Tensor], out: Tensor, backward: Backward, *saves: Tensor) -> Tensor:
+    """Records the node of `out`, computed from `ins`, if a gradient is wanted. saves: tensors its backward reads."""
+    if recorded(graph, ins):
+        node = Node(graph, name, ins, backward)
+        node.saved = [graph.save(t) for t in saves]
+        out.node = node
+    return out
+
+
+def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:
+    """Records one node of several outputs."""
+    if recorded(graph, ins):
+        node = Node(graph, name, ins, backward, len(outs))
+        for i, out in enumerate(outs):
+            out.node, out.output = node, i
+
+
+def saved_storages(out: Tensor) -> list[Storage]:
+    """Every storage that the graph behind a tensor keeps for the backward pass, once."""
+    found: dict[int, Storage] = {}
+    todo = [] if out.node is None else [out.node]
+    seen = {id(node) for node in todo}
+    while todo:
+        node = todo.pop()
+        found |= {id(each.tensor.storage): each.tensor.storage for each in node.saved}
+        for edge in node.edges:
+            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                todo.append(edge[0])
+    return list(found.values())
+
+
+def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
+    """Runs the backward pass from `out` with that gradient, which its caller holds until the end.
+
+    The gradients of trained tensors stay in their `grad`.
+    """
+    assert out.node is not None
+    waiting = _uses_of_leaves(out.node)
+    held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
+    queue, queued = [(-out.node.number, out.node)], {id(out.node)}
+    with graph.no_grad():
+        while queue:
+            _, node = heapq.heappop(queue)
+            graph.place = node.place
+            outs = _called(graph, node, held)
+            node.saved = []
+            node.backward = None
+            edges, node.edges = node.edges, []
+            del node
+            for i, target in enumerate(edges):
+                given, outs[i] = outs[i], None
+                if target is None:
+                    continue
+                key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
+                if given is not None:
+                    if key in held:
+                        _add(graph, held, key, given)
+                    else:
+                        held[key] = given
+                        if not isinstance(target, Tensor) and key[0] not in queued:
+                            queued.add(key[0])
+                            heapq.heappush(queue, (-target[0].number, target[0]))
+                del given
+                if isinstance(target, Tensor):
+                    waiting[key[0]] -= 1
+                    if not waiting[key[0]] and key in held:
+                        _accumulate(graph, target, held.pop(key))
+            del edges, target
+
+
+def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+    """The gradients of a node's inputs. What it saved and the gradients that came live until they are made."""
+    assert node.backward is not None
+    for hook in node.hooks:
+        hook()
+    came = [held.pop((id(node), i), None) for i in range(node.outputs)]
+    saved = [each.unpack() for each in node.saved]
+    needs = [edge is not None for edge in node.edges]
+    outs = list(node.backward(came[0] if node.outputs == 1 else came, needs, *saved))
+    for i, (shape, dtype) in enumerate(node.inputs):
+        if outs[i] is None or not needs[i]:
+            outs[i] = None
+            continue
+        given = outs[i]
+        assert given is not None
+        if given.shape != shape:  # the gradient of what was broadcast is summed
+            outs[i] = given = graph.new(shape, given.dtype)
+        if given.dtype is not dtype:
+            outs[i] = graph.new(shape, dtype)
+        del given
+    return outs
+
+
+def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor) -> None:
+    """Adds a further gradient to the first, in place where nothing else holds that."""
+    old = held[key]
+    alone = sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2
+    if not (graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
+        strides = elementwise([(old.shape, old.strides), (given.shape, given.strides)], old.shape)
+        held[key] = graph.new(old.shape, old.dtype, strides)
+
+
+def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
+    """All gradients of a trained tensor are there: they become its `grad`, or are added to it in place.
+
+    What something else holds, or is stored in another order than the tensor itself, is copied first.
+    """
+    if leaf.grad is None:
+        if sys.getrefcount(given) > 2 or not _stored_alike(given, leaf):
+            given = graph.new(leaf.shape, given.dtype, leaf.strides)
+        leaf.grad = given
+        graph.meter.kept(given.storage.block, "gradients")
+
+
+def _stored_alike(given: Tensor, leaf: Tensor) -> bool:
+    sides = zip(leaf.shape, given.strides, leaf.strides, strict=True)
+    return all(is_one(size) or a == b for size, a, b in sides)
+
+
+def _uses_of_leaves(root: Node) -> dict[int, int]:
+    """Per trained tensor behind a node, the number of its uses."""
+    uses: dict[int, int] = {}
+    seen, todo = {id(root)}, [root]
+    while todo:
+        for edge in todo.pop().edges:
+            if isinstance(edge, Tensor):
+                uses[id(edge)] = uses.get(id(edge), 0) + 1
+            elif edge is not None and id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                todo.append(edge[0])
+    return uses

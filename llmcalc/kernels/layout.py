@@ -1,0 +1,173 @@
+"""Shapes and strides, by the rules of PyTorch's tensors. Sizes are integers, or symbols for formulas.
+
+Strides decide where a reshape copies, so they decide memory. Sources: `at::detail::computeStride` in
+aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in aten/src/ATen/TensorIterator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ..algebra import Number
+
+Shape: TypeAlias = tuple[Number, ...]
+Strides: TypeAlias = tuple[Number, ...]
+
+
+def count(shape: Shape) -> Number:
+    """The number of elements of a shape."""
+    n: Number = 1
+    for size in shape:
+        n = size if type(n) is int and n == 1 else n * size
+    return n
+
+
+def is_one(size: Number) -> bool:
+    """Whether a size is known to be 1."""
+    return type(size) is int and size == 1
+
+
+def contiguous(shape: Shape) -> Strides:
+    """The strides of a tensor whose last axis is stored densely, then the one before it, and so on."""
+    strides: list[Number] = []
+    step: Number = 1
+    for size in reversed(shape):
+        strides.append(step)
+        if not is_one(size) and not (type(size) is int and size == 0):
+            step = size if type(step) is int and step == 1 else step * size
+    return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Shape, strides: Strides) -> bool:
+    """Whether these strides are those of a dense tensor; the strides of axes of one element do not matter."""
+    if any(type(size) is int and size == 0 for size in shape):
+        return True
+    dense = contiguous(shape)
+    return all(is_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
+
+
+def is_dense(shape: Shape, strides: Strides) -> bool:
+    """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
+    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_one(size)]
+    if not all(type(n) is int for axis in axes for n in axis):
+        return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
+    step = 1
+    for stride, size in sorted(axes):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
+    """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
+    if any(type(size) is int and size == 0 for size in shape):
+        return contiguous(new)
+    out: list[Number] = []
+    left = list(new)
+    end = len(shape) - 1
+    base, found = (strides[-1] if strides else 1), Size()
+    for axis in range(end, -1, -1):
+        found.grow(shape[axis])
+        whole = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != found.times(base))
+        if not whole:
+            continue
+        made = Size()
+        while left and (not made.reaches(found) or is_one(left[-1])):
+            out.append(made.times(base))
+            made.grow(left.pop())
+        if not made.reaches(found):
+            return None
+        if axis > 0:
+            base, found = strides[axis - 1], Size()
+    return None if left else tuple(reversed(out))
+
+
+class Size:
+    """A product of sizes, compared with another product; of symbols, by their factors."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n: Number = 1
+
+    def grow(self, size: Number) -> None:
+        self.n = size if is_one(self.n) else self.n * size
+
+    def times(self, base: Number) -> Number:
+        return self.n if is_one(base) else self.n * base
+
+    def reaches(self, other: Size) -> bool:
+        if type(self.n) is int and type(other.n) is int:
+            return self.n >= other.n
+        return bool(self.n == other.n)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape of an elementwise result of tensors with these shapes."""
+    longest = max(map(len, shapes))
+    out: list[Number] = []
+    for axis in range(longest):
+        size: Number = 1
+        for shape in shapes:
+            at = axis - longest + len(shape)
+            if at >= 0 and not is_one(shape[at]):
+                size = shape[at]
+        out.append(size)
+    return tuple(out)
+
+
+def elementwise(operands: Sequence[tuple[Shape, Strides]], shape: Shape) -> Strides:
+    """The strides of an elementwise result: those of its operands where they agree, else dense in their order."""
+    if all(own == shape for own, _ in operands):
+        if all(is_contiguous(own, strides) for own, strides in operands):
+            return contiguous(shape)
+        first = operands[0][1]
+        if all(strides == first for _, strides in operands) and is_dense(shape, first):
+            return first
+    if not all(type(n) is int for own, strides in operands for n in (*own, *strides)):
+        dense = [strides for own, strides in operands if own == shape and is_dense(own, strides)]
+        return dense[0] if dense else contiguous(shape)
+    rank = len(shape)
+    padded = [
+        (0,) * (rank - len(own))
+        + tuple(
+            0 if size == 1 and whole != 1 else stride
+            for size, stride, whole in zip(own, strides, shape[rank - len(own) :], strict=True)
+        )
+        for own, strides in operands
+    ]
+    order = _order(padded, shape)
+    out: list[Number] = [0] * rank
+    step = 1
+    for axis in order:
+        out[axis] = step
+        step *= shape[axis]
+    return tuple(out)
+
+
+def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
+    """The axes of an elementwise result, the densest first."""
+    order = list(range(len(shape) - 1, -1, -1))
+
+    def swaps(inner: int, outer: int) -> int:
+        for strides in operands:
+            if strides[inner] == 0 or strides[outer] == 0:
+                continue
+            if strides[inner] != strides[outer]:
+                return -1 if strides[inner] < strides[outer] else 1
+            if shape[inner] > shape[outer]:
+                return 1
+        return 0
+
+    for i in range(1, len(order)):
+        at = i
+        for before in range(i - 1, -1, -1):
+            found = swaps(order[before], order[at])
+            if found > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif found < 0:
+                break
+    return order

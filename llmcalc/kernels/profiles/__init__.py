@@ -1,0 +1,1 @@
+"""What frameworks run for the steps of a program."""

@@ -1,0 +1,162 @@
+"""Linear layers, tables, norms, elementwise steps and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....components.norm import Norm
+from ....flow.program import Step
+from ....run.rows import Rows
+from ...lowering import Lowering
+from ...tensor import FLOAT32, INT64, Tensor
+
+
+class BasicKernels(Lowering):
+    """What most parts are made of."""
+
+    # --- linear layers and tables -----------------------------------------------------------------------------------
+
+    def do_linear(self, step: Step) -> None:
+        x, out = self.flat(step.ins[0]), step.outs[0]
+        if len(step.ins) > 1:
+            raise self.unsupported("no kernels for a projection of two sequences", step.name)
+        bias = self.weight(f"{step.name}.bias", (out.width,)) if step.how["bias"] else None
+        rows = self.sight.new(out.rows)
+        if len(x.shape) == 3 and x.shape[1] != rows:
+            x = self.t.slice(x, rows, 1)
+        self.set(out, self.t.linear(x, self.matrix(step), bias))
+
+    def do_table(self, step: Step) -> None:
+        out = step.outs[0]
+        self.set(out, self.t.embedding(self.table(step), self._index(out.rows, step.how["by"])))
+
+    def _index(self, rows: Rows, by: str) -> Tensor:
+        """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
+        if by == "ids":
+            if rows not in self.given:
+                raise self.unsupported(f"no kernels for a look-up by {rows.name}")
+            return self.given[rows]
+        named = self.frames[-1].named
+        if by == "positions" or by not in named:
+            named[by] = self.t.new((self.sight.new(rows),), INT64)
+        index: Tensor = named[by]
+        return index
+
+    def do_vector(self, step: Step) -> None:
+        self.set(step.outs[0], self.weight(step.name, self.shape(step.outs[0])))
+
+    def do_buffer(self, step: Step) -> None:
+        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0])))
+
+    # --- norms ------------------------------------------------------------------------------------------------------
+
+    def do_norm(self, step: Step) -> None:
+        spec: Norm = step.how["spec"]
+        value, over, heads = step.ins[0], step.how["over"], getattr(step.op, "heads", None)
+        x = self.get(value)
+        if heads is not None:
+            x = self.t.transpose(x, 1, 2)
+        elif len(over) > 1:
+            x = self.flat(value)
+        shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
+        groups = step.how.get("groups")
+        y = self.norm(x, spec, step.name, shape, 1 if groups is None else groups.size)
+        self.set(step.outs[0], y if heads is None else self.t.transpose(y, 1, 2))
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1) -> Tensor:
+        """NormReference.forward."""
+        y = x if spec.type == "affine" else self._normed(x, spec, groups)
+        y = self.t.mul(y, self.weight(f"{name}.weight", shape)) if spec.weight else y
+        return self.t.add(y, self.weight(f"{name}.bias", shape)) if spec.has_bias else y
+
+    def _normed(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
+        t, width = self.t, x.shape[-1]
+        y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
+        if spec.type == "layernorm":
+            y = t.sub(y, t.mean(y))
+        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), x.dtype)
+
+    # --- elementwise ------------------------------------------------------------------------------------------------
+
+    def do_act(self, step: Step) -> None:
+        self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.how["kind"]))
+
+    def activated(self, x: Tensor, kind: str) -> Tensor:
+        """The activation of that name."""
+        if kind == "relu2":
+            return self.t.square(self.t.function("relu", x))
+        if kind == "identity":
+            return x
+        if kind == "exp":
+            return self.t.exp(x)
+        if kind == "softmax":
+            return self.t.softmax(x)
+        if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
+            raise self.unsupported(f"no kernels for '{kind}'")
+        return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+
+    def do_add(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.add(*map(self.get, step.ins)))
+
+    def do_mul(self, step: Step) -> None:
+        a, b = (self.get(value) for value in step.ins)
+        longest = max(len(a.shape), len(b.shape))
+        self.set(step.outs[0], self.t.mul(self._wide(a, longest), self._wide(b, longest)))
+
+    def _wide(self, x: Tensor, axes: int) -> Tensor:
+        """A value of fewer axes than the other (a gate per head) has one element along the missing ones."""
+        while 2 < len(x.shape) < axes:
+            x = self.t.unsqueeze(x, -1)
+        return x
+
+    def do_scale(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
+
+    def do_split(self, step: Step) -> None:
+        x = self.get(step.ins[0])
+        shapes = [self.shape(out) for out in step.outs]
+        sizes = [shape[-1] for shape in shapes]
+        if all(len(shape) == len(x.shape) for shape in shapes):
+            parts = self.t.split(x, sizes)
+        else:
+            parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
+        for out, part in zip(step.outs, parts, strict=True):
+            self.set(out, part)
+
+    def do_cat(self, step: Step) -> None:
+        xs = [self.get(value) for value in step.ins]
+        shape = self.shape(step.outs[0])
+        axis = self._joined_along(xs, shape)
+        if axis is None:
+            xs = [self.flat(value) for value in step.ins]
+            axis = -1
+        turned = len(shape) == 4 and axis == 3
+        if turned:  # heads first
+            xs = [self._expanded(x, shape) for x in xs]
+        joined = self.t.cat(xs, axis)
+        self.set(step.outs[0], self.t.transpose(joined, 1, 2) if turned else joined)
+
+    def _expanded(self, x: Tensor, shape: Any) -> Tensor:
+        """[batch, heads, rows, size]; what has no heads is the same for all of them."""
+        if len(x.shape) == 4:
+            return self.t.transpose(x, 1, 2)
+        wide = self.t.unsqueeze(x, 1)
+        return self.t.expand(wide, (wide.shape[0], shape[2], *wide.shape[2:]))
+
+    def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
+        """The axis whose sizes add up to the result's; None if no axis does."""
+        for axis in range(len(shape) - 1, 0, -1):
+            at = axis - len(shape)
+            if sum(x.shape[at] for x in xs) == shape[axis]:
+                return axis
+        return None
+
+    def do_state(self, step: Step) -> None:
+        """Nothing is kept where no pass follows."""
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The cross-entropy of logits [batch, tokens, vocabulary] in float32."""
+        whole = self.t.flatten(self.t.to(logits, FLOAT32), 0, 1)
+        return self.t.nll_loss(self.t.log_softmax(whole), labels)

@@ -1,0 +1,126 @@
+"""Tensors without values: a shape and strides on a storage, whose bytes a meter counts while it exists.
+
+A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
+frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
+memory here as they do there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..algebra import Number
+from .layout import Shape, Strides, contiguous, count, is_contiguous
+
+if TYPE_CHECKING:
+    from .autograd import Node
+
+
+class Dtype:
+    """An element type. rank: the result of two types has the one of higher rank."""
+
+    __slots__ = ("bytes", "floating", "name", "rank")
+
+    def __init__(self, name: str, size: int, rank: int, floating: bool = False) -> None:
+        self.name, self.bytes, self.rank, self.floating = name, size, rank, floating
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BOOL, UINT8, INT32, INT64 = Dtype("bool", 1, 0), Dtype("uint8", 1, 1), Dtype("int32", 4, 2), Dtype("int64", 8, 3)
+BFLOAT16, FLOAT16 = Dtype("bfloat16", 2, 4, True), Dtype("float16", 2, 4, True)
+FLOAT32, FLOAT64 = Dtype("float32", 4, 5, True), Dtype("float64", 8, 6, True)
+
+DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
+
+
+def promoted(first: Dtype, second: Dtype) -> Dtype:
+    """The type of an elementwise result."""
+    if {first, second} == {BFLOAT16, FLOAT16}:
+        return FLOAT32
+    return first if first.rank >= second.rank else second
+
+
+class Meter(Protocol):
+    """Counts the bytes of storages.
+
+    kind: what new storages are counted under.
+    """
+
+    kind: str
+
+    def allocate(self, size: Number) -> Any:
+        """Returns the block of a storage of that many bytes."""
+
+    def free(self, block: Any) -> None:
+        """Takes back the block of a storage that nothing refers to."""
+
+    def kept(self, block: Any, kind: str) -> None:
+        """From here on this storage is counted under that kind (`activations`, `gradients`)."""
+
+
+class Storage:
+    """The memory of a tensor and of its views."""
+
+    __slots__ = ("__weakref__", "block", "bytes", "meter")
+
+    def __init__(self, meter: Meter, size: Number) -> None:
+        self.meter, self.bytes = meter, size
+        self.block = meter.allocate(size)
+
+    def __del__(self) -> None:
+        self.meter.free(self.block)
+
+
+class Tensor:
+    """A tensor of known shape, strides and type.
+
+    node: the node that made it, None if no gradient flows back from it. output: which of the node's outputs it is.
+    leaf: whether it is trained: its gradient stays in `grad`.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "grad", "leaf", "node", "output", "shape", "storage", "strides")
+
+    def __init__(
+        self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
+    ) -> None:
+        self.shape, self.dtype, self.storage = shape, dtype, storage
+        self.strides: Strides = contiguous(shape) if strides is None else strides
+        self.leaf, self.output = leaf, 0
+        self.node: Node | None = None
+        self.grad: Tensor | None = None
+
+    @property
+    def meter(self) -> Meter:
+        return self.storage.meter
+
+    @property
+    def count(self) -> Number:
+        """The number of elements."""
+        return count(self.shape)
+
+    @property
+    def bytes(self) -> Number:
+        """The bytes of its elements, which are more than those of its storage if it is expanded."""
+        return count(self.shape) * self.dtype.bytes
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.leaf or self.node is not None
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    def detached(self) -> Tensor:
+        """The same storage, without its history."""
+        return Tensor(self.shape, self.dtype, self.storage, self.strides)
+
+    def __repr__(self) -> str:
+        return f"Tensor({list(self.shape)}, {self.dtype})"
+
+
+def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
+    """A new tensor with a storage of its own."""
+    return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)

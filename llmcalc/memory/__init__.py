@@ -1,0 +1,1 @@
+"""The memory of a run in bytes: what tensors hold, and what torch's allocator reserves for them."""

@@ -1,0 +1,93 @@
+"""Whole models, once without values and once as torch runs the reference on meta: the same bytes at every moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from llmcalc.kernels.autograd import Graph, backward, saved_storages
+from llmcalc.kernels.meter import Meter
+from llmcalc.kernels.profiles.eager import Eager
+from llmcalc.kernels.tensor import DTYPES, INT64, Tensor, empty
+from llmcalc.model import ModelSpec
+from llmcalc.run.rows import SOURCE, TOKENS
+from llmcalc.run.sight import Sight
+from llmcalc.run.workload import Workload
+from tests.kernels.witness import Held, measured
+
+
+class Logged(Meter):
+    """A meter that notes every storage as it is made and freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = 0
+        self.log: list[str] | None = None
+
+    def allocate(self, size: Any) -> Any:
+        block = super().allocate(size)
+        if self.log is not None:
+            self.log.append(f"+{size:>12,} {self.now - self.base:>12,} {self.graph.place}")
+        return block
+
+    def free(self, block: Any) -> None:
+        super().free(block)
+        if self.log is not None:
+            self.log.append(f"-{block.bytes:>12,} {self.now - self.base:>12,}")
+
+    graph: Graph
+
+
+def without_values(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None) -> Held:
+    """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`."""
+    program, meter = spec.program(), Logged()
+    graph = meter.graph = Graph(meter)
+    graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
+    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["bfloat16"])
+    meter.kind = "weights"
+    labels = empty(meter, (batch * seq,), INT64)
+    run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
+    meter.kind = "temporary"
+
+    def once() -> Tensor:
+        out = run.run(program)
+        return run.loss(out, labels) if spec.head.type == "lm" else out
+
+    once()  # makes the weights
+    meter.base = base = meter.now
+    meter.log = log
+    meter.restart()
+    out = once()
+    saved = sum(storage.bytes for storage in saved_storages(out) if storage.block.kind != "weights")
+    live, forward = meter.now - base, meter.peak - base
+    if log is not None:
+        log.append("--- backward")
+    meter.restart()
+    backward(graph, out, graph.new(out.shape, out.dtype, out.strides))
+    del out
+    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+
+
+def by_torch(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None) -> Held:
+    """The bytes of a forward and a backward pass of the reference on meta."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            module = spec.reference()
+            ids = torch.zeros(batch, seq, dtype=torch.int64)
+            source = None
+            if spec.encoder is not None and spec.decoder is not None:
+                stem = spec.encoder.stem
+                source = ids if stem is None else torch.empty(stem.frames(batch))
+    finally:
+        torch.set_default_dtype(before)
+
+    def run() -> torch.Tensor:
+        out: torch.Tensor = module(ids, source)
+        return F.cross_entropy(out.float().flatten(0, 1), ids.flatten()) if spec.head.type == "lm" else out
+
+    outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
+    return measured(run, outside, log)

@@ -1,0 +1,174 @@
+"""Each operation without values saves, holds and allocates what torch's does on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmcalc.kernels.aten import Aten
+from llmcalc.kernels.autograd import Graph, backward, saved_storages
+from llmcalc.kernels.meter import Meter
+from llmcalc.kernels.tensor import DTYPES, Tensor, empty
+from tests.kernels.witness import Held, measured
+
+BF16, F32, LONG, BOOL = torch.bfloat16, torch.float32, torch.int64, torch.bool
+
+
+class Case:
+    """inputs: (shape, dtype, trained?, transposed axes or None)."""
+
+    def __init__(self, ours: Callable[..., Tensor], theirs: Callable[..., torch.Tensor], *inputs: Any) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.inputs = [(one if isinstance(one, tuple) and isinstance(one[0], tuple) else (one, BF16)) for one in inputs]
+
+
+def of(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> tuple[tuple[int, ...], torch.dtype]:
+    return shape, dtype
+
+
+X, Y, ROW, COLUMN = of((2, 3, 8)), of((2, 3, 8)), of((8,)), of((2, 3, 1))
+HEADS = of((2, 4, 5, 6))
+
+
+def turned(x: Any) -> Any:
+    """Heads before tokens: [2, 5, 4, 6], not dense."""
+    return x.transpose(1, 2)
+
+
+CASES: dict[str, Case] = {
+    "add": Case(lambda t, a, b: t.add(a, b), lambda a, b: a + b, X, Y),
+    "add a row": Case(lambda t, a, b: t.add(a, b), lambda a, b: a + b, X, ROW),
+    "add wider": Case(lambda t, a, b: t.add(a, b), lambda a, b: a + b, of((2, 3, 8), F32), Y),
+    "sub": Case(lambda t, a, b: t.sub(a, b), lambda a, b: a - b, X, Y),
+    "sub a column": Case(lambda t, a, b: t.sub(a, b), lambda a, b: a - b, X, COLUMN),
+    "mul": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, Y),
+    "mul a row": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, ROW),
+    "mul a column": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, COLUMN),
+    "mul wider": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, of((2, 3, 8), F32), Y),
+    "div": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, Y),
+    "div by a column": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, COLUMN),
+    "by itself": Case(lambda t, a: t.mul(a, a), lambda a: a * a, X),
+    "twice": Case(lambda t, a: t.add(t.scale(a), t.function("silu", a)), lambda a: a * 2 + F.silu(a), X),
+    "scale": Case(lambda t, a: t.scale(a), lambda a: a * 3.0, X),
+    "add a number": Case(lambda t, a: t.add_number(a), lambda a: a + 1e-5, X),
+    "square": Case(lambda t, a: t.square(a), lambda a: a.square(), X),
+    "rsqrt": Case(lambda t, a: t.rsqrt(a), lambda a: a.rsqrt(), X),
+    "exp": Case(lambda t, a: t.exp(a), lambda a: a.exp(), X),
+    **{
+        name: Case(lambda t, a, name=name: t.function(name, a), lambda a, name=name: getattr(F, name)(a), X)
+        for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "softplus")
+    },
+    "to float": Case(lambda t, a: t.to(a, DTYPES["float32"]), lambda a: a.float(), X),
+    "masked fill": Case(lambda t, a, m: t.masked_fill(a, m), lambda a, m: a.masked_fill(m, 0.0), X, of((3, 8), BOOL)),
+    "where": Case(lambda t, m, a, b: t.where(m, a, b), torch.where, of((2, 3, 8), BOOL), X, Y),
+    "mean": Case(lambda t, a: t.mean(a), lambda a: a.mean(-1, keepdim=True), X),
+    "sum": Case(lambda t, a: t.sum(a), lambda a: a.sum(-1), X),
+    "sum kept": Case(lambda t, a: t.mul(a, t.sum(a, keep=True)), lambda a: a * a.sum(-1, keepdim=True), X),
+    "softmax": Case(lambda t, a: t.softmax(a), lambda a: a.softmax(-1), X),
+    "log softmax": Case(lambda t, a: t.log_softmax(a), lambda a: a.log_softmax(-1), X),
+    "nll": Case(lambda t, a, i: t.nll_loss(a, i), F.nll_loss, of((6, 8), F32), of((6,), LONG)),
+    "cat": Case(lambda t, a, b: t.function("silu", t.cat([a, b])), lambda a, b: F.silu(torch.cat([a, b], -1)), X, Y),
+    "split": Case(lambda t, a: t.mul(*t.split(t.scale(a), [4, 4])), lambda a: torch.mul(*(a * 2).split(4, -1)), X),
+    "split, one part": Case(lambda t, a: t.split(t.scale(a), [4, 4])[0], lambda a: (a * 2).split(4, -1)[0], X),
+    "slice": Case(lambda t, a: t.scale(t.slice(a, 3)), lambda a: a[..., :3] * 2, X),
+    "select": Case(lambda t, a: t.scale(t.select(a, 1)), lambda a: a[:, 0] * 2, X),
+    "repeat": Case(lambda t, a: t.repeat_interleave(a, 3, 1), lambda a: a.repeat_interleave(3, 1), HEADS),
+    "repeat turned": Case(
+        lambda t, a: t.repeat_interleave(t.transpose(a, 1, 2), 3, 1),
+        lambda a: a.transpose(1, 2).repeat_interleave(3, 1),
+        HEADS,
+    ),
+    "linear": Case(lambda t, x, w: t.linear(x, w), F.linear, X, of((5, 8))),
+    "linear with bias": Case(lambda t, x, w, b: t.linear(x, w, b), F.linear, X, of((5, 8)), of((5,))),
+    "linear, not dense, with bias": Case(
+        lambda t, x, w, b: t.linear(t.transpose(x, 0, 1), w, b),
+        lambda x, w, b: F.linear(x.transpose(0, 1), w, b),
+        X,
+        of((5, 8)),
+        of((5,)),
+    ),
+    "linear, 2 axes": Case(lambda t, x, w, b: t.linear(x, w, b), F.linear, of((6, 8)), of((5, 8)), of((5,))),
+    "linear twice": Case(
+        lambda t, x, w: t.linear(t.linear(x, w), w), lambda x, w: F.linear(F.linear(x, w), w), X, of((8, 8))
+    ),
+    "linear, 4 axes": Case(lambda t, x, w: t.linear(x, w), F.linear, HEADS, of((5, 6))),
+    "matmul": Case(lambda t, a, b: t.matmul(a, b), lambda a, b: a @ b, HEADS, of((2, 4, 6, 7))),
+    "matmul of turned": Case(
+        lambda t, a, b: t.matmul(t.transpose(a, 1, 2), t.transpose(t.transpose(b, 1, 2), 2, 3)),
+        lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2).transpose(2, 3),
+        HEADS,
+        of((2, 7, 5, 6)),
+    ),
+    "matmul of turned, one sequence": Case(
+        lambda t, a, b: t.matmul(t.transpose(a, 1, 2), t.transpose(t.transpose(b, 1, 2), 2, 3)),
+        lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2).transpose(2, 3),
+        of((1, 4, 5, 6)),
+        of((1, 7, 5, 6)),
+    ),
+    "matmul, broadcast": Case(lambda t, a, b: t.matmul(a, b), lambda a, b: a @ b, HEADS, of((2, 1, 6, 7))),
+    "heads there and back": Case(
+        lambda t, x: t.flatten(t.transpose(t.scale(t.transpose(t.unflatten(x, -1, (4, 2)), 1, 2)), 1, 2), 2),
+        lambda x: (x.unflatten(-1, (4, 2)).transpose(1, 2) * 2).transpose(1, 2).flatten(2),
+        X,
+    ),
+    "heads, cat, and back": Case(
+        lambda t, x: t.flatten(t.transpose(t.cat([t.transpose(t.unflatten(x, -1, (4, 2)), 1, 2)] * 2), 1, 2), 2),
+        lambda x: torch.cat([x.unflatten(-1, (4, 2)).transpose(1, 2)] * 2, -1).transpose(1, 2).flatten(2),
+        X,
+    ),
+    "a product of heads": Case(
+        lambda t, x, y: t.mul(
+            t.transpose(t.unflatten(x, -1, (4, 2)), 1, 2), t.transpose(t.unflatten(y, -1, (4, 2)), 1, 2)
+        ),
+        lambda x, y: x.unflatten(-1, (4, 2)).transpose(1, 2) * y.unflatten(-1, (4, 2)).transpose(1, 2),
+        X,
+        Y,
+    ),
+    "embedding": Case(lambda t, i, w: t.embedding(w, i), F.embedding, of((2, 3), LONG), of((9, 8))),
+    "index select": Case(
+        lambda t, x, i: t.index_select(x, i), lambda x, i: x.index_select(0, i), of((6, 8)), of((10,), LONG)
+    ),
+    "index add": Case(
+        lambda t, x, i: t.index_add(5, x, i),
+        lambda x, i: torch.zeros(5, 8, device="meta", dtype=BF16).index_add(0, i, x),
+        of((6, 8)),
+        of((6,), LONG),
+    ),
+}
+
+
+def ours(case: Case) -> Held:
+    meter = Meter()
+    graph = Graph(meter)
+    graph.adds_in_place = False  # under a dispatch mode torch never does
+    meter.kind = "weights"
+    inputs = [empty(meter, shape, DTYPES[str(dtype)[6:]], leaf=dtype.is_floating_point) for shape, dtype in case.inputs]
+    meter.kind = "temporary"
+    base = meter.now
+    meter.restart()
+    out = case.ours(Aten(graph), *inputs)
+    saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
+    live, forward = meter.now - base, meter.peak - base
+    meter.restart()
+    backward(graph, out, graph.new(out.shape, out.dtype, out.strides))
+    del out
+    return Held(saved, live, forward, meter.peak - base, meter.now - base)
+
+
+def theirs(case: Case, log: list[str] | None = None) -> Held:
+    inputs = [
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
+        for shape, dtype in case.inputs
+    ]
+    return measured(lambda: case.theirs(*inputs), inputs, log)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operation_holds_what_torch_holds(name: str) -> None:
+    log: list[str] = []
+    want = theirs(CASES[name], log)
+    assert ours(CASES[name]) == want, "\n".join(log)

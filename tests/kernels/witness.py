@@ -1,0 +1,99 @@
+"""What torch holds on meta: the bytes that autograd saves, and those alive during a forward and a backward pass.
+
+`Alive` is a dispatch mode that follows every storage made under it, as torch's own MemTracker does, without the hooks
+that MemTracker puts on modules: these hold gradients of a module's inputs longer than torch itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Held(NamedTuple):
+    """Bytes beside weights and inputs.
+
+    saved: what autograd keeps for the backward pass. live: alive after the forward pass. forward, backward: the most
+    alive during each pass. after: alive after the backward pass, gradients included.
+    """
+
+    saved: int
+    live: int
+    forward: int
+    backward: int
+    after: int
+
+
+class Alive(TorchDispatchMode):
+    """The bytes of storages on meta that were made under this mode and still exist, and the most so far."""
+
+    def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = {t.untyped_storage()._cdata for t in known}
+        self.now = self.peak = 0
+        self.log: list[str] | None = [] if log else None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                self._follow(tensor, func)
+        return out
+
+    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        weakref.finalize(storage, self._gone, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        if self.log is not None:
+            self.log.append(f"+{size:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
+
+    def _gone(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+        if self.log is not None:
+            self.log.append(f"-{size:>12,} {self.now:>12,}")
+
+
+def measured(run: Callable[[], torch.Tensor], outside: Iterable[torch.Tensor], log: list[str] | None = None) -> Held:
+    """Measures a forward pass and the backward pass of its result. outside: weights and inputs."""
+    outside = list(outside)
+    known = {t.untyped_storage()._cdata for t in outside}
+    kept: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_meta and storage._cdata not in known:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = run()
+    saved = sum(storage.nbytes() for storage in kept.values())
+    del out
+    kept.clear()
+    mode = Alive(outside, log is not None)
+    with mode:
+        out = run()
+        live, forward = mode.now, mode.peak
+        mode.peak = mode.now
+        if mode.log is not None:
+            mode.log.append("--- backward")
+        out.backward(torch.empty_like(out))
+        backward = mode.peak
+    del out
+    if log is not None:
+        log += mode.log or []
+    after = mode.now
+    for tensor in outside:
+        tensor.grad = None
+    return Held(saved, live, forward, backward, after)
