@@ -151,6 +151,14 @@ class BasicKernels(Lowering):
                 return axis
         return None
 
+    def do_core(self, step: Step) -> None:
+        """A product or a scan with an op of its own: the method `core_<Op>` of a profile."""
+        name = type(step.op).__name__
+        run = getattr(self, f"core_{name}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{name}'", step.name)
+        run(step)
+
     def do_state(self, step: Step) -> None:
         """Nothing is kept where no pass follows."""
 
