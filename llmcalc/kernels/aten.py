@@ -195,7 +195,7 @@ class Aten:
                 self.like(g, saved[-1]) if needs[1] else None,
             )
 
-        return record(self.graph, "mul", (a, b), self.like(a, b), back, *saves)
+        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), back, *saves)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
         saves = (b, a) if b.needs_grad else (b,)
@@ -204,7 +204,7 @@ class Aten:
             of_b = self._of_divisor(g, *saved) if needs[1] else None
             return self.like(g, saved[0]) if needs[0] else None, of_b
 
-        return record(self.graph, "div", (a, b), self.like(a, b), back, *saves)
+        return record(self.graph, "div", (a, b), lambda: self.like(a, b), back, *saves)
 
     def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """−g · ((a / b) / b)."""
@@ -218,7 +218,7 @@ class Aten:
             doubled = self.like(power)
             return (self.like(g, doubled),)
 
-        return record(self.graph, "pow", (x,), self.like(x), back, x)
+        return record(self.graph, "pow", (x,), lambda: self.like(x), back, x)
 
     def rsqrt(self, x: Tensor) -> Tensor:
         out = self.like(x)
@@ -320,7 +320,9 @@ class Aten:
                 of_b = self.graph.new(shapes[1], g.dtype, (1, shapes[1][0]) if ordered else None)
             return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
 
-        return record(self.graph, "mm", (a, b), self.graph.new((a.shape[0], b.shape[1]), a.dtype), back, *saves)
+        return record(
+            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), back, *saves
+        )
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, k] times [k, m]."""
@@ -335,8 +337,14 @@ class Aten:
                 of_b = self.graph.new(shapes[1], g.dtype, (1, shapes[1][0]) if ordered else None)
             return g if needs[0] else None, of_a, of_b
 
-        out = self.graph.new((a.shape[0], b.shape[1]), a.dtype)
-        return record(self.graph, "addmm", (bias, a, b), out, back, *saves)
+        return record(
+            self.graph,
+            "addmm",
+            (bias, a, b),
+            lambda: self.graph.made("addmm", (a.shape[0], b.shape[1]), a.dtype),
+            back,
+            *saves,
+        )
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""
@@ -356,8 +364,8 @@ class Aten:
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
 
-        out = self.graph.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-        return record(self.graph, "bmm", (a, b), out, back, *saves)
+        shape = a.shape[0], a.shape[1], b.shape[2]
+        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of the last two axes; the axes before them are the same, or broadcast."""

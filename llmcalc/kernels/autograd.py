@@ -11,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from .layout import Shape, Strides, elementwise, is_dense, is_one
 from .tensor import Dtype, Meter, Storage, Tensor, empty
@@ -38,6 +38,13 @@ class Saved:
         return self.tensor
 
 
+class Results(Protocol):
+    """Keeps results of operations, or gives them back."""
+
+    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """The result of the operation of that name, which `make` would compute."""
+
+
 class Graph:
     """The state of autograd that all operations of a run share.
 
@@ -45,6 +52,7 @@ class Graph:
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
         TorchDispatchMode, such as torch's own memory trackers, it never is.
     packs: the hooks that keep saved tensors; the last one applies.
+    results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     place: the path of the module that runs.
     """
 
@@ -52,11 +60,18 @@ class Graph:
         self.meter = meter
         self.enabled, self.adds_in_place, self.place = True, True, ""
         self.packs: list[Callable[[Tensor], Saved]] = []
+        self.results: Results | None = None
         self.numbers = itertools.count()
 
     def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """A new tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
+
+    def made(self, name: str, shape: Shape, dtype: Dtype) -> Tensor:
+        """The result of a product. name: the operation's name, by which its result may be kept."""
+        if self.results is None:
+            return self.new(shape, dtype)
+        return self.results.made(name, lambda: self.new(shape, dtype))
 
     def save(self, tensor: Tensor) -> Saved:
         """Keeps a tensor for the backward pass."""
@@ -103,13 +118,25 @@ def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
     return graph.enabled and any(t.leaf or t.node is not None for t in ins)
 
 
-def record(graph: Graph, name: str, ins: Sequence[Tensor], out: Tensor, backward: Backward, *saves: Tensor) -> Tensor:
-    """Records the node of `out`, computed from `ins`, if a gradient is wanted. saves: tensors its backward reads."""
-    if recorded(graph, ins):
-        node = Node(graph, name, ins, backward)
-        node.saved = [graph.save(t) for t in saves]
-        out.node = node
-    return out
+def record(
+    graph: Graph,
+    name: str,
+    ins: Sequence[Tensor],
+    out: Tensor | Callable[[], Tensor],
+    backward: Backward,
+    *saves: Tensor,
+) -> Tensor:
+    """Records the node of `out`, computed from `ins`, if a gradient is wanted. saves: tensors its backward reads.
+
+    out: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
+    """
+    if not recorded(graph, ins):
+        return out() if callable(out) else out
+    node = Node(graph, name, ins, backward)
+    node.saved = [graph.save(t) for t in saves]
+    made = out() if callable(out) else out
+    made.node = node
+    return made
 
 
 def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:

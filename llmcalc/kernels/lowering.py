@@ -21,6 +21,7 @@ from ..run.rows import ONCE
 from ..run.sight import Sight
 from .aten import Aten
 from .autograd import Graph
+from .checkpoint import Run, checkpoint, reentrant
 from .layout import Shape, count
 from .tensor import Dtype, Tensor, empty
 
@@ -43,15 +44,37 @@ class Frame:
     owner: int | None = None
 
 
+@dataclass(frozen=True)
+class Recompute:
+    """What runs again in the backward pass instead of being kept.
+
+    layers: whether whole layers do, every `every`-th of them. core: whether the attention scores do, by themselves.
+    reentrant: the older form, which runs all of it again. kept: operations in a layer whose results are kept.
+    """
+
+    layers: bool = False
+    every: int = 1
+    core: bool = False
+    reentrant: bool = False
+    kept: frozenset[str] = frozenset()
+
+
+NONE = Recompute()
+
+
 class Lowering:
     """Lowers programs for one run.
 
     sight: the run. graph: where operations are recorded. dtype: the type of weights and activations.
     trained: whether weights get gradients.
+    recompute: what runs again in the backward pass, nothing by default.
     """
 
-    def __init__(self, graph: Graph, sight: Sight, dtype: Dtype, trained: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, sight: Sight, dtype: Dtype, trained: bool = True, recompute: Recompute = NONE
+    ) -> None:
         self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
+        self.recompute = recompute
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}
@@ -59,6 +82,9 @@ class Lowering:
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.last: dict[int, int] = {}
+        self.kept: set[int] = set()
+        self.reads: dict[int, set[int]] = {}
+        self.makes: dict[int, set[int]] = {}
         self.bound: dict[int, list[int]] = {}
 
     # --- tensors of values ------------------------------------------------------------------------------------------
@@ -161,13 +187,25 @@ class Lowering:
     def run(self, program: Flow) -> Tensor:
         """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
         assert program.result is not None
-        self.last = last_readers(program.root)
+        self.last, self.kept = last_readers(program.root)
+        self._look_through(program.root)
         self.module(Frame(program.root))
         out = self.get(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
         return out
+
+    def _look_through(self, root: Scope) -> None:
+        """Finds which values each layer reads from outside, and which it makes."""
+        if not self.recompute.layers:
+            return
+        for scope in root.scopes():
+            if scope.takes is not None:
+                steps = list(scope.steps(idle=False))
+                made = {id(out) for step in steps for out in step.outs}
+                read = {id(value.storage) for step in steps for value in step.ins}
+                self.makes[id(scope)], self.reads[id(scope)] = made, read - made - {id(scope.takes.storage)}
 
     def module(self, frame: Frame) -> None:
         """Runs a module. Its caller holds the input that it is given until it returns."""
@@ -236,14 +274,52 @@ class Lowering:
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
             owner = owners.setdefault("" if label == BASE else label, turn)
-            self.values[id(kind.takes)] = below = now
+            below = now
             del now
-            self.module(Frame(kind, turn=turn, owner=owner))
-            now = self.get(kind.gives)
-            self.forget(kind.takes.storage)
-            self.forget(kind.gives.storage)
+            now = self.layer(Frame(kind, turn=turn, owner=owner), below)
             del below  # the stack's frame names a layer's input while the layer runs
         self.values[id(final.gives)] = now
+
+    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+        """Runs one layer on the output of the one below it."""
+        scope, what = frame.scope, self.recompute
+        takes, gives = scope.takes, scope.gives
+        assert takes is not None
+        assert gives is not None
+        if frame.turn is None or not what.layers or frame.turn % what.every:
+            self.values[id(takes)] = x
+            self.module(frame)
+            out = self.get(gives)
+            self.values.pop(id(takes), None)  # it may be a view of a value from outside
+            self.forget(takes.storage)
+            self.forget(gives.storage)
+            return out
+        return self.checkpointed(self.replayed(frame, takes, gives), [x])
+
+    def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
+        """A function that runs a layer, now or again in the backward pass: what it reads beside x stays as it is now."""
+        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
+        made = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = {**outside, id(takes): arguments[0]}, {}, list(above), memo
+            try:
+                self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
+                out = self.get(gives)
+                before[0].update({key: self.values[key] for key in made if key in self.values})
+                return out
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        return run
+
+    def checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+        """Runs a part whose activations are computed again in the backward pass."""
+        if self.recompute.reentrant:
+            return reentrant(self.graph, run, arguments)
+        return checkpoint(self.graph, run, arguments, kept=self.recompute.kept)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
@@ -266,8 +342,8 @@ def in_order(kinds: list[Scope]) -> Iterator[Scope]:
         yield at[i]
 
 
-def last_readers(root: Scope) -> dict[int, int]:
-    """Value that owns a storage → the last step that reads it. Values that a module around the step reads have none."""
+def last_readers(root: Scope) -> tuple[dict[int, int], set[int]]:
+    """Value that owns a storage → the last step that reads it; and values that other layers read, which have none."""
     last: dict[int, int] = {}
     made: dict[int, Scope] = {}
     kept: set[int] = set()
@@ -293,4 +369,4 @@ def last_readers(root: Scope) -> dict[int, int]:
                     made[id(value)] = layer
 
     visit(root.items, root)
-    return {key: step for key, step in last.items() if key not in kept}
+    return {key: step for key, step in last.items() if key not in kept}, kept

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from llmcalc.kernels.autograd import Graph, backward, saved_storages
+from llmcalc.kernels.lowering import NONE, Recompute
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.profiles.eager import Eager
 from llmcalc.kernels.tensor import DTYPES, INT64, Tensor, empty
@@ -40,12 +42,14 @@ class Logged(Meter):
     graph: Graph
 
 
-def without_values(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None) -> Held:
+def without_values(
+    spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None, recompute: Recompute = NONE
+) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`."""
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)
     graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["bfloat16"])
+    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["bfloat16"], True, recompute)
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
@@ -55,12 +59,13 @@ def without_values(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str]
         out = run.run(program)
         return run.loss(out, labels) if spec.head.type == "lm" else out
 
-    once()  # makes the weights
+    with graph.no_grad():
+        once()  # makes the weights
     meter.base = base = meter.now
     meter.log = log
     meter.restart()
     out = once()
-    saved = sum(storage.bytes for storage in saved_storages(out) if storage.block.kind != "weights")
+    saved = 0 if recompute is not NONE else sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
     live, forward = meter.now - base, meter.peak - base
     if log is not None:
         log.append("--- backward")
@@ -70,13 +75,24 @@ def without_values(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str]
     return Held(saved, live, forward, meter.peak - base, meter.now - base)
 
 
-def by_torch(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None) -> Held:
-    """The bytes of a forward and a backward pass of the reference on meta."""
+def by_torch(
+    spec: ModelSpec,
+    batch: int = 2,
+    seq: int = 7,
+    log: list[str] | None = None,
+    change: Callable[[torch.nn.Module], None] | None = None,
+) -> Held:
+    """The bytes of a forward and a backward pass of the reference on meta.
+
+    change: wraps modules in checkpoints; saved bytes are then 0, because selective ones bypass torch's hooks.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
             module = spec.reference()
+            if change is not None:
+                change(module)
             ids = torch.zeros(batch, seq, dtype=torch.int64)
             source = None
             if spec.encoder is not None and spec.decoder is not None:
@@ -86,8 +102,9 @@ def by_torch(spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | Non
         torch.set_default_dtype(before)
 
     def run() -> torch.Tensor:
-        out: torch.Tensor = module(ids, source)
+        out: torch.Tensor = module(ids, source, grouped_experts=True)
         return F.cross_entropy(out.float().flatten(0, 1), ids.flatten()) if spec.head.type == "lm" else out
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    return measured(run, outside, log)
+    found = measured(run, outside, log)
+    return found if change is None else found._replace(saved=0)

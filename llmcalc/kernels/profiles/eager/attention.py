@@ -77,8 +77,13 @@ class AttentionKernels(Lowering):
         crossing = step.ins[1].rows != step.ins[0].rows
         mask = None if crossing else self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks.weight", (q.shape[1],)) if step.how.get("sinks") else None
-        out = self.t.transpose(self.core(q, k, v, mask, step.how["cap"], sinks), 1, 2)
-        frame["out"] = out
+        cap = step.how["cap"]
+        if self.recompute.core:
+            made = self.checkpointed(lambda given: self.core(*given[:3], mask, cap, sinks), (q, k, v))
+        else:
+            made = self.core(q, k, v, mask, cap, sinks)
+        out = frame["out"] = self.t.transpose(made, 1, 2)
+        del made
         self.set(step.outs[0], out)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:

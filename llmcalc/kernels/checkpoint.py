@@ -1,0 +1,166 @@
+"""Activation checkpointing: parts of the forward pass that keep nothing and run again in the backward pass.
+
+Source: torch/utils/checkpoint.py of torch 2.13 (`_checkpoint_without_reentrant_generator`, `CheckpointFunction`,
+`_CachingTorchDispatchMode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from .autograd import Gradient, Graph, Needs, Saved, backward, record, recorded
+from .tensor import Tensor
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""A part of the forward pass: its tensors → its result. It may run several times."""
+
+
+class _Stop(Exception):
+    """Every tensor that the backward pass needs has been made again."""
+
+
+class Region:
+    """One call that is checkpointed (non-reentrant). Its arguments live until the last of its nodes has run.
+
+    run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
+    needed. kept: the operations whose results are kept (selective checkpointing), by name.
+    """
+
+    def __init__(self, graph: Graph, run: Run, arguments: Sequence[Tensor], early: bool, kept: frozenset[str]) -> None:
+        self.graph, self.run, self.early, self.kept = graph, run, early, kept
+        self.arguments: list[Tensor] = list(arguments)
+        self.count = 0
+        self.again: list[Tensor | None] | None = None
+        self.results: dict[str, list[Tensor | None]] = {}
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """Keeps nothing of a tensor but its number."""
+        self.count += 1
+        return _Later(self, self.count - 1)
+
+    def unpack(self, number: int) -> Tensor:
+        """The tensor of that number, which lives on only where the node that asks for it keeps it."""
+        if self.again is None:
+            self._run_again()
+        assert self.again is not None
+        tensor = self.again[number]
+        assert tensor is not None
+        self.again[number] = None
+        return tensor
+
+    def _run_again(self) -> None:
+        graph, self.again = self.graph, []
+        packs, graph.packs = graph.packs, [self._pack_again]
+        enabled, graph.enabled = graph.enabled, True
+        place = graph.place
+        recalled, graph.results = graph.results, _Recalled(self) if self.kept else None
+        try:
+            self.run([_alias(tensor, tensor.needs_grad) for tensor in self.arguments])
+        except _Stop:
+            pass
+        finally:
+            graph.packs, graph.enabled, graph.place, graph.results = packs, enabled, place, recalled
+
+    def _pack_again(self, tensor: Tensor) -> Saved:
+        assert self.again is not None
+        kept = tensor.detached()
+        self.graph.meter.kept(tensor.storage.block, "activations")
+        self.again.append(kept)
+        if self.early and len(self.again) == self.count:
+            raise _Stop
+        return Saved(kept)
+
+
+class _Later(Saved):
+    """A tensor that is made again when it is needed."""
+
+    __slots__ = ("number", "region")
+
+    def __init__(self, region: Region, number: int) -> None:
+        self.region, self.number = region, number
+
+    def unpack(self) -> Tensor:
+        return self.region.unpack(self.number)
+
+
+class _Kept:
+    """Keeps the results of a region's chosen operations."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+
+    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        out = make()
+        if name in self.region.kept:
+            self.region.graph.meter.kept(out.storage.block, "activations")
+            self.region.results.setdefault(name, []).append(out.detached())
+        return out
+
+
+class _Recalled:
+    """Gives kept results back instead of running their operations again."""
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.next = region, dict[str, int]()
+
+    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        if name not in self.region.kept:
+            return make()
+        number = self.next.get(name, 0)
+        self.next[name] = number + 1
+        out = self.region.results[name][number]
+        assert out is not None
+        self.region.results[name][number] = None
+        return out
+
+
+def _alias(tensor: Tensor, trained: bool) -> Tensor:
+    """The same tensor without its history. trained: whether it wants a gradient."""
+    made = tensor.detached()
+    made.leaf = trained
+    return made
+
+
+def checkpoint(
+    graph: Graph, run: Run, arguments: Sequence[Tensor], early: bool = True, kept: frozenset[str] = frozenset()
+) -> Tensor:
+    """Runs a part without keeping what its nodes would save (`use_reentrant=False`).
+
+    early: whether running again stops at the last tensor that is needed, true by default.
+    kept: names of operations whose results are kept, none by default.
+    """
+    if not graph.enabled:
+        return run(arguments)
+    region = Region(graph, run, arguments, early, kept)
+    for tensor in arguments:
+        graph.meter.kept(tensor.storage.block, "activations")
+    graph.packs.append(region.pack)
+    before, graph.results = graph.results, _Kept(region) if kept else None
+    try:
+        return run(arguments)
+    finally:
+        graph.packs.pop()
+        graph.results = before
+
+
+def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    """Runs a part without recording it; the backward pass runs all of it again, and its own backward pass inside
+    (`use_reentrant=True`).
+    """
+    if not recorded(graph, arguments):
+        return run(arguments)
+
+    def back(gradient: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        detached = [_alias(tensor, need) for tensor, need in zip(saved, needs, strict=True)]
+        enabled, graph.enabled = graph.enabled, True
+        place = graph.place
+        out = run(detached)
+        backward(graph, out, gradient)
+        graph.enabled, graph.place = enabled, place
+        return [tensor.grad if need else None for tensor, need in zip(detached, needs, strict=True)]
+
+    with graph.no_grad():
+        out = run(arguments)
+    return record(graph, "checkpoint", arguments, out, back, *arguments)
+
