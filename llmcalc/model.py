@@ -188,24 +188,41 @@ class ModelSpec(Part):
         f, hidden, vocab = Flow(), Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
-        x, table = f.table("embed_tokens", vocab, narrow, of=self._source_rows if two else TOKENS, kind="embedding")
+        if two and self._reads_own_input:
+            table = f.unread_table("embed_tokens", vocab, narrow, kind="embedding")
+            x = Value(self._source_rows, (narrow,))
+        else:
+            rows = self._source_rows if two else TOKENS
+            x, table = f.table("embed_tokens", vocab, narrow, of=rows, kind="embedding")
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
-        if self.embedding_size is not None and self.main.input_size is None:
-            x = f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
+        x = x if two else self._widened(f, x, hidden)
         for side, stack in self.stacks():
             f.causal = side == "decoder"
             if not two:
                 x = stack.flow(f, x, None if stack.input_size is None else hidden)
                 continue
+            x = x if side == "encoder" else self._widened(f, f.look_up(table, TOKENS), hidden)
             with f.scope(side) as scope:
                 if side == "encoder":
-                    scope.apart = True
-                    x = f.memory = self._encoded(f, stack, x)
+                    scope.apart, scope.reads = True, None if self._reads_own_input else x
+                    x = f.memory = scope.gives = self._encoded(f, stack, x)
                 else:
-                    x = stack.flow(f, self._embedded_again(f, table, hidden))
+                    scope.reads = x
+                    x = stack.flow(f, x)
         self._output(f, x, vocab, hidden, narrow, table)
         return f
+
+    @property
+    def _reads_own_input(self) -> bool:
+        """Whether the encoder has a stem or a token embedding of its own."""
+        return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
+
+    def _widened(self, f: Flow, x: Value, hidden: Axis) -> Value:
+        """The token embeddings, projected to the width of the layers if theirs is another one."""
+        if self.embedding_size is None or self.main.input_size is not None:
+            return x
+        return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
 
     @property
     def _source_rows(self) -> Rows:
@@ -222,18 +239,16 @@ class ModelSpec(Part):
             )
         return encoder.flow(f, x, width)
 
-    def _embedded_again(self, f: Flow, table: Weight, hidden: Axis) -> Value:
-        """The embeddings of the decoder's tokens, from the table that the encoder's tokens use."""
-        return f.look_up(table, TOKENS).seen(hidden)
-
     def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
         """Records the parts that read the hidden states, and those beside the model."""
+        f.hold(x=x)
         read: dict[str, Value] = {}
         for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if part is not None:
                 read[name] = f.part(name, part, x, role=part.role, stack=self.main)
+        if self.pooler is not None:
+            f.hold(pooled=read["pooler"])
         last = x
-        f.hold(x=x)
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
             rows = x.rows if isinstance(self.head, NoHead) else LOGITS
@@ -243,10 +258,13 @@ class ModelSpec(Part):
             seen = read.get("pooler", x) if self.head.over == "sequence" else x
             f.result = f.part("classifier", self.head, seen)
         if isinstance(self.head, LMHead):
-            tied = table if self.tie_word_embeddings else None
-            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, table=tied)
+            output = table if self.tie_word_embeddings else None
+            if self.mtp is not None and output is None:
+                output = Weight("lm_head", (vocab,), x.axes)
+            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, output=output)
             if self.mtp is not None:
-                self.mtp.flow(f, last, self.main, vocab, table)
+                assert output is not None
+                self.mtp.flow(f, last, self.main, vocab, table, output)
         if self.towers:
             with f.scope("towers", kind="towers", role="kept", optional=TOWERS.name, whole=True):
                 record_towers(f, self.towers)
@@ -269,6 +287,7 @@ def _reference() -> type[nn.Module]:
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]).
         with_pooled: whether to return (logits, output of the pooler).
+        mla, grouped_experts: as in `Run`.
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -348,7 +367,9 @@ def _reference() -> type[nn.Module]:
             if source is not None:
                 spec = self.spec.encoder
                 raw = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                run.memory = self.encoder(source if raw else self.embed(source), Run())
+                run.memory = self.encoder(
+                    source if raw else self.embed(source), Run(grouped_experts=run.grouped_experts)
+                )
             out: Tensor = self.decoder(self.embed(ids), run)
             return out
 
@@ -363,15 +384,16 @@ def _reference() -> type[nn.Module]:
             with_mtp: bool = False,
             with_pooled: bool = False,
             mla: str = "auto",
+            grouped_experts: bool = False,
         ) -> Any:
-            run = Run(past=past, store=store, ids=ids, mla=mla)
+            run = Run(past=past, store=store, ids=ids, mla=mla, grouped_experts=grouped_experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled, scores = self.get_submodule("pooler")(x)
             out = self._output(pooled if self.scores_pooled else None, x, last_only)
             if with_pooled:
                 return out, scores
-            return (out, self.mtp(x, self.embed(ids), mla)) if with_mtp else out
+            return (out, self.mtp(x, ids, self.embed_tokens, mla, grouped_experts)) if with_mtp else out
 
         def _output(self, pooled: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """The head's output; of a classifier of sequences, from the pooled vectors."""

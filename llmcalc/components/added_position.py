@@ -56,7 +56,7 @@ class Sinusoidal(Component):
         return "Vaswani et al. 2017, §3.5"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        return f.elementwise("", axes=x.axes, rows=x.rows)
+        return f.added_sinusoids(x.rows, *x.axes)
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["sinusoidal"](context.hidden_size)

@@ -77,26 +77,39 @@ class Disentangled(AttentionPosition):
         return {"relative_embedding": {"span": self.span}}
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
+        terms = 1 + self.c2p + self.p2c
         with f.scope("disentangled", source="He et al. 2020, §3.1"):
-            return q, self._added(f, x, q, keys, biases)
+            added = self._added(f, x, q, keys, biases)
+            bias = None if added is None else f.scale(added, (q.axes[-1].size * terms) ** -0.5)
+            return f.scale(q, terms**-0.5), bias
 
     def _added(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> Value | None:
         """The scores that positions add."""
         added: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = f.memo.get("relative_embedding", Value(rows, x.axes))
+        if self.within_sequence:
+            table = f.occurring(table, rows)
         heads, dim = q.axes
-        for on, where, seen, own_bias, shared_bias in (
-            ("c2p", "pos_key", q, self.key_bias, biases[1]),
-            ("p2c", "pos_query", keys, True, biases[0]),
+        for on, where, seen, own_bias, shared_bias, lender in (
+            ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
+            ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
         ):
             if not getattr(self, on):
                 continue
-            bias = shared_bias if self.share_att_key else own_bias
-            role = "shared" if self.share_att_key else "own"
-            mapped = f.linear(where, table, heads, dim, bias=bias, rows=rows, role=role)
+            binned = self.position_buckets is not None
+            index = f.distances(q, keys, clamped=True, shifted=True, kept=True, binned=binned)
+            f.hold(index=index)
+            shared: dict[str, Any] = {"bias": own_bias, "role": "own"}
+            if self.share_att_key:
+                shared = {"bias": shared_bias, "role": "shared", "lent": lender}
+            mapped = f.linear(where, table, heads, dim, rows=rows, **shared)
             scores = f.core(on, ops.TableScores(heads.size, dim.size, rows, x.rows), seen, mapped, axes=(heads,))
-            added = scores if added is None else f.add(added, scores)
+            found = f.at_distance(scores, index, by_key=on == "p2c")
+            if on == "p2c":
+                f.hold(by_key=found)
+            added = found if added is None else f.add(added, found)
+            f.hold(bias=added)
         return added
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
@@ -126,7 +139,8 @@ class RelativeEmbedding(StackPart):
     def flow(self, f: Flow, x: Value) -> Value:
         """All rows of the table; x gives their width."""
         length = 2 * self.span
-        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=Table(length=length, of=x.rows))
+        of = Table(length=length, of=x.rows)
+        rows, _ = f.table("table", Axis("distances", length), *x.axes, of=of, by="all")
         return rows if self.norm is None else f.part("norm", self.norm, rows)
 
     def reference(self, context: Context) -> nn.Module:
@@ -171,9 +185,10 @@ class SideConvolution(StackPart):
         return "He et al. 2020, §A.5"
 
     def flow(self, f: Flow, x: Value, after: Value | None = None) -> Value:
-        """x: the layer's input. after: the layer's output, x by default."""
+        """x: the first layer's input. after: its output, x by default."""
         kernel, groups = self.conv_kernel_size, self.conv_groups
         beside = f.act(f.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act)
+        f.hold(beside=beside)
         return f.part("norm", self.norm, f.add(x if after is None else after, beside))
 
     def reference(self, context: Context) -> nn.Module:
@@ -259,24 +274,24 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(
             self, q: Tensor, k: Tensor, rows: Tensor, run: Run, query_map: nn.Linear, key_map: nn.Linear
-        ) -> tuple[Tensor, Tensor]:
+        ) -> tuple[Tensor, Tensor | None]:
             tokens, half = q.shape[-2], self.reach
             if self.spec.within_sequence:
                 near = min(tokens, half)
                 rows, half = rows[half - near : half + near], near
             distance = run.once(("binned", tokens, half), lambda: self._distances(run, tokens, q.device))
             terms = 1 + self.spec.c2p + self.spec.p2c
-            bias: Tensor = q.new_zeros(())
+            bias: Tensor | None = None
             if self.spec.c2p:
                 lent = (key_map.weight, key_map.bias) if self.spec.share_att_key else ()
                 index = (distance + half).clamp(0, 2 * half - 1).expand(*q.shape[:-1], tokens)
-                bias = bias + self.c2p(q, self.pos_key(rows, *lent)).gather(-1, index)
+                bias = self.c2p(q, self.pos_key(rows, *lent)).gather(-1, index)
             if self.spec.p2c:
                 lent = (query_map.weight, query_map.bias) if self.spec.share_att_key else ()
                 index = (half - distance).clamp(0, 2 * half - 1).expand(*k.shape[:-1], tokens)
-                bias = bias + self.p2c(k, self.pos_query(rows, *lent)).gather(-1, index.transpose(-1, -2)).transpose(
-                    -1, -2
-                )
-            return q * terms**-0.5, bias * (q.shape[-1] * terms) ** -0.5
+                by_key = self.p2c(k, self.pos_query(rows, *lent)).gather(-1, index.transpose(-1, -2))
+                bias = by_key.transpose(-1, -2) if bias is None else bias + by_key.transpose(-1, -2)
+            scaled = None if bias is None else bias * (q.shape[-1] * terms) ** -0.5
+            return q * terms**-0.5, scaled
 
     return {"disentangled": DisentangledReference, "table": TableReference, "convolution": ConvolutionReference}

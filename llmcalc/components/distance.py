@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..run.rows import ONCE
 from .base import Context, Flag, Heads, Part, Positions, StackPart, TokenMixer
 from .position import AttentionPosition, angles_of
 from .runtime import Run, vector
@@ -37,7 +36,7 @@ class Alibi(AttentionPosition):
     type: Literal["alibi"] = "alibi"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        return q, Value(ONCE, q.axes[:1], fixed=True)
+        return q, f.alibi(q, keys)
 
 
 class TransformerXL(AttentionPosition):
@@ -69,13 +68,16 @@ class TransformerXL(AttentionPosition):
         heads, dim = q.axes
         assert isinstance(heads, Axis)
         with f.scope("relative", source="Dai et al. 2019, §3.3"):
-            distance = Value(Distances(of=x.rows), x.axes, fixed=True)
-            mapped = f.linear("r_proj", distance, heads, dim)
+            encoded = f.sinusoids(Distances(of=x.rows), *x.axes)
+            f.hold(q=q, encoded=encoded)
+            mapped = f.linear("r_proj", encoded, heads, dim)
             content = f.vector("content_bias", heads, dim, heads=heads)
             position = f.vector("position_bias", heads, dim, heads=heads)
-            beside = mapped.seen(heads, dim, rows=q.rows)
-            scores = f.attention("core", f.add(q, position), beside, beside.seen(heads, Axis("none", 0)))
-            return f.add(q, content), scores
+            by_distance = f.scores("core", f.add(q, position), mapped)
+            distance = f.distances(q, keys, clamped=True, shifted=False)
+            f.hold(by_distance=by_distance, distance=distance)
+            by_content = f.add(q, content)
+            return by_content, f.scale(f.at_distance(by_distance, distance), dim.size**-0.5)
 
     def reference(self, context: Context, heads: int, head_dim: int) -> nn.Module:
         return _references()["transformer_xl"](context.hidden_size, heads, head_dim)
@@ -115,9 +117,12 @@ class LayerBias(Buckets, AttentionPosition):
     type: Literal["relative_bias"] = "relative_bias"
 
     def flow(self, f: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]) -> tuple[Value, Value | None]:
-        buckets = Axis("buckets", self.relative_attention_num_buckets)
-        bias, _ = f.table("relative_bias", buckets, q.axes[0], of=ONCE, source="Chung et al. 2023 (UniMax), §4")
-        return q, bias
+        from ..run.derived import Table
+
+        buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
+        rows = Table(length=buckets.size)
+        table, _ = f.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
+        return q, f.distance_bias(table, q, keys, once=False)
 
     def reference(self, context: Context, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -154,13 +159,15 @@ class RelativeBias(Buckets, StackPart):
         return "Raffel et al. 2020, §2.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
+        """The table of the bias. Attention looks up the buckets of its distances in it."""
+        from ..run.derived import Table
+
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads = Axis("heads", self.num_attention_heads)
-        bias, _ = f.table("", buckets, heads, of=ONCE)
-        if not self.of_blocks:
-            return bias
-        of_blocks, _ = f.table("blocks", buckets, heads, of=ONCE)
-        return f.cat(bias, of_blocks, axes=(Beside(((heads,), (heads,))),))
+        heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
+        table, _ = f.table("", buckets, heads, of=rows, by="all")
+        if self.of_blocks:
+            f.memo["relative_bias_of_blocks"], _ = f.table("blocks", buckets, heads, of=rows, by="all")
+        return table
 
     def reference(self, context: Context) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -205,9 +212,9 @@ def _references() -> dict[str, type[nn.Module]]:
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):
-        """q: [batch, heads, queries, d], r: [distances, heads · d] → [batch, heads, queries, distances]."""
+        """r: [distances, heads · d], q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
 
-        def forward(self, q: Tensor, r: Tensor) -> Tensor:
+        def forward(self, r: Tensor, q: Tensor) -> Tensor:
             scores: Tensor = q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
             return scores
 
@@ -228,7 +235,7 @@ def _references() -> dict[str, type[nn.Module]]:
                 ("distances", end), lambda: angles_of(run.span(0, end, q.device), self.hidden_size, 10000.0)
             )
             encoded = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
-            by_distance = self.core(q + self.position_bias.weight, self.r_proj(encoded))
+            by_distance = self.core(self.r_proj(encoded), q + self.position_bias.weight)
             queries, keys = run.span(end - q.shape[-2], end, q.device), run.span(0, end, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], end)
             return q + self.content_bias.weight, by_distance.gather(-1, distance) * q.shape[-1] ** -0.5

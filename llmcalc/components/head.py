@@ -65,19 +65,21 @@ class LMHead(Component):
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 
     def flow(
-        self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, table: Weight | None = None
+        self, f: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
-        """width: the embedding's width where it differs from x's. table: the embedding's weight if the head is tied."""
+        """width: the embedding's width where it differs from x's. output: the weight that gives the logits, that of the
+        embedding if the head is tied; one of its own by default.
+        """
         if self.transform is None:
-            if table is not None:
+            if output is not None and output.made:
                 f.here.about["source"] = "Press & Wolf 2017"
-            return f.linear("", x, vocab, bias=self.bias, weight=table, rows=LOGITS)
+            return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
         change, wide = self.transform, (x.axes if width is None else (width,))
         if change.size is not None:
             wide = (Axis("transform", change.size),)
         y = f.act(f.linear("dense", x, *wide, bias=change.bias, rows=LOGITS), change.hidden_act)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
-        return f.linear("decoder", y, vocab, bias=self.bias, weight=table, rows=LOGITS)
+        return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """A head with its own weights; a model that ties them replaces `output.weight`."""

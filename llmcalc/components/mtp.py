@@ -73,27 +73,30 @@ class MultiTokenPrediction(OutputPart):
     def source(self) -> str:
         return "DeepSeek-V3 2024, §2.2"
 
-    def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight) -> Value:
-        """Records all modules, one after the other. x: the last hidden states. table: the embedding's weight."""
+    def flow(self, f: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
+        """Records all modules, one after the other. x: the last hidden states.
+
+        table: the embedding's weight. output: the weight of the model's head.
+        """
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         which = range(n) if isinstance(n, int) else None
         about = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
-        return f.layers(x, lambda v: self._module(f, v, block, vocab, table), n, which, "mtp", **about)
+        return f.layers(x, lambda v: self._module(f, v, block, vocab, table, output), n, which, "mtp", **about)
 
-    def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight) -> Value:
+    def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
         """x: the hidden states of the model, or of the previous module."""
-        embedded, before = (
-            f.part("enorm", self.norm, f.look_up(table, x.rows).seen(*x.axes)),
-            f.part("hnorm", self.norm, x),
-        )
-        joined = f.cat(embedded, before, axes=(Beside((x.axes, x.axes)),))
-        y = f.linear("eh_proj", joined, *x.axes)
-        y = f.part("norm", self.norm, f.part("block", block, y))
-        f.linear("lm_head", y, vocab, weight=table, rows=LOGITS)
+        embedded = f.look_up(table, x.rows).seen(*x.axes)
+        f.hold(embedded=embedded)
+        both = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
+        joined = f.linear("eh_proj", f.cat(*both, axes=(Beside((x.axes, x.axes)),)), *x.axes)
+        f.hold(joined=joined)
+        y = f.part("block", block, joined, apart=True)
+        f.hold(y=y)
+        f.also(f.linear("lm_head", f.part("norm", self.norm, y), vocab, weight=output, rows=LOGITS))
         return y
 
     def reference(self, context: Context, stack: Stack, output: Tensor) -> nn.Module:
-        """forward(hidden states, token embeddings) → the logits of each module. output: the weight of the head."""
+        """forward(hidden states, ids, token embedding) → the logits of each module. output: the weight of the head."""
         *_, last = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
         return _reference()(self, context, layers[last if self.layer is None else self.layer], output)
@@ -118,7 +121,7 @@ def _reference() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """Hidden states and the embeddings of the next tokens → hidden states and logits, one token further ahead."""
+        """Hidden states and the ids of the next tokens → hidden states and logits, one token further ahead."""
 
         def __init__(self, spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> None:
             super().__init__()
@@ -127,16 +130,21 @@ def _reference() -> Callable[..., nn.Module]:
             self.block, self.norm = block.reference(context), spec.norm.reference(context)
             self.lm_head = Tied(output)
 
-        def forward(self, hidden: Tensor, embedded: Tensor, mla: str) -> tuple[Tensor, Tensor]:
+        def forward(
+            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str, grouped_experts: bool
+        ) -> tuple[Tensor, Tensor]:
+            embedded = embed(ids)
             joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, Run(mla=mla))
+            out: Tensor = self.block(joined, Run(mla=mla, grouped_experts=grouped_experts))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
-        def forward(self, hidden: Tensor, embedded: Tensor, mla: str = "auto") -> list[Tensor]:
+        def forward(
+            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", grouped_experts: bool = False
+        ) -> list[Tensor]:
             ahead = []
             for module in self:
-                hidden, logits = module(hidden, embedded, mla)
+                hidden, logits = module(hidden, ids, embed, mla, grouped_experts)
                 ahead.append(logits)
             return ahead
 

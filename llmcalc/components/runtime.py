@@ -29,6 +29,9 @@ class Run:
     columns: the number of patches in a row of the image that a vision encoder reads.
     lends: whether attention layers keep their keys and values for higher layers without their own.
     mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
+    grouped_experts: whether the rows of all experts are sorted by expert, for one grouped product per linear layer, as
+        models are trained. FlopCounterMode does not count these. False by default: one product per row on meta, and one
+        per expert elsewhere.
     memo: key → a value that is the same for every layer (masks, angles).
     """
 
@@ -45,6 +48,7 @@ class Run:
     columns: int = 1
     lends: bool = False
     mla: str = "auto"
+    grouped_experts: bool = False
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -219,7 +219,7 @@ class Stack(Component):
         """
         hidden: Shape = x.axes if width is None else (width,)
         below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
-        with f.apart(f.causal, f.memory):
+        with f.apart(f.causal, f.memory), f.function():
             return self._run(f, self._embedded(f, x, hidden, below))
 
     def _run(self, f: Flow, x: Value) -> Value:
@@ -235,15 +235,16 @@ class Stack(Component):
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
         f.memo["embedded"] = x
-        f.hold(embedded=x)
+        f.keep(embedded=x)
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
-            # The convolution belongs between the first and the second layer. Layers of one kind are recorded once, so
-            # there is no such place: the convolution changes the first layer's input instead of its output.
-            x = f.part("side_convolution", self.side_convolution, x)
+            f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, which in self.groups():
             x = self._layers(f, x, label, block, repeat, which)
-        x = x if self.streams is None else self.streams.narrowed(f, x)
+        f.hold(x=x)
+        if self.streams is not None:
+            x = self.streams.narrowed(f, x)
+            f.hold(x=x)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
     def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:
@@ -255,7 +256,9 @@ class Stack(Component):
         x = x.seen(*below)
         if self.position is not None:
             x = f.add(x, f.part("embed_positions", self.position, x))
-        x = x if self.token_types is None else self.token_types.flow(f, x)
+        if self.token_types is not None:
+            with f.function():
+                x = self.token_types.flow(f, x)
         x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
@@ -443,9 +446,10 @@ def _reference() -> type[nn.Module]:
                 x = streams.to_streams(x)
             for i, layer in enumerate(self.layers):
                 run.layer = i
-                below, x = x, layer(x, run)
+                y = layer(x, run)
                 if i == 0 and hasattr(self, "side_convolution"):
-                    x = self.get_submodule("side_convolution")(below, x)
+                    y = self.get_submodule("side_convolution")(x, y)
+                x = y
             for streams in self._streams:
                 x = streams.to_one(x)
             return self.norm(x) if hasattr(self, "norm") else x

@@ -147,7 +147,7 @@ class FlopCount:
         return float(self.total / self.tokens)
 
 
-SAVES_NOTHING = ("add", "dropout")
+SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 """Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
 
 

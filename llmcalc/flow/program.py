@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from ..algebra import same
 from ..ops.base import Op
+from .axis import Axis
 from .tree import Node
 from .value import Value, Weight
 
@@ -56,10 +57,14 @@ class Scope:
         the next one's input. For a branch of alternatives, `gives` is its output.
     nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
     reads: the value that it is called with; None if it is not a part of its own.
+    over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs `gives` are stacked.
+    slice: for such a scope, the slice of `reads` that each run reads; None if each reads all of it.
     apart: whether it runs as a model of its own, which shares no masks and angles with what is around it.
+    after: for a module that runs right after the first of the layers that follow it: the value that stands for that
+        layer's output. `reads` is the layer's input, and `gives` replaces its output.
     """
 
-    __slots__ = ("about", "apart", "gives", "items", "name", "nth", "reads", "takes")
+    __slots__ = ("about", "after", "apart", "gives", "items", "name", "nth", "over", "reads", "slice", "takes")
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name, self.about = name, about
@@ -68,7 +73,10 @@ class Scope:
         self.gives: Value | None = None
         self.nth: int | None = None
         self.reads: Value | None = None
+        self.over: Axis | None = None
+        self.slice: Value | None = None
         self.apart = False
+        self.after: Value | None = None
 
     def node(self) -> Node:
         """This scope as a node, with everything in it."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..algebra import Number
+from ..algebra import Number, same
 from . import layout
 from .autograd import Backward, Gradient, Graph, Needs, record, record_all
 from .layout import Shape, broadcast, contiguous, count, is_dense, is_one
-from .tensor import BOOL, Dtype, Tensor, promoted
+from .tensor import BOOL, FLOAT32, INT64, Dtype, Tensor, promoted
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
@@ -39,7 +39,7 @@ class Aten:
             shape, made = broadcast(*[x.shape for x in xs]), xs[0].dtype
             for x in xs[1:]:
                 made = promoted(made, x.dtype)
-        strides = layout.elementwise([(x.shape, x.strides) for x in xs], shape)
+        strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
         return self.graph.new(shape, made if dtype is None else dtype, strides)
 
     # --- views -------------------------------------------------------------------------------------------------------
@@ -76,6 +76,12 @@ class Aten:
         return self._view(
             x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first, second),)
         )
+
+    def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        """The axes in another order."""
+        back = [order.index(axis) for axis in range(len(order))]
+        shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
+        return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, back),))
 
     def unsqueeze(self, x: Tensor, axis: int) -> Tensor:
         axis = axis % (len(x.shape) + 1)
@@ -125,11 +131,30 @@ class Aten:
         record_all(self.graph, "split", (x,), parts, joined if len(parts) > 1 else lambda g, _: (g,))
         return parts
 
+    def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
+        """Every index of an axis: views with one node, whose backward stacks their gradients."""
+        axis, before, dtype = axis % len(x.shape), x.shape, x.dtype
+        shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        parts = [Tensor(shape, dtype, x.storage, strides) for _ in range(before[axis])]
+
+        def stacked(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
+            missing = [self.graph.new((), dtype) for g in came if g is None]
+            whole = self.graph.new(before, dtype)
+            del missing
+            return (whole,)
+
+        record_all(self.graph, "unbind", (x,), parts, stacked if len(parts) > 1 else lambda g, _: stacked([g], _))
+        return parts
+
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def clone(self, x: Tensor) -> Tensor:
         """A dense copy."""
         return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype), lambda g, _: (g,))
+
+    def copy(self, x: Tensor) -> Tensor:
+        """A copy in the order of its axes (`clone` as it is by default)."""
+        return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved(x)), lambda g, _: (g,))
 
     def contiguous(self, x: Tensor) -> Tensor:
         """The tensor itself where it is dense, else a copy."""
@@ -145,7 +170,7 @@ class Aten:
 
     def _preserved(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
-        return x.strides if is_dense(x.shape, x.strides) else layout.elementwise([(x.shape, x.strides)], x.shape)
+        return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 
     def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
         """Joins tensors along an axis; their gradients are views of one."""
@@ -162,11 +187,49 @@ class Aten:
             self.graph, "cat", xs, made, lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes]
         )
 
+    def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+        """Joins tensors along a new axis; their gradients are views of one."""
+        axis, n = axis % (len(xs[0].shape) + 1), len(xs)
+        shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
+        return record(
+            self.graph, "stack", xs, self.graph.new(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis)
+        )
+
+    def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
+        """x with zeros after the end of an axis, up to that size."""
+        axis = axis % len(x.shape)
+        before = x.shape
+        made = self.graph.new((*before[:axis], size, *before[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), made, lambda g, _: (self.graph.new(before, g.dtype),))
+
+    def written(self, base: Tensor, x: Tensor) -> Tensor:
+        """base after x was written into a part of it; base itself may not be used any more (`CopySlices`)."""
+        shape, strides, part = base.shape, base.strides, x.shape
+
+        def back(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            whole = self.graph.new(shape, g.dtype, strides)
+            one = self.graph.new(part, g.dtype)
+            rest = self.like(one) if needs[0] else None
+            del rest
+            return (whole if needs[0] else None, one)
+
+        made = Tensor(shape, base.dtype, base.storage, strides)
+        return record(self.graph, "CopySlices", (base, x), made, back)
+
     def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
         wide = self.unsqueeze(x, axis + 1)
         wide = self.expand(wide, (*wide.shape[: axis + 1], times, *wide.shape[axis + 2 :]))
         return self.flatten(self.clone(wide), axis, axis + 1)
+
+    def repeat(self, x: Tensor, times: Number, axis: int) -> Tensor:
+        """Copies of an axis, one after another."""
+        axis, before = axis % len(x.shape), x.shape
+        shape = (*before[:axis], times * before[axis], *before[axis + 1 :])
+        made = self.graph.new(shape, x.dtype)
+        if is_one(times):
+            return record(self.graph, "repeat", (x,), made, lambda g, _: (g,))
+        return record(self.graph, "repeat", (x,), made, lambda g, _: (self.graph.new(before, g.dtype),))
 
     # --- elementwise -------------------------------------------------------------------------------------------------
 
@@ -177,6 +240,11 @@ class Aten:
         return record(
             self.graph, "sub", (a, b), self.like(a, b), lambda g, needs: (g, self.like(g) if needs[1] else None)
         )
+
+    def add_to(self, a: Tensor, b: Tensor) -> Tensor:
+        """a += b, in a's storage."""
+        made = Tensor(a.shape, a.dtype, a.storage, a.strides)
+        return record(self.graph, "add_", (a, b), made, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
         """x plus a number."""
@@ -228,6 +296,47 @@ class Aten:
             return (self.like(scaled, power),)
 
         return record(self.graph, "rsqrt", (x,), out, back, out)
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+
+        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            doubled = self.like(out)
+            return (self.like(g, doubled),)
+
+        return record(self.graph, "sqrt", (x,), out, back, out)
+
+    def expm1(self, x: Tensor) -> Tensor:
+        out = self.like(x)
+
+        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            slope = self.like(out)
+            return (self.like(g, slope),)
+
+        return record(self.graph, "expm1", (x,), out, back, out)
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """x, but at least a number."""
+
+        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            above = self.compare(x)
+            return (self._chosen(g, above),)
+
+        return record(self.graph, "clamp", (x,), lambda: self.like(x), back, x)
+
+    def minimum(self, a: Tensor, b: Tensor) -> Tensor:
+        def back(g: Tensor, needs: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(self._of_smaller(g, a, b) if need else None for need in needs)
+
+        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), back, a, b)
+
+    def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
+        equal, half = self.compare(a, b), self.like(g)
+        made = self.like(equal, half, g, dtype=g.dtype)
+        larger = self.compare(a, b)
+        del larger
+        return made
 
     def exp(self, x: Tensor) -> Tensor:
         out = self.like(x)
@@ -311,14 +420,11 @@ class Aten:
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, k] times [k, m]."""
         saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
-        shapes = a.shape, b.shape
-        ordered = is_one(b.strides[0]) and not is_one(b.strides[1])  # a transposed weight has a transposed gradient
+        alike = _like_matrix(a), _like_matrix(b)
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = None
-            if needs[1]:
-                of_b = self.graph.new(shapes[1], g.dtype, (1, shapes[1][0]) if ordered else None)
-            return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[1] else None
+            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[0] else None, of_b)
 
         return record(
             self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), back, *saves
@@ -327,14 +433,11 @@ class Aten:
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, k] times [k, m]."""
         saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
-        shapes = a.shape, b.shape
-        ordered = is_one(b.strides[0]) and not is_one(b.strides[1])
+        alike = _like_matrix(a), _like_matrix(b)
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], g.dtype) if needs[1] else None
-            of_b = None
-            if needs[2]:
-                of_b = self.graph.new(shapes[1], g.dtype, (1, shapes[1][0]) if ordered else None)
+            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[1] else None
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[2] else None
             return g if needs[0] else None, of_a, of_b
 
         return record(
@@ -346,8 +449,25 @@ class Aten:
             *saves,
         )
 
+    def _low(self, x: Tensor) -> Tensor:
+        """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
+
+        Source: aten/src/ATen/autocast_mode.cpp, `cached_cast`.
+        """
+        low = self.graph.autocast
+        if low is None or x.dtype is not FLOAT32:
+            return x
+        if not x.leaf:
+            return self.to(x, low)
+        if id(x) not in self.graph.casts:
+            self.graph.casts[id(x)] = x, self.to(x, low)
+        return self.graph.casts[id(x)][1]
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""
+        if self.graph.autocast is not None:
+            weight, bias = self._low(weight), None if bias is None else self._low(bias)
+            x = self._low(x)
         rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
@@ -356,24 +476,53 @@ class Aten:
         out = self.reshape(out, (*rows, weight.shape[0]))
         return out if bias is None else self.add(out, bias)
 
+    def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, by a matrix of its own."""
+        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()), ends)
+        shapes = a.shape, b.shape
+        _, ins, outs = b.shape
+        ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
+        strides = (ins * outs, 1, ins) if ordered else None
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
+            return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
+
+        make = lambda: self.graph.made("grouped_mm", (shapes[0][0], outs), a.dtype)  # noqa: E731
+        return record(self.graph, "grouped_mm", (a, b), make, back, *saves)
+
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, r, k] times [n, k, c]."""
         saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
         shapes = a.shape, b.shape
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
+            of_b = self.graph.new(shapes[1], g.dtype) if needs[1] else None
+            return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of the last two axes; the axes before them are the same, or broadcast."""
+        a, b = self._low(a), self._low(b)
         before = broadcast(a.shape[:-2], b.shape[:-2])
         n = count(before)
         a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
         b3 = self.reshape(self.expand(b, (*before, *b.shape[-2:])), (n, *b.shape[-2:]))
         return self.reshape(self.bmm(a3, b3), (*before, a.shape[-2], b.shape[-1]))
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
+        """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
+        shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
+        shapes = [each.shape for each in ins]
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
+
+        return record(
+            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), back, x, weight
+        )
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
@@ -383,15 +532,48 @@ class Aten:
             self.graph, "embedding", (weight,), out, lambda g, _, index: (self.graph.new(shape, g.dtype),), index
         )
 
-    def index_select(self, x: Tensor, index: Tensor) -> Tensor:
-        """Rows of x."""
-        out, shape = self.graph.new((*index.shape, *x.shape[1:]), x.dtype), x.shape
+    def gather(self, x: Tensor, index: Tensor) -> Tensor:
+        """The elements of the last axis at these indices."""
+        shape = x.shape
 
-        def back(g: Tensor, _: Needs, index: Tensor) -> Sequence[Gradient]:
+        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             zeros = self.graph.new(shape, g.dtype)
-            return (self.like(zeros),)
+            return (zeros if self.graph.adds_in_place else self.like(zeros),)
 
-        return record(self.graph, "index_select", (x,), out, back, index)
+        return record(self.graph, "gather", (x,), lambda: self.graph.new(index.shape, x.dtype), back, index, x)
+
+    def index_select(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows of x, by indices of any number of axes."""
+        shape = x.shape
+        return record(
+            self.graph,
+            "index_select",
+            (x,),
+            lambda: self.graph.new((*index.shape, *shape[1:]), x.dtype),
+            lambda g, _, index: (self._scattered(shape, g.dtype),),
+            index,
+        )
+
+    def _scattered(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """A gradient written into zeros; out of place under a TorchDispatchMode, as the graph adds gradients."""
+        zeros = self.graph.new(shape, dtype)
+        return zeros if self.graph.adds_in_place else self.like(zeros)
+
+    def topk(self, x: Tensor, k: Number) -> tuple[Tensor, Tensor]:
+        """The k highest values of the last axis, and their indices."""
+        shape = (*x.shape[:-1], k)
+        values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
+        back: Backward = lambda g, _, indices: (self._scattered(before, g.dtype),)  # noqa: E731
+        return record(self.graph, "topk", (x,), values, back, indices), indices
+
+    def histogram(self, x: Tensor, bins: Number) -> Tensor:
+        """How often each of the integers 0 … bins − 1 is there, counted in float32."""
+        numbers = self.to(x, FLOAT32)
+        return self.graph.new((bins,), numbers.dtype)
+
+    def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers in rising order, and the indices that they were at."""
+        return self.like(x), self.graph.new(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
         """The sum of source's rows at each index, into `rows` rows of zeros."""
@@ -406,3 +588,9 @@ class Aten:
             index,
             source,
         )
+
+
+def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
+    """The shape and strides of a matrix's gradient: stored by columns where the matrix is (`mm_mat1_backward`)."""
+    by_columns = is_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    return x.shape, (1, x.shape[0]) if by_columns else None

@@ -51,14 +51,16 @@ class Graph:
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
         TorchDispatchMode, such as torch's own memory trackers, it never is.
+    autocast: the type in which products run (torch.autocast); None for that of their inputs.
     packs: the hooks that keep saved tensors; the last one applies.
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
-    place: the path of the module that runs.
     """
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.enabled, self.adds_in_place, self.place = True, True, ""
+        self.enabled, self.adds_in_place = True, True
+        self.autocast: Dtype | None = None
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
         self.results: Results | None = None
         self.numbers = itertools.count()
@@ -80,6 +82,10 @@ class Graph:
         self.meter.kept(tensor.storage.block, "activations")
         return Saved(tensor.detached())
 
+    def leave_autocast(self) -> None:
+        """The context of autocast ends: it no longer holds the copies of weights that it made."""
+        self.autocast, self.casts = None, {}
+
     @contextmanager
     def no_grad(self) -> Iterator[None]:
         before, self.enabled = self.enabled, False
@@ -92,7 +98,8 @@ class Graph:
 class Node:
     """An operation in the backward graph.
 
-    number: its place in the order of creation; the backward pass runs the highest first.
+    number: its number in the order of creation; the backward pass runs the highest first.
+    place: where its operation ran.
     edges: per input, the node and the number of its output that the gradient goes to, or the trained tensor; None where
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
@@ -102,7 +109,7 @@ class Node:
     __slots__ = ("backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
 
     def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
-        self.name, self.place, self.number = name, graph.place, next(graph.numbers)
+        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = [
             (t.node, t.output) if t.node is not None else t if t.leaf else None for t in ins
         ]
@@ -174,7 +181,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
     with graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
-            graph.place = node.place
+            graph.meter.place = node.place.in_backward()
             outs = _called(graph, node, held)
             node.saved = []
             node.backward = None
@@ -229,7 +236,7 @@ def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int]
     old = held[key]
     alone = sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2
     if not (graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
-        strides = elementwise([(old.shape, old.strides), (given.shape, given.strides)], old.shape)
+        strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
 
 

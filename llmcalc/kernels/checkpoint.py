@@ -53,14 +53,14 @@ class Region:
         graph, self.again = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_again]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.place
+        place = graph.meter.place
         recalled, graph.results = graph.results, _Recalled(self) if self.kept else None
         try:
             self.run([_alias(tensor, tensor.needs_grad) for tensor in self.arguments])
         except _Stop:
             pass
         finally:
-            graph.packs, graph.enabled, graph.place, graph.results = packs, enabled, place, recalled
+            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, place, recalled
 
     def _pack_again(self, tensor: Tensor) -> Saved:
         assert self.again is not None
@@ -154,10 +154,10 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     def back(gradient: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
         detached = [_alias(tensor, need) for tensor, need in zip(saved, needs, strict=True)]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.place
+        place = graph.meter.place
         out = run(detached)
         backward(graph, out, gradient)
-        graph.enabled, graph.place = enabled, place
+        graph.enabled, graph.meter.place = enabled, place
         return [tensor.grad if need else None for tensor, need in zip(detached, needs, strict=True)]
 
     with graph.no_grad():

@@ -7,12 +7,16 @@ aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from ..algebra import Number
 
 Shape: TypeAlias = tuple[Number, ...]
 Strides: TypeAlias = tuple[Number, ...]
+
+REMEMBERED = 4096
+"""Shapes whose results each function remembers: equal layers ask for the same ones."""
 
 
 def count(shape: Shape) -> Number:
@@ -28,6 +32,7 @@ def is_one(size: Number) -> bool:
     return type(size) is int and size == 1
 
 
+@lru_cache(REMEMBERED)
 def contiguous(shape: Shape) -> Strides:
     """The strides of a tensor whose last axis is stored densely, then the one before it, and so on."""
     strides: list[Number] = []
@@ -39,6 +44,7 @@ def contiguous(shape: Shape) -> Strides:
     return tuple(reversed(strides))
 
 
+@lru_cache(REMEMBERED)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether these strides are those of a dense tensor; the strides of axes of one element do not matter."""
     if any(type(size) is int and size == 0 for size in shape):
@@ -47,6 +53,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     return all(is_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
 
 
+@lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_one(size)]
@@ -60,6 +67,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     return True
 
 
+@lru_cache(REMEMBERED)
 def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
     if any(type(size) is int and size == 0 for size in shape):
@@ -104,6 +112,7 @@ class Size:
         return bool(self.n == other.n)
 
 
+@lru_cache(REMEMBERED)
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of an elementwise result of tensors with these shapes."""
     longest = max(map(len, shapes))
@@ -118,7 +127,8 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(out)
 
 
-def elementwise(operands: Sequence[tuple[Shape, Strides]], shape: Shape) -> Strides:
+@lru_cache(REMEMBERED)
+def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
     """The strides of an elementwise result: those of its operands where they agree, else dense in their order."""
     if all(own == shape for own, _ in operands):
         if all(is_contiguous(own, strides) for own, strides in operands):

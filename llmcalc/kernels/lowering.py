@@ -6,10 +6,10 @@ value, and lets go of it after the last step that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..components.stack import BASE, SHARED
 from ..errors import InputError
@@ -17,13 +17,21 @@ from ..flow.axis import extent
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..run.rows import ONCE
+from ..run.derived import QueryKeyPairs
+from ..run.rows import ONCE, SOURCE, TOKENS
 from ..run.sight import Sight
 from .aten import Aten
 from .autograd import Graph
 from .checkpoint import Run, checkpoint, reentrant
 from .layout import Shape, count
-from .tensor import Dtype, Tensor, empty
+from .meter import NoMeter, Place
+from .tensor import INT64, Dtype, Tensor, empty
+
+Path: TypeAlias = tuple[Any, ...]
+"""The path of a module, with the indices of layers: whose parameters they are."""
+
+INPUTS = (TOKENS, SOURCE)
+"""The rows whose token ids the model is given."""
 
 
 class Unsupported(InputError):
@@ -35,11 +43,13 @@ class Frame:
     """A module that runs.
 
     named: the variables of its forward pass, which keep their tensors until it returns.
+    callers: while it runs a function of its own, the variables outside of that.
     turn: for a layer, its index; owner: the index of the layer whose parameters it uses.
     """
 
     scope: Scope
     named: dict[str, Any] = field(default_factory=dict)
+    callers: list[dict[str, Any]] = field(default_factory=list)
     turn: int | None = None
     owner: int | None = None
 
@@ -68,21 +78,37 @@ class Lowering:
     sight: the run. graph: where operations are recorded. dtype: the type of weights and activations.
     trained: whether weights get gradients.
     recompute: what runs again in the backward pass, nothing by default.
+    include: the names of the optional parts that run (`llmcalc.optional`), none by default.
+    further: the further results of the last run, such as the logits of multi-token-prediction modules.
+    store: what each cache keeps between passes, by its path; None if no pass follows.
     """
 
     def __init__(
-        self, graph: Graph, sight: Sight, dtype: Dtype, trained: bool = True, recompute: Recompute = NONE
+        self,
+        graph: Graph,
+        sight: Sight,
+        dtype: Dtype,
+        trained: bool = True,
+        recompute: Recompute = NONE,
+        include: frozenset[str] = frozenset(),
     ) -> None:
         self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
-        self.recompute = recompute
+        self.recompute, self.include = recompute, include
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
+        self.further: list[Tensor] = []
+        self.store: dict[Path, tuple[Tensor, ...]] | None = None
+        self.run_only: dict[int, int] = {}
+        self.after_first: Scope | None = None
+        self.loops = 0
         self.last: dict[int, int] = {}
         self.kept: set[int] = set()
+        self.stacks: dict[int, list[Tensor]] = {}
+        self.modules: dict[int, Path] = {}
         self.reads: dict[int, set[int]] = {}
         self.makes: dict[int, set[int]] = {}
         self.bound: dict[int, list[int]] = {}
@@ -90,19 +116,24 @@ class Lowering:
     # --- tensors of values ------------------------------------------------------------------------------------------
 
     def shape(self, value: Value) -> Shape:
-        """The shape of a value: [batch, rows, *axes], or [*axes] of a value without rows."""
+        """The shape of a value: [batch, rows, *axes]; [rows, *axes] if all sequences share it, [*axes] without rows."""
         sizes = tuple(axis.size for axis in value.axes)
-        return sizes if value.rows is ONCE else (self.sight.batch, self.sight.new(value.rows), *sizes)
+        if value.rows is ONCE:
+            return sizes
+        rows = self.sight.new(value.rows)
+        return (self.sight.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
         """The tensor of a value, in the value's shape; of other rows, the first of them."""
         found = self.values.get(id(value))
         if found is not None:
             return found
+        if value.of is None and value.rows in self.given:
+            return self.given[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
         x, shape = self.get(value.of), self.shape(value)
-        if value.rows != value.of.rows and x.shape[1] != shape[1]:
+        if value.rows != value.of.rows and x.shape[1] != shape[1] and x.count != count(shape):
             x = self.t.slice(x, shape[1], 1)
         return self.t.reshape(x, shape)
 
@@ -113,10 +144,18 @@ class Lowering:
 
     def set(self, value: Value, tensor: Tensor) -> None:
         """Binds a value to its tensor, under the value's own axes."""
+        if isinstance(value.rows, QueryKeyPairs):
+            self.bind(value, tensor)
+            return
         shape = self.shape(value)
         if tensor.shape != shape and type(tensor.count) is int and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
         self.values[id(value)] = self.t.reshape(tensor, shape)
+        self.bound.setdefault(id(value.storage), []).append(id(value))
+
+    def bind(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to a tensor in a shape of its own: scores, and what belongs to pairs of a query and a key."""
+        self.values[id(value)] = tensor
         self.bound.setdefault(id(value.storage), []).append(id(value))
 
     def forget(self, root: Value) -> None:
@@ -126,18 +165,22 @@ class Lowering:
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def weight(self, name: str, shape: Shape) -> Tensor:
-        """The parameter of that name in the module that runs, made when it is first needed."""
-        return self._parameter(self._key(name), shape)
+    def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+        """The parameter of that name in a module, by default the one that runs, made when it is first needed."""
+        return self._parameter((*(self.module_path() if module is None else module), name), shape)
 
     def buffer(self, name: str, shape: Shape) -> Tensor:
         """The buffer of that name in the module that runs."""
-        return self._parameter(self._key(name), shape, trained=False)
+        return self._parameter((*self.module_path(), name), shape, trained=False)
 
     def matrix(self, step: Step) -> Tensor:
         """The weight [out, in] of a linear layer, which may be that of another step."""
         assert step.weight is not None
-        return self._of(step.weight, step.name, (extent(step.weight.out), extent(step.weight.ins)))
+        shape = extent(step.weight.out), extent(step.weight.ins)
+        lent = step.how.get("lent")
+        if lent:
+            return self.weight(f"{lent}.weight", shape, self.module_path(above=1))
+        return self._of(step.weight, step.name, shape)
 
     def table(self, step: Step) -> Tensor:
         """The weight [rows, width] of a table, which may be that of another step."""
@@ -147,11 +190,11 @@ class Lowering:
     def _of(self, weight: Weight, name: str, shape: Shape) -> Tensor:
         """A parameter that several steps may use: of the layer that runs, or else of the model."""
         outside = ("", id(weight))
-        if outside in self.weights:
-            return self.weights[outside]
-        made = self.weight(f"{name}.weight", shape)
-        if all(frame.turn is None for frame in self.frames):
-            self.weights[outside] = made
+        inside = (*outside, *(frame.turn for frame in self.frames if frame.turn is not None))
+        for key in (outside, inside):
+            if key in self.weights:
+                return self.weights[key]
+        self.weights[inside] = made = self.weight(f"{name}.weight", shape)
         return made
 
     def _parameter(self, key: Any, shape: Shape, trained: bool = True) -> Tensor:
@@ -161,17 +204,20 @@ class Lowering:
             self.graph.meter.kind = before
         return self.weights[key]
 
-    def _key(self, name: str) -> tuple[Any, ...]:
-        """A parameter's path, with the indices of the layers that own it."""
+    def module_path(self, above: int = 0) -> Path:
+        """The path of the module that runs, with the indices of the layers that own its parameters.
+
+        above: of which module around it instead, 1 for the nearest.
+        """
         path: list[Any] = []
-        for i, frame in enumerate(self.frames):
+        for i, frame in enumerate(self.frames[: len(self.frames) - above]):
             path.append(frame.scope.name)
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
             if frame.turn is not None:
                 shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
                 path.append(frame.owner if shared else frame.turn)
-        return (*path, name)
+        return tuple(path)
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -180,6 +226,12 @@ class Lowering:
         """The path of the module that runs."""
         return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
 
+    @property
+    def place(self) -> Place:
+        """Where memory is allocated now."""
+        turn = next((frame.turn for frame in self.frames if frame.turn is not None), -1)
+        return Place(self.graph.meter.place.phase, turn, self.path)
+
     def unsupported(self, what: str, name: str = "") -> Unsupported:
         """The error of a step that has no kernels here. name: the step's own name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {what}")
@@ -187,14 +239,36 @@ class Lowering:
     def run(self, program: Flow) -> Tensor:
         """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
         assert program.result is not None
-        self.last, self.kept = last_readers(program.root)
+        self.last, self.kept = last_readers(program.root, self)
+        self.last.pop(id(program.result.storage), None)
+        self.further = []
         self._look_through(program.root)
+        self.loops = 0
         self.module(Frame(program.root))
         out = self.get(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
         return out
+
+    def prepare(self, program: Flow) -> None:
+        """Makes all parameters, in the order in which the program uses them."""
+        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include)
+        dry.graph.enabled, dry.run_only = False, self.run_only
+        dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
+        dry.run(program)
+        self.graph.meter.kind, before = "weights", self.graph.meter.kind
+        made: dict[int, Tensor] = {}
+        for key, weight in dry.weights.items():  # a shared parameter has several keys
+            if id(weight) not in made:
+                made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
+            self.weights[key] = made[id(weight)]
+        self.graph.meter.kind = before
+
+    @property
+    def parameters(self) -> list[tuple[Any, Tensor]]:
+        """Every trained parameter once, with its path."""
+        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
 
     def _look_through(self, root: Scope) -> None:
         """Finds which values each layer reads from outside, and which it makes."""
@@ -212,19 +286,32 @@ class Lowering:
         scope = frame.scope
         argument = None if scope.reads is None else self.get(scope.reads)
         self.frames.append(frame)
-        outside, self.graph.place = self.graph.place, self.path
+        meter = self.graph.meter
+        outside, meter.place = meter.place, self.place
         memo, self.memo = self.memo, {} if scope.apart else self.memo
+        known = set(self.values) if scope.apart else set()
+        whole = self.whole(scope)
         with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
-            self.items(scope.items)
+            if whole is None:
+                self.items(scope.items)
+            else:
+                whole()
+        if scope.apart and scope.gives is not None:  # what its layers read goes with it
+            for key in set(self.values) - known - {id(scope.gives), id(scope.gives.storage)}:
+                self.values.pop(key)
         self.memo = memo
         self.frames.pop()
-        self.graph.place = outside
+        meter.place = outside
         del argument
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        """The kernels that run a module at once; None where its steps run one by one."""
+        return None
 
     def items(self, items: Sequence[Item]) -> None:
         kinds: list[Scope] = []
         for item in items:
-            if isinstance(item, Scope) and (item.about.get("optional") or item.about.get("role") in NEVER_RUN):
+            if isinstance(item, Scope) and self.skips(item):
                 continue
             if isinstance(item, Scope) and item.takes is not None:
                 kinds.append(item)
@@ -236,15 +323,27 @@ class Lowering:
                 self.alternatives(item)
             elif isinstance(item, Step):
                 self.step(item)
+            elif item.after is not None:
+                self.after_first = item
+            elif item.over is not None:
+                self.side_by_side(item)
             else:
                 self.module(Frame(item))
         if kinds:
             self.layers(kinds)
 
+    def skips(self, scope: Scope) -> bool:
+        """Whether a module does not run: an optional part that is not included, or one that never runs."""
+        return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
+
+    def branch(self, item: Alternatives) -> Scope:
+        """The form that this run takes."""
+        return item.branches[self.sight.execution.form(item.branches, self.sight.workload)]
+
     def alternatives(self, item: Alternatives) -> None:
         """Runs the form that this run takes; its result stands for that of the first."""
         first, *_ = item.branches.values()
-        branch = item.branches[self.sight.execution.form(item.branches, self.sight.workload)]
+        branch = self.branch(item)
         self.items(branch.items)
         assert first.gives is not None
         assert branch.gives is not None
@@ -257,9 +356,31 @@ class Lowering:
         if run is None:
             raise self.unsupported(f"no kernels for '{step.verb}'", step.name)
         run(step)
-        for value in step.ins:
-            if self.last.get(id(value.storage)) == id(step):
+        self.release(step, step.ins)
+
+    def release(self, item: Step | Scope, read: Iterable[Value]) -> None:
+        """Lets go of the values of which this is the last reader."""
+        for value in read:
+            if self.last.get(id(value.storage)) == id(item):
                 self.forget(value.storage)
+
+    def side_by_side(self, scope: Scope) -> None:
+        """Runs equal modules one after the other. Their outputs wait in a list for the step that stacks them."""
+        assert scope.over is not None
+        assert scope.reads is not None
+        assert scope.gives is not None
+        made: list[Tensor] = []
+        slices = None if scope.slice is None else self.t.unbind(self.get(scope.reads), 2)
+        for i in range(scope.over.size):
+            if slices is not None and scope.slice is not None:
+                self.values[id(scope.slice)] = slices[i]
+            self.module(Frame(scope, turn=i, owner=i))
+            made.append(self.get(scope.gives))
+            self.forget(scope.gives.storage)
+        if scope.slice is not None:
+            self.values.pop(id(scope.slice))
+        self.stacks[id(scope.gives)] = made
+        self.release(scope, (value for step in scope.steps() for value in step.ins))
 
     def layers(self, kinds: list[Scope]) -> None:
         """Runs layers of these kinds in their order in the model; each reads the output of the one below it."""
@@ -269,7 +390,10 @@ class Lowering:
         now = self.get(first.takes)
         self.forget(first.takes.storage)
         owners: dict[str, int] = {}
-        for turn, kind in enumerate(in_order(kinds)):
+        order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
+        self.loops += 1
+        after, self.after_first = self.after_first, None
+        for turn, kind in enumerate(order):
             assert kind.takes is not None
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
@@ -277,8 +401,23 @@ class Lowering:
             below = now
             del now
             now = self.layer(Frame(kind, turn=turn, owner=owner), below)
+            if after is not None and turn == 0:
+                now = self.changed(after, below, now)
             del below  # the stack's frame names a layer's input while the layer runs
         self.values[id(final.gives)] = now
+
+    def changed(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
+        """Runs a module right after a layer with input x and output y."""
+        assert scope.reads is not None
+        assert scope.after is not None
+        assert scope.gives is not None
+        self.values[id(scope.reads)], self.values[id(scope.after)] = x, y
+        self.module(Frame(scope))
+        out = self.get(scope.gives)
+        for value in (scope.reads, scope.after):
+            self.values.pop(id(value), None)
+        self.forget(scope.gives.storage)
+        return out
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the one below it."""
@@ -327,6 +466,22 @@ class Lowering:
         for name, value in zip(step.how["names"], step.ins, strict=True):
             self.frames[-1].named[name] = self.get(value)
 
+    def do_keep(self, step: Step) -> None:
+        for name, value in zip(step.how["names"], step.ins, strict=True):
+            self.memo[name] = self.get(value)
+
+    def do_enter(self, step: Step) -> None:
+        frame = self.frames[-1]
+        frame.callers.append(frame.named)
+        frame.named = {}
+
+    def do_leave(self, step: Step) -> None:
+        frame = self.frames[-1]
+        frame.named = frame.callers.pop()
+
+    def do_also(self, step: Step) -> None:
+        self.further.append(self.get(step.ins[0]))
+
     def do_dropout(self, step: Step) -> None:
         self.set(step.outs[0], self.get(step.ins[0]))
 
@@ -342,31 +497,56 @@ def in_order(kinds: list[Scope]) -> Iterator[Scope]:
         yield at[i]
 
 
-def last_readers(root: Scope) -> tuple[dict[int, int], set[int]]:
+def periodic(order: Sequence[Scope]) -> tuple[int, int]:
+    """(layers before a pattern of kinds begins to repeat, layers in the pattern)."""
+    for first in range(len(order)):
+        for period in range(1, (len(order) - first) // 3 + 1):
+            if all(a is b for a, b in zip(order[first:], order[first + period :], strict=False)):
+                return first, period
+    return 0, len(order)
+
+
+def folded(order: list[Scope], turns: int | None) -> list[Scope]:
+    """The layers with only that many repeats of their pattern; all of them by default."""
+    if turns is None:
+        return order
+    first, period = periodic(order)
+    whole = (len(order) - first) // period
+    return [*order[:first], *order[first : first + period] * turns, *order[first + period * whole :]]
+
+
+def last_readers(root: Scope, run: Lowering) -> tuple[dict[int, int], set[int]]:
     """Value that owns a storage → the last step that reads it; and values that other layers read, which have none."""
     last: dict[int, int] = {}
+    reader: dict[int, Scope] = {}
     made: dict[int, Scope] = {}
     kept: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
         for item in items:
             if isinstance(item, Alternatives):
-                for branch in item.branches.values():
-                    visit(branch.items, layer)
-                    if branch.gives is not None:
-                        kept.add(id(branch.gives.storage))
-            elif isinstance(item, Scope):
-                visit(item.items, item if item.takes is not None else layer)
-                if item.gives is not None:  # the next layer, or what follows the last, reads it
-                    kept.add(id(item.gives.storage))
-            else:
+                branch, first = run.branch(item), next(iter(item.branches.values()))
+                visit(branch.items, layer)
+                if branch is not first and branch.gives is not None:  # the first stands for it
+                    kept.add(id(branch.gives.storage))
+            elif isinstance(item, Step):
                 for value in item.ins:
                     key = id(value.storage)
-                    last[key] = id(item)
-                    if made.get(key, layer) is not layer:
+                    last[key], reader[key] = id(item), layer
+                    if layer is not root and made.get(key, layer) is not layer:
                         kept.add(key)
                 for value in item.outs:
                     made[id(value)] = layer
+            elif not run.skips(item):
+                visit(item.items, item if item.takes is not None else layer)
+                if item.over is not None:  # each of its runs reads what comes from outside
+                    steps = list(item.steps())
+                    inside = {id(value) for step in steps for value in step.outs}
+                    read = {id(value.storage) for step in steps for value in step.ins}
+                    last.update(dict.fromkeys(read - inside, id(item)))
 
     visit(root.items, root)
+    for scope in root.scopes():
+        if scope.takes is not None and scope.gives is not None and reader.get(id(scope.gives.storage)) is scope:
+            kept.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
     return {key: step for key, step in last.items() if key not in kept}, kept

@@ -1,62 +1,135 @@
-"""Counts the bytes of storages by kind, and remembers what they were when they were most."""
+"""Counts the bytes of storages by kind, and remembers the most of every module in every phase."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
 
 from ..algebra import Number
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "temporary", "communication", "cache", "overhead")
-"""What memory is counted under. Temporary is what neither a node nor a later pass needs."""
+"""What memory is counted under. Activations are what the backward pass reads; temporary is everything else that a pass
+makes and that does not outlive it.
+"""
+
+
+class Place(NamedTuple):
+    """Where memory is allocated.
+
+    phase: the part of the step (`forward`, `backward`, …). turn: the index of the layer; −1 outside the layers.
+    path: the path of the module.
+    """
+
+    phase: str = ""
+    turn: int = -1
+    path: str = ""
+
+    def in_backward(self) -> Place:
+        """The same module in the backward pass."""
+        return Place("backward", self.turn, self.path)
+
+
+class Device(Protocol):
+    """Where blocks of memory come from: an allocator, or exact bytes."""
+
+    def allocate(self, bytes: int, stream: int = 0) -> Any:
+        """Returns a block for that many bytes; its `size` is what the device counts."""
+
+    def free(self, handle: Any) -> None:
+        """Takes a block back."""
 
 
 class Block:
-    """The memory of one storage. kind: what it is counted under."""
+    """The memory of one storage. bytes: what it counts. kind: what it is counted under. handle: the device's block."""
 
-    __slots__ = ("bytes", "kind")
+    __slots__ = ("bytes", "handle", "kind")
 
-    def __init__(self, size: int, kind: str) -> None:
-        self.bytes, self.kind = size, kind
+    def __init__(self, size: int, kind: str, handle: Any = None) -> None:
+        self.bytes, self.kind, self.handle = size, kind, handle
+
+
+class Peak:
+    """The most bytes at one place. by_kind: what they are; it adds up to `bytes`."""
+
+    __slots__ = ("by_kind", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.by_kind: dict[str, int] = {}
 
 
 class Meter:
-    """Counts requested bytes, without an allocator.
+    """Counts the bytes of storages.
 
-    kind: what new storages are counted under.
-    now: bytes of all storages; by_kind: the same by kind. peak: the most so far; at: where that was.
+    device: where blocks come from; None counts the requested bytes.
+    kind: what new storages are counted under. place: where they are allocated.
+    now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
+    peaks: place → the most while it ran.
     """
 
-    def __init__(self) -> None:
-        self.kind: str = "temporary"
-        self.place, self.at = "", ""
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device
+        self.kind = "temporary"
         self.now = self.peak = 0
-        self.by_kind: dict[str, int] = {}
+        self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.peaks: dict[Place, Peak] = {}
+        self._place = Place()
+        self._here = self.peaks.setdefault(self._place, Peak())
+        self._risen = False
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        if place != self._place:
+            self._settle()
+            self._place = place
+            self._here = self.peaks.setdefault(place, Peak())
+
+    def _settle(self) -> None:
+        """Notes by kind what stands at the last peak, before anything is freed."""
+        if self._risen:
+            self._here.by_kind = dict(self.by_kind)
+            self._risen = False
 
     def allocate(self, size: Number) -> Block:
-        self.now += size
-        self.by_kind[self.kind] = self.by_kind.get(self.kind, 0) + size
-        if self.now > self.peak:
-            self.peak, self.at = self.now, self.place
-        return Block(size, self.kind)
+        if self.device is None:
+            block = Block(size, self.kind)
+        else:
+            handle = self.device.allocate(size)
+            block = Block(handle.size, self.kind, handle)
+        self.now += block.bytes
+        self.by_kind[block.kind] += block.bytes
+        self.peak = max(self.peak, self.now)
+        if self.now > self._here.bytes:
+            self._here.bytes, self._risen = self.now, True
+        return block
 
     def free(self, block: Block) -> None:
+        self._settle()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
+        if self.device is not None:
+            self.device.free(block.handle)
 
     def kept(self, block: Block, kind: str) -> None:
         """From here on the block is counted under that kind; what is a weight or an input stays one."""
         if block.kind in ("temporary", "activations"):
             self.by_kind[block.kind] -= block.bytes
-            self.by_kind[kind] = self.by_kind.get(kind, 0) + block.bytes
+            self.by_kind[kind] += block.bytes
             block.kind = kind
 
     def restart(self) -> None:
         """Forgets the peak so far."""
-        self.peak, self.at = self.now, self.place
+        self.peak = self.now
 
 
 class NoMeter:
     """Counts nothing: for sizes that are symbols."""
 
     kind = ""
+    place = Place()
 
     def allocate(self, size: Number) -> None:
         return None
@@ -64,3 +137,4 @@ class NoMeter:
     def free(self, block: None) -> None: ...
 
     def kept(self, block: None, kind: str) -> None: ...
+

@@ -45,10 +45,11 @@ def promoted(first: Dtype, second: Dtype) -> Dtype:
 class Meter(Protocol):
     """Counts the bytes of storages.
 
-    kind: what new storages are counted under.
+    kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
     """
 
     kind: str
+    place: Any
 
     def allocate(self, size: Number) -> Any:
         """Returns the block of a storage of that many bytes."""

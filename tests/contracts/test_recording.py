@@ -107,7 +107,7 @@ def _scopes(scope: Scope) -> list[Scope]:
 def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
     """Every value that a step reads is the output of an earlier step or an input of the model."""
     program = around_a_model(example).program()
-    made: set[int] = set()
+    made = {id(scope.after) for scope in _scopes(program.root) if scope.after is not None}
     for step in _run(program.root):
         for value in step.ins:
             assert id(value.storage) in made or _given(value), (step.verb, step.name)
@@ -132,7 +132,9 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     program = biased.program()
     steps = [step for step in program.root.steps() if step.verb == "attention"]
     assert [len(step.ins) for step in steps] == [4, 3, 3]  # encoder, decoder, cross-attention
-    assert steps[0].ins[3] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
+    (bias,) = [step for step in program.root.steps() if step.verb == "distance_bias"]
+    assert steps[0].ins[3] is bias.outs[0]
+    assert bias.ins[0] in [step.outs[0] for step in program.root.steps() if step.verb == "table"]
 
 
 def _run(scope: Scope) -> Iterator[Step]:

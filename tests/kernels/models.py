@@ -14,6 +14,7 @@ from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.profiles.eager import Eager
 from llmcalc.kernels.tensor import DTYPES, INT64, Tensor, empty
 from llmcalc.model import ModelSpec
+from llmcalc.optional import MTP
 from llmcalc.run.rows import SOURCE, TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
@@ -31,7 +32,7 @@ class Logged(Meter):
     def allocate(self, size: Any) -> Any:
         block = super().allocate(size)
         if self.log is not None:
-            self.log.append(f"+{size:>12,} {self.now - self.base:>12,} {self.graph.place}")
+            self.log.append(f"+{size:>12,} {self.now - self.base:>12,} {self.place.path}")
         return block
 
     def free(self, block: Any) -> None:
@@ -43,21 +44,34 @@ class Logged(Meter):
 
 
 def without_values(
-    spec: ModelSpec, batch: int = 2, seq: int = 7, log: list[str] | None = None, recompute: Recompute = NONE
+    spec: ModelSpec,
+    batch: int = 2,
+    seq: int = 7,
+    log: list[str] | None = None,
+    recompute: Recompute = NONE,
+    autocast: bool = False,
+    include: frozenset[str] = frozenset(),
 ) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`."""
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)
     graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["bfloat16"], True, recompute)
+    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["float32" if autocast else "bfloat16"], True, recompute, include)
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
+    stem = None if spec.encoder is None else spec.encoder.stem
+    if stem is not None:
+        frames = empty(meter, stem.frames(batch), run.dtype)
+        run.given[stem.frames_read().rows] = run.t.transpose(frames, 1, 2)
     meter.kind = "temporary"
 
     def once() -> Tensor:
+        graph.autocast = DTYPES["bfloat16"] if autocast else None
         out = run.run(program)
-        return run.loss(out, labels) if spec.head.type == "lm" else out
+        out = run.losses(out, labels) if spec.head.type == "lm" else out
+        graph.leave_autocast()
+        return out
 
     with graph.no_grad():
         once()  # makes the weights
@@ -81,15 +95,18 @@ def by_torch(
     seq: int = 7,
     log: list[str] | None = None,
     change: Callable[[torch.nn.Module], None] | None = None,
+    autocast: bool = False,
+    include: frozenset[str] = frozenset(),
 ) -> Held:
     """The bytes of a forward and a backward pass of the reference on meta.
 
     change: wraps modules in checkpoints; saved bytes are then 0, because selective ones bypass torch's hooks.
+    autocast: whether the weights are in float32, under torch.autocast to bfloat16; on the CPU, because meta has none.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
+    before, device = torch.get_default_dtype(), "cpu" if autocast else "meta"
+    torch.set_default_dtype(torch.float32 if autocast else torch.bfloat16)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             module = spec.reference()
             if change is not None:
                 change(module)
@@ -102,9 +119,18 @@ def by_torch(
         torch.set_default_dtype(before)
 
     def run() -> torch.Tensor:
-        out: torch.Tensor = module(ids, source, grouped_experts=True)
-        return F.cross_entropy(out.float().flatten(0, 1), ids.flatten()) if spec.head.type == "lm" else out
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with_mtp = MTP.name in include
+            made = module(ids, source, with_mtp=with_mtp, grouped_experts=not autocast)
+            out, ahead = made if with_mtp else (made, [])
+            del made
+            if spec.head.type != "lm":
+                return out
+            loss = F.cross_entropy(out.float().flatten(0, 1), ids.flatten())
+            for logits in ahead:
+                loss = loss + F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+            return loss
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    found = measured(run, outside, log)
+    found = measured(run, outside, log, device)
     return found if change is None else found._replace(saved=0)

@@ -39,6 +39,15 @@ def turned(x: Any) -> Any:
     return x.transpose(1, 2)
 
 
+def written_into_zeros(x: torch.Tensor, rows: int = 5, twice: bool = False) -> torch.Tensor:
+    """x in the first rows of zeros, and for the second time in the last."""
+    base = x.new_zeros(x.shape[0], rows, x.shape[2])
+    base[:, : x.shape[1]] = x
+    if twice:
+        base[:, x.shape[1] :] = x * 2
+    return base
+
+
 CASES: dict[str, Case] = {
     "add": Case(lambda t, a, b: t.add(a, b), lambda a, b: a + b, X, Y),
     "add a row": Case(lambda t, a, b: t.add(a, b), lambda a, b: a + b, X, ROW),
@@ -56,7 +65,12 @@ CASES: dict[str, Case] = {
     "scale": Case(lambda t, a: t.scale(a), lambda a: a * 3.0, X),
     "add a number": Case(lambda t, a: t.add_number(a), lambda a: a + 1e-5, X),
     "square": Case(lambda t, a: t.square(a), lambda a: a.square(), X),
+    "expm1": Case(lambda t, a: t.expm1(a), lambda a: a.expm1(), X),
+    "clamp": Case(lambda t, a: t.clamp(a), lambda a: a.clamp(min=0.5), X),
+    "minimum": Case(lambda t, a, b: t.minimum(a, b), torch.minimum, X, Y),
+    "minimum of a number": Case(lambda t, a, b: t.minimum(a, t.select(b, 0)), lambda a, b: a.minimum(b[0]), X, of((2,))),
     "rsqrt": Case(lambda t, a: t.rsqrt(a), lambda a: a.rsqrt(), X),
+    "sqrt": Case(lambda t, a: t.sqrt(a), lambda a: a.sqrt(), X),
     "exp": Case(lambda t, a: t.exp(a), lambda a: a.exp(), X),
     **{
         name: Case(lambda t, a, name=name: t.function(name, a), lambda a, name=name: getattr(F, name)(a), X)
@@ -74,6 +88,19 @@ CASES: dict[str, Case] = {
     "cat": Case(lambda t, a, b: t.function("silu", t.cat([a, b])), lambda a, b: F.silu(torch.cat([a, b], -1)), X, Y),
     "split": Case(lambda t, a: t.mul(*t.split(t.scale(a), [4, 4])), lambda a: torch.mul(*(a * 2).split(4, -1)), X),
     "split, one part": Case(lambda t, a: t.split(t.scale(a), [4, 4])[0], lambda a: (a * 2).split(4, -1)[0], X),
+    "unbind": Case(
+        lambda t, a: t.mul(*t.unbind(t.scale(a), 0)), lambda a: torch.mul(*(a * 2).unbind(0)), of((2, 3, 8))
+    ),
+    "unbind, some": Case(
+        lambda t, a: t.mul(*t.unbind(t.scale(a), 1)[:2]), lambda a: torch.mul(*(a * 2).unbind(1)[:2]), of((2, 3, 8))
+    ),
+    "unbind, one": Case(lambda t, a: t.scale(t.unbind(a, 1)[0]), lambda a: a.unbind(1)[0] * 2, of((2, 1, 8))),
+    "stack": Case(
+        lambda t, a, b: t.function("silu", t.stack([a, t.scale(b)], 2)),
+        lambda a, b: F.silu(torch.stack([a, b * 2], 2)),
+        X,
+        Y,
+    ),
     "slice": Case(lambda t, a: t.scale(t.slice(a, 3)), lambda a: a[..., :3] * 2, X),
     "select": Case(lambda t, a: t.scale(t.select(a, 1)), lambda a: a[:, 0] * 2, X),
     "repeat": Case(lambda t, a: t.repeat_interleave(a, 3, 1), lambda a: a.repeat_interleave(3, 1), HEADS),
@@ -81,6 +108,11 @@ CASES: dict[str, Case] = {
         lambda t, a: t.repeat_interleave(t.transpose(a, 1, 2), 3, 1),
         lambda a: a.transpose(1, 2).repeat_interleave(3, 1),
         HEADS,
+    ),
+    "repeat, tiled": Case(lambda t, a: t.repeat(a, 3, 1), lambda a: a.repeat(1, 3, 1, 1), HEADS),
+    "repeat, tiled, once": Case(lambda t, a: t.repeat(a, 1, 1), lambda a: a.repeat(1, 1, 1, 1), HEADS),
+    "repeat turned, tiled": Case(
+        lambda t, a: t.repeat(t.transpose(a, 1, 2), 3, 1), lambda a: a.transpose(1, 2).repeat(1, 3, 1, 1), HEADS
     ),
     "linear": Case(lambda t, x, w: t.linear(x, w), F.linear, X, of((5, 8))),
     "linear with bias": Case(lambda t, x, w, b: t.linear(x, w, b), F.linear, X, of((5, 8)), of((5,))),
@@ -120,6 +152,30 @@ CASES: dict[str, Case] = {
         lambda x: torch.cat([x.unflatten(-1, (4, 2)).transpose(1, 2)] * 2, -1).transpose(1, 2).flatten(2),
         X,
     ),
+    "product with a matrix by columns": Case(
+        lambda t, a, b: t.mm(t.transpose(a, 0, 1), t.transpose(b, 0, 1)),
+        lambda a, b: a.T @ b.T,
+        of((6, 8)),
+        of((5, 6)),
+    ),
+    "product with a part of a matrix by columns": Case(
+        lambda t, a, b: t.function("silu", t.mm(a, t.transpose(t.slice(t.scale(b), 4), 0, 1))),
+        lambda a, b: F.silu(a @ (b * 2)[:, :4].T),
+        of((3, 4)),
+        of((5, 6)),
+    ),
+    "pad": Case(lambda t, x: t.scale(t.pad(x, 5, 1)), lambda x: F.pad(x, (0, 0, 0, 2)) * 2, X),
+    "write into zeros": Case(
+        lambda t, x: t.scale(t.written(t.new((2, 5, 8), x.dtype), x)),
+        lambda x: written_into_zeros(x) * 2,
+        X,
+    ),
+    "write twice": Case(
+        lambda t, x: t.scale(t.written(t.written(t.new((2, 6, 8), x.dtype), x), t.scale(x))),
+        lambda x: written_into_zeros(x, 6, twice=True) * 2,
+        X,
+    ),
+    "add in place": Case(lambda t, a, b: t.scale(t.add_to(t.scale(a), b)), lambda a, b: (a * 2).add_(b) * 2, X, Y),
     "a product of heads": Case(
         lambda t, x, y: t.mul(
             t.transpose(t.unflatten(x, -1, (4, 2)), 1, 2), t.transpose(t.unflatten(y, -1, (4, 2)), 1, 2)
@@ -128,9 +184,49 @@ CASES: dict[str, Case] = {
         X,
         Y,
     ),
+    "convolution": Case(
+        lambda t, x, w, b: t.function("silu", t.convolution(x, w, b, 9)),
+        lambda x, w, b: F.silu(F.conv1d(x, w, b, stride=2, padding=1)),
+        of((2, 5, 18)),
+        of((8, 5, 3)),
+        of((8,)),
+    ),
+    "convolution of turned rows": Case(
+        lambda t, x, w: t.function("silu", t.transpose(t.convolution(t.transpose(x, 1, 2), w, None, 18), 1, 2)),
+        lambda x, w: F.silu(F.conv1d(x.transpose(1, 2), w, None, padding=1, groups=2).transpose(1, 2)),
+        of((2, 18, 6)),
+        of((8, 3, 3)),
+    ),
     "embedding": Case(lambda t, i, w: t.embedding(w, i), F.embedding, of((2, 3), LONG), of((9, 8))),
     "index select": Case(
         lambda t, x, i: t.index_select(x, i), lambda x, i: x.index_select(0, i), of((6, 8)), of((10,), LONG)
+    ),
+    "index select by several axes": Case(
+        lambda t, x, i: t.index_select(x, i), lambda x, i: x[i], of((6,)), of((2, 5, 3), LONG)
+    ),
+    "top k": Case(lambda t, x: t.topk(x, 3)[0], lambda x: x.topk(3, -1).values, of((2, 3, 8), F32)),
+    "at the indices of top k": Case(
+        lambda t, x: t.gather(x, t.topk(x, 3)[1]), lambda x: x.gather(-1, x.topk(3, -1).indices), of((2, 3, 8), F32)
+    ),
+    "rows in the order of their experts": Case(
+        lambda t, x, i: t.index_select(x, t.like(t.sort(t.flatten(i))[1])),
+        lambda x, i: x.index_select(0, i.flatten().sort(stable=True)[1] // 2),
+        of((6, 8)),
+        of((6, 2), LONG),
+    ),
+    "grouped product": Case(
+        lambda t, x, w, i: t.grouped_mm(x, t.transpose(w, 1, 2), t.to(t.histogram(i, 4), DTYPES["int32"])),
+        lambda x, w, i: F.grouped_mm(x, w.transpose(1, 2), offs=i.float().histc(4, 0, 3).cumsum(0, dtype=torch.int32)),
+        of((12, 8)),
+        of((4, 16, 8)),
+        of((12,), LONG),
+    ),
+    "grouped product of weights stored by input": Case(
+        lambda t, x, w, ends: t.grouped_mm(x, w, ends),
+        lambda x, w, ends: F.grouped_mm(x, w, offs=ends),
+        of((12, 8)),
+        of((4, 8, 16)),
+        of((4,), torch.int32),
     ),
     "index add": Case(
         lambda t, x, i: t.index_add(5, x, i),

@@ -30,10 +30,11 @@ class Held(NamedTuple):
 
 
 class Alive(TorchDispatchMode):
-    """The bytes of storages on meta that were made under this mode and still exist, and the most so far."""
+    """The bytes of storages on a device that were made under this mode and still exist, and the most so far."""
 
-    def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False) -> None:
+    def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
         self.seen = {t.untyped_storage()._cdata for t in known}
         self.now = self.peak = 0
         self.log: list[str] | None = [] if log else None
@@ -41,7 +42,7 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                 self._follow(tensor, func)
         return out
 
@@ -64,7 +65,12 @@ class Alive(TorchDispatchMode):
             self.log.append(f"-{size:>12,} {self.now:>12,}")
 
 
-def measured(run: Callable[[], torch.Tensor], outside: Iterable[torch.Tensor], log: list[str] | None = None) -> Held:
+def measured(
+    run: Callable[[], torch.Tensor],
+    outside: Iterable[torch.Tensor],
+    log: list[str] | None = None,
+    device: str = "meta",
+) -> Held:
     """Measures a forward pass and the backward pass of its result. outside: weights and inputs."""
     outside = list(outside)
     known = {t.untyped_storage()._cdata for t in outside}
@@ -72,7 +78,8 @@ def measured(run: Callable[[], torch.Tensor], outside: Iterable[torch.Tensor], l
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if tensor.is_meta and storage._cdata not in known:
+        number = tensor.dtype is torch.float64 and not tensor.shape  # a Python number, on the host wherever the model is
+        if tensor.device.type == device and storage._cdata not in known and not number:
             kept[storage._cdata] = storage
         return tensor
 
@@ -81,7 +88,7 @@ def measured(run: Callable[[], torch.Tensor], outside: Iterable[torch.Tensor], l
     saved = sum(storage.nbytes() for storage in kept.values())
     del out
     kept.clear()
-    mode = Alive(outside, log is not None)
+    mode = Alive(outside, log is not None, device)
     with mode:
         out = run()
         live, forward = mode.now, mode.peak

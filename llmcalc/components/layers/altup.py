@@ -7,7 +7,7 @@ per-layer embedding. transformers: models/gemma3n.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -64,13 +64,18 @@ class AltUp(ResidualStreams):
 
     def flow(self, f: Flow, x: Value, top: bool = False) -> Value:
         """x: the embedding, which the streams are made from. top: x is all streams, which are merged into one."""
-        streams, hidden = Axis("streams", self.altup_num_inputs), x.axes[-1]
-        others = Axis("streams", self.altup_num_inputs - 1)
-        first, rest = f.split(x, (hidden,), (others, hidden)) if top else (x, x)
-        maps = f.side_by_side("projections", others, rest, lambda v: f.linear("", v, hidden), split=top)
-        maps = f.mul(maps, first)  # scaled to the length of the first stream, so it reads both
-        x = f.cat(first, maps, axes=(streams, hidden))
-        return f.sum(x, hidden) if top else x
+        hidden, others = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
+        first, rest = (f.take(x, hidden), f.take(x, others, hidden)) if top else (x, x)
+        length = f.root_mean_square(first)
+        f.hold(length=length)
+
+        def projected(stream: Value) -> Value:
+            """A projection of one stream, scaled to the length of the first one."""
+            y = f.linear("", stream, hidden)
+            return f.div(f.mul(y, length), f.root_mean_square(y))
+
+        x = f.side_by_side("projections", others, rest, projected, after=first, split=top)
+        return f.sum(x, hidden, mean=True) if top else x
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["streams"](self.altup_num_inputs, context.hidden_size)
@@ -108,28 +113,42 @@ class AltUpLayer(WholeLayer):
         assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
-        predicted = self._predicted(f, x, router)
-        (active,) = f.split(predicted, (hidden,))
+        predicted, routed = self._predicted(f, x, router)
+        active = f.take(predicted, hidden)
+        f.hold(predicted=predicted)
         read = f.part("self_attn_pre_norm", self.norm, active)
+        f.hold(read=read)
         y = f.part("self_attn_post_norm", self.norm, f.part("self_attn", self.attention, read))
-        y = f.add(f.add(active, y), self._low_rank(f, read))
+        y = f.scale(f.add(f.add(active, y), self._low_rank(f, read)), 2**-0.5)
+        f.hold(y=y)
         read = f.part("mlp_pre_norm", self.norm, y)
         y = f.add(y, f.part("mlp_post_norm", self.norm, f.part("mlp", self.feed_forward, read)))
-        corrected, first = self._corrected(f, predicted, active, y, router)
-        fed = f.part("per_layer_input", self.per_layer_input, first, norm=self.norm)
-        kept, others = f.split(corrected, (hidden,), (Axis("streams", self.altup_num_inputs - 1), hidden))
-        return f.cat(kept, f.add(others, fed), axes=x.axes)
+        f.hold(y=y)
+        corrected, first = self._corrected(f, predicted, y, router, routed)
+        f.hold(corrected=corrected, first=first)
+        others = f.take(corrected, Axis("streams", self.altup_num_inputs - 1), hidden)
+        fed = f.add(others, f.part("per_layer_input", self.per_layer_input, first, norm=self.norm))
+        f.hold(fed=fed)
+        return f.cat(f.take(corrected, Axis("streams", 1), hidden), fed, axes=x.axes)
 
-    def _predicted(self, f: Flow, x: Value, router: Weight) -> Value:
-        """Adds to every stream a mixture of all streams, with weights computed from the first stream."""
+    def _predicted(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
+        """Adds to every stream a mixture of all streams, with weights computed from the first stream.
+
+        Returns all streams and the output of the router's norm.
+        """
         streams, hidden = x.axes
         with f.scope("predict", kind="streams", source=SOURCE):
-            (first,) = f.split(x, (hidden,))
-            read = f.part("router_norm", self.norm, first)
-            weights = f.act(f.linear("router", read, streams, weight=router), "tanh")
-            weights = f.linear("coefficients", weights, streams, Axis("mixed", streams.size))
+            read = f.part("router_norm", self.norm, f.take(x, hidden))
+            weights = self._weights(f, read, router, streams, Axis("mixed", streams.size))
+            f.hold(weights=weights)
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return f.add(x, f.core("mix", mix, x, weights, axes=x.axes))
+            return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), read
+
+    def _weights(self, f: Flow, read: Value, router: Weight, *out: Axis) -> Value:
+        """Weights of the streams, computed from the norm of one stream."""
+        hidden = read.axes[-1]
+        routed = f.linear("router", f.scale(read, 1 / hidden.size), out[0], weight=router)
+        return f.linear("coefficients", f.act(routed, "tanh"), *out)
 
     def _low_rank(self, f: Flow, x: Value) -> Value:
         """LAuReL: x plus a normalized low-rank projection of it."""
@@ -137,20 +156,20 @@ class AltUpLayer(WholeLayer):
             y = f.linear("right", f.linear("left", x, Axis("rank", self.laurel_rank)), *x.axes)
             return f.add(x, f.part("norm", self.norm, y))
 
-    def _corrected(self, f: Flow, predicted: Value, active: Value, ran: Value, router: Weight) -> tuple[Value, Value]:
+    def _corrected(self, f: Flow, predicted: Value, ran: Value, router: Weight, routed: Value) -> tuple[Value, Value]:
         """Returns all streams, corrected by the sublayers' result, and the scaled first stream for its embedding.
 
-        active: the input of the sublayers. ran: their output.
+        ran: the output of the sublayers, whose input was the first stream. router, routed: the router of `predict` and
+        the output of its norm, both of which are used again.
         """
         streams, hidden = predicted.axes
         with f.scope("correct", kind="streams", source=SOURCE):
-            read = f.normalized(ran, self.norm)  # the norm and the router are those of `predict`
-            shares = f.act(f.linear("router", read, streams, weight=router), "tanh")
-            shares = f.linear("coefficients", shares, streams)
-            change = f.mul(shares, f.add(ran, active), axes=predicted.axes)
+            read = f.normalized(ran, self.norm, like=routed)
+            shares = f.plus(self._weights(f, read, router, streams), 1.0)
+            f.hold(shares=shares)
+            change = f.mul(shares, f.sub(ran, f.take(predicted, hidden)), axes=predicted.axes)
             corrected = f.add(predicted, change)
-            (first,) = f.split(corrected, (hidden,))
-            return corrected, f.mul(first, f.vector("scale", hidden))
+            return corrected, f.mul(f.take(corrected, hidden), f.vector("scale", hidden))
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["layer"](self, context)
@@ -174,22 +193,25 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
-        def _mapped(self, first: Tensor, inputs: list[Tensor]) -> Tensor:
-            """[streams, …]: the first stream, and projections of the others scaled to its length."""
-            others = [projection(x) for projection, x in zip(self.projections, inputs, strict=True)]
-            return torch.stack([first, *(y * size(first) / size(y) for y in others)])
+        def _mapped(self, first: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+            """[…, streams, hidden]: the first stream, and projections of the others scaled to its length."""
+            length, streams = size(first), [first]
+            for projection, x in zip(self.projections, inputs, strict=True):
+                y = projection(x)
+                streams.append(y * length / size(y))
+            return torch.stack(streams, -2)
 
     class Bottom(Ends):
-        """[batch, tokens, hidden] → [streams, batch, tokens, hidden]."""
+        """[batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
             return self._mapped(x, [x] * len(self.projections))
 
     class Top(Ends):
-        """[streams, batch, tokens, hidden] → [batch, tokens, hidden]."""
+        """[batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._mapped(x[0], list(x[1:])).mean(0)
+            return self._mapped(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
@@ -205,10 +227,9 @@ def _references() -> dict[str, type[nn.Module]]:
             return one
 
     class Mix(nn.Module):
-        def forward(self, x: Tensor, coefficients: Tensor) -> Tensor:
-            """x: [streams, batch, tokens, hidden], coefficients: [batch, tokens, streams, streams] → as x."""
-            mixed: Tensor = (x.permute(1, 2, 3, 0) @ coefficients).permute(3, 0, 1, 2)
-            return mixed
+        def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
+            """coefficients: [batch, tokens, streams, streams], x: [batch, tokens, streams, hidden] → as x."""
+            return coefficients @ x
 
     class Predict(nn.Module):
         def __init__(self, streams: int, norm: Norm, context: Context) -> None:
@@ -223,8 +244,8 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
         def forward(self, x: Tensor) -> Tensor:
-            coefficients = self.coefficients(self.routed(x[0], self.router)).unflatten(-1, (self.streams, self.streams))
-            out: Tensor = x + self.mix(x, coefficients.transpose(-1, -2))
+            coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
+            out: Tensor = x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
             return out
 
     class Correct(nn.Module):
@@ -238,8 +259,8 @@ def _references() -> dict[str, type[nn.Module]]:
         def forward(self, predicted: Tensor, active: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
             """→ (all streams, the scaled first stream for the per-layer embedding)."""
             share = self.coefficients(predict.routed(active, self.router)) + 1
-            corrected = predicted + share.permute(2, 0, 1)[..., None] * (active - predicted[0])
-            return corrected, corrected[0] * self.scale.weight
+            corrected = predicted + share[..., None] * (active - predicted[:, :, 0])[:, :, None]
+            return corrected, corrected[:, :, 0] * self.scale.weight
 
     class Laurel(nn.Module):
         def __init__(self, rank: int, norm: Norm, context: Context) -> None:
@@ -253,7 +274,7 @@ def _references() -> dict[str, type[nn.Module]]:
             return out
 
     class AltUpLayerReference(nn.Module):
-        """x: [streams, batch, tokens, hidden] → same shape."""
+        """x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, context: Context) -> None:
             super().__init__()
@@ -273,12 +294,12 @@ def _references() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             predicted = self.predict(x)
-            active = predicted[0]
+            active = predicted[:, :, 0]
             normed = self.get_submodule("self_attn_pre_norm")(active)
             y = (active + self._ran("self_attn", normed, run) + self.laurel(normed)) * 2**-0.5
             y = y + self._ran("mlp", self.get_submodule("mlp_pre_norm")(y), run)
             corrected, first = self.correct(predicted, y, self.predict)
-            fed = corrected[1:] + self.per_layer_input(first, run)
-            return torch.cat([corrected[:1], fed])
+            fed = corrected[:, :, 1:] + self.per_layer_input(first, run)[:, :, None]
+            return torch.cat([corrected[:, :, :1], fed], 2)
 
     return {"streams": StreamsReference, "layer": AltUpLayerReference}

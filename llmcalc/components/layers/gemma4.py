@@ -74,6 +74,7 @@ class Gemma4Layer(WholeLayer):
         else:
             both = self._between_norms(f, "dense", self.dense, x)
             both = f.add(both, self._between_norms(f, "mlp", self.feed_forward, x, seen=x))
+            f.hold(both=both)
             x = f.add(x, f.part("sum_post_norm", self.norm, both))
         if self.per_layer_input is not None:
             x = f.add(x, f.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
@@ -94,8 +95,9 @@ class Gemma4Layer(WholeLayer):
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)
+        expert = FeedForward(intermediate_size=16, hidden_act="gelu_tanh", gated=True)
         experts = MoE(
-            num_experts=5, num_experts_per_tok=2, expert=dense, router=LinearRouter(norm=rms, expert_scale=True)
+            num_experts=5, num_experts_per_tok=2, expert=expert, router=LinearRouter(norm=rms, expert_scale=True)
         )
         return [
             cls(attention=attention, feed_forward=dense, norm=rms),
@@ -132,8 +134,8 @@ def _reference() -> type[nn.Module]:
                 self.per_layer_input = spec.per_layer_input.reference(context, spec.norm)
 
         def _between_norms(self, name: str, x: Tensor, run: Run, **seen: Tensor) -> Tensor:
-            y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run, **seen)
-            out: Tensor = self.get_submodule(f"{name}_post_norm")(y)
+            before, part, after = (self.get_submodule(of) for of in (f"{name}_pre_norm", name, f"{name}_post_norm"))
+            out: Tensor = after(part(before(x), run, **seen))
             return out
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

@@ -20,7 +20,7 @@ from ...flow.value import Value
 from ..base import Component, Context, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
+from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run
 from ..streams import ResidualStreams
@@ -69,10 +69,12 @@ class HyperLayer(WholeLayer):
         """x: all streams."""
         for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
-            read, written, x = self._connected(f, f"{where}_connection", x)
-            read = f.part(f"{where}_pre_norm", self.norm, read)
-            y = f.part(where, part, read)
-            x = f.add(f.mul(written, y, axes=x.axes), x)
+            read, written, mixed = self._connected(f, f"{where}_connection", x)
+            f.hold(read=read, written=written, mixed=mixed)
+            y = f.part(where, part, f.part(f"{where}_pre_norm", self.norm, read))
+            f.hold(y=y)
+            x = f.add(f.mul(written, y, axes=x.axes), mixed)
+            f.hold(x=x)
         return x
 
     def _connected(self, f: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
@@ -80,14 +82,18 @@ class HyperLayer(WholeLayer):
         streams, hidden = x.axes
         mixed = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with f.scope(name, kind="residual"):
-            weights = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
-            read, written, *matrix = f.split(weights, (streams,), (streams,), *mixed)
-            summed = f.sum(f.mul(x, f.act(read, "sigmoid")), hidden)
-            written = f.act(written, "sigmoid")
-            if matrix:  # the Sinkhorn steps are recorded as one
-                doubly = f.act(f.act(matrix[0], "softmax"), "sinkhorn")
-                x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
-            return summed, written, x
+            read, written, *matrix = _weights(f, x, Beside(((streams,), (streams,), *mixed)))
+            f.hold(read=read, written=written)
+            summed = f.sum(f.mul(f.plus(f.act(read, "sigmoid"), self.hc_eps), x, axes=x.axes), hidden)
+            strength = f.scale(f.act(written, "sigmoid"), self.hc_magnitude)
+            f.hold(summed=summed, strength=strength)
+            if self.hc_sinkhorn_iters is None:
+                return summed, f.plus(strength, self.hc_eps), x
+            f.hold(raw=matrix[0])
+            doubly = f.plus(f.act(matrix[0], "softmax"), self.hc_eps)
+            doubly = f.sinkhorn(doubly, self.hc_sinkhorn_iters, self.hc_eps)
+            x = f.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), doubly, x, axes=x.axes)
+            return summed, strength, x
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["layer"](self, context)
@@ -118,7 +124,7 @@ class HyperStreams(ResidualStreams):
             )
 
     def widened(self, f: Flow, x: Value) -> Value:
-        return f.repeat(x.seen(Axis("streams", 1), *x.axes), Axis("streams", self.hc_mult))
+        return f.copies(x, Axis("streams", self.hc_mult))
 
     def narrowed(self, f: Flow, x: Value) -> Value:
         return f.part("hyper_streams", self, x)
@@ -126,17 +132,21 @@ class HyperStreams(ResidualStreams):
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
-        weights = f.act(_weights(f, x, Beside(((streams,),))), "sigmoid")
-        return f.sum(f.mul(x, weights), hidden)
+        (raw,) = _weights(f, x, Beside(((streams,),)))
+        weights = f.plus(f.act(raw, "sigmoid"), PLAIN.eps)
+        f.hold(weights=weights)
+        return f.sum(f.mul(weights, x, axes=x.axes), hidden)
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["streams"](self.hc_mult, context.hidden_size)
 
 
-def _weights(f: Flow, x: Value, out: Beside) -> Value:
-    """One projection of all streams, scaled and shifted; each part of `out` has its own scale."""
+def _weights(f: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+    """One projection of all streams, in parts; each part of `out` has its own scale, and each weight an offset."""
     raw = f.linear("map", f.normalized(x, PLAIN), out)
-    return f.core("offsets", ops.StreamOffsets(out.size, len(out.parts)), raw, axes=raw.axes)
+    parts = tuple(Value(x.rows, part) for part in out.parts)
+    f.record("core", "offsets", (raw,), parts, ops.StreamOffsets(out.size, len(out.parts)))
+    return parts
 
 
 def hyper_example(**fields: Any) -> HyperLayer:
@@ -154,15 +164,20 @@ def _references() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Offsets(nn.Module):
-        """The bias of each weight, and the scale of each kind of weight."""
+        """All weights of a token → its weights of each kind, times the scale of that kind, plus the bias of each."""
 
-        def __init__(self, weights: int, kinds: int) -> None:
+        def __init__(self, *parts: int) -> None:
             super().__init__()
-            self.base, self.scale = nn.Parameter(torch.zeros(weights)), nn.Parameter(torch.ones(kinds))
+            self.parts = parts
+            self.base, self.scale = nn.Parameter(torch.zeros(sum(parts))), nn.Parameter(torch.ones(len(parts)))
 
-    def normed(streams: Tensor) -> Tensor:
-        flat = streams.flatten(2)
-        return flat * torch.rsqrt(flat.float().square().mean(-1, keepdim=True) + 1e-6).to(flat.dtype)
+        def forward(self, raw: Tensor) -> tuple[Tensor, ...]:
+            parts, offsets = raw.split(self.parts, -1), self.base.split(self.parts)
+            return tuple(w * s + b for w, s, b in zip(parts, self.scale.unbind(), offsets, strict=True))
+
+    def plain(width: int) -> nn.Module:
+        """The norm on all streams of a token together."""
+        return norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), width)
 
     class Mix(nn.Module):
         """matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
@@ -177,22 +192,14 @@ def _references() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
-            self.parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.map, self.offsets = (
-                nn.Linear(n * hidden, sum(self.parts), bias=False),
-                Offsets(sum(self.parts), len(self.parts)),
-            )
+            parts = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
+            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, sum(parts), bias=False)
+            self.offsets = Offsets(*parts)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
-            scale, parts = self.offsets.scale, self.parts
-            read, write, *comb = (
-                w * scale[i] + b
-                for i, (w, b) in enumerate(
-                    zip(self.map(normed(streams)).split(parts, -1), self.offsets.base.split(parts), strict=True)
-                )
-            )
+            read, write, *comb = self.offsets(self.map(self.plain(streams.flatten(2))))
             summed, strength = (
                 ((read.sigmoid() + eps)[..., None] * streams).sum(2),
                 self.spec.hc_magnitude * write.sigmoid(),
@@ -227,10 +234,12 @@ def _references() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
-            self.map, self.offsets = nn.Linear(n * hidden, n, bias=False), Offsets(n, 1)
+            self.plain, self.map = plain(n * hidden), nn.Linear(n * hidden, n, bias=False)
+            self.offsets = Offsets(n)
 
         def forward(self, streams: Tensor) -> Tensor:
-            weights = (self.map(normed(streams)) * self.offsets.scale + self.offsets.base).sigmoid() + 1e-6
+            (raw,) = self.offsets(self.map(self.plain(streams.flatten(2))))
+            weights = raw.sigmoid() + 1e-6
             total: Tensor = (weights[..., None] * streams).sum(2)
             return total
 

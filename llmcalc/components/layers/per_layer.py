@@ -51,9 +51,15 @@ class PerLayerEmbedding(StackPart):
 
     def flow(self, f: Flow, x: Value, layers: Number = 1) -> Value:
         each = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
-        looked_up, _ = f.table("embed", Axis("vocab", self.vocab_size_per_layer_input), *each, of=x.rows)
-        mapped = f.linear("projection", x, *each)
-        return f.add(looked_up, f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source()))
+        vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
+        looked_up, _ = f.table("embed", Axis("vocab", vocab), *each, of=x.rows, by="known ids")
+        looked_up = f.scale(looked_up, width**0.5)
+        mapped = f.scale(f.linear("projection", x, *each), x.width**-0.5)
+        f.hold(looked_up=looked_up, mapped=mapped)
+        normed = f.norm("norm", mapped, self.norm, each[1:], kind="norm", source=self.norm.source())
+        both = f.add(normed, looked_up)
+        f.hold(both=both)
+        return f.scale(both, 2**-0.5)
 
     def reference(self, context: Context, layers: int = 1) -> nn.Module:
         return _references()["table"](self, context, layers)
@@ -84,7 +90,8 @@ class PerLayerGate(Part):
         gate = f.act(f.linear("gate", x, width), self.hidden_act)
         alone = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
         vectors: Value = f.memo.get("per_layer_embedding", alone)  # of all layers; each layer reads its own
-        y = f.mul(gate, vectors.seen(width))
+        y = f.mul(gate, f.take(vectors, width))
+        f.hold(y=y)
         return f.part("norm", norm, f.linear("projection", y, *x.axes))
 
     def reference(self, context: Context, norm: Norm) -> nn.Module:

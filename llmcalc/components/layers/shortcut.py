@@ -69,16 +69,18 @@ class ShortcutLayer(Layer):
         assert isinstance(self.feed_forward, Component)
         x, read = self._attended(f, x, 0)
         aside = f.part("mlp", self.feed_forward, read)
+        f.hold(read=read, aside=aside)
         x = f.add(x, f.part("dense", self.dense, read, nth=0))
+        f.hold(x=x)
         x, read = self._attended(f, x, 1)
-        x = f.add(x, f.part("dense", self.dense, read, nth=1))
-        return f.add(x, aside)
+        return f.add(f.add(x, f.part("dense", self.dense, read, nth=1)), aside)
 
     def _attended(self, f: Flow, x: Value, nth: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
         assert isinstance(self.attention, Component)
         read = f.part("self_attn_pre_norm", self.norm, x, nth=nth)
         x = f.add(x, f.part("self_attn", self.attention, read, nth=nth))
+        f.hold(x=x)
         return x, f.part("dense_pre_norm", self.norm, x, nth=nth)
 
     def reference(self, context: Context) -> nn.Module:
@@ -89,8 +91,11 @@ class ShortcutLayer(Layer):
         rms, grouped = Norm(type="rmsnorm"), Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         corrected, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
-        experts = MoE(num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=dense, router=corrected)
-        plain = FeedForward(intermediate_size=12, hidden_act="gelu", up_bias=True, down_bias=True)
+        narrow = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
+        experts = MoE(
+            num_experts=5, num_experts_per_tok=2, identity_experts=identities, expert=narrow, router=corrected
+        )
+        plain = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
         few = MoE(num_experts=3, num_experts_per_tok=1, expert=plain)
         return [
             cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense, norm=rms),

@@ -244,18 +244,26 @@ class Attention(TokenMixer):
         q = self._placed(f, _projected(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         seen = x if memory is None else memory
         keys, values = self._keys_and_values(f, seen, kv_heads, dim, size, memory is not None, adapter)
+        if memory is None:
+            f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
         if self.position is not None:
             q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
-            bias = f.memo.get("relative_bias")
+            table: Value | None = f.memo.get("relative_bias")
+            bias = None if table is None else f.distance_bias(table, q, keys)
+        f.hold(q=q, k=keys, v=values)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
+        f.hold(k=keys, v=values)
+        if bias is not None:
+            f.hold(bias=bias)
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
         else:
             limits = self.block_indexer.flow(f, x)
         cap = self.attn_logit_softcapping
         y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
+        f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)

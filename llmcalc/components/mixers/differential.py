@@ -17,7 +17,6 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...run.rows import ONCE
 from ..base import Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
@@ -78,23 +77,30 @@ class DifferentialAttention(GroupedQueryMixer):
         q = f.rope(f.linear("q_proj", x, heads, dim, bias=biased), self.position)
         k = f.rope(f.linear("k_proj", x, kv_heads, dim, bias=biased), self.position)
         k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim, bias=biased))
+        f.mask(q, k, causal=True)
         half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
-        first, second = (f.repeat(half, heads) for half in f.split(v, half_of_values, half_of_values))
+        halves = (f.repeat(half, kv_heads, tiled=True) for half in f.split(v, half_of_values, half_of_values))
+        first, second = (f.repeat(half, heads) for half in halves)
+        f.hold(q=q, k=k, v=v, first=first, second=second)
         k = f.repeat(k, heads)
+        f.hold(k=k)
         cores = f.attention("core_1", q, k, first), f.attention("core_2", q, k, second)
         wide = Beside(((dim,), (dim,)))
         both = f.cat(*cores, axes=(heads, wide))
         half = Axis("half_heads", exact_div(heads.size, 2)), wide
         plus, minus = f.split(both, half, half)
-        share = f.add(self._share(f, "1", dim), self._share(f, "2", dim))
-        y = f.add(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
+        share = f.plus(f.sub(self._share(f, "1", dim), self._share(f, "2", dim)), self.lambda_init)
+        f.hold(both=both, share=share)
+        y = f.sub(plus, f.mul(minus, share))  # one softmax term minus λ times the other, in both halves
         y = f.normalized(y, Norm(type="rmsnorm", weight=False, eps=self.norm_eps), (wide,))
+        y = f.scale(y, 1 - self.lambda_init)
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _share(self, f: Flow, which: str, dim: Axis) -> Value:
         """One of the two terms exp(λq·λk) of λ."""
         product = f.mul(f.vector(f"lambda_q{which}", dim), f.vector(f"lambda_k{which}", dim))
-        return f.act(f.step("sum", "", (product,), Value(ONCE, ())), "exp")
+        return f.act(f.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
@@ -136,20 +142,24 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def _share(self, which: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{which}").weight.float() for letter in "qk")
+            q, k = (getattr(self, f"lambda_{letter}{which}").weight for letter in "qk")
             share: Tensor = (q * k).sum().exp()
             return share
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def _repeated(self, x: Tensor) -> Tensor:
+            """Keys or values for each query head."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return x if group == 1 else x.repeat_interleave(group, 1)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
             mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
-            first, second = (half.repeat(1, 2, 1, 1).repeat_interleave(group, 1) for half in v.chunk(2, 1))
-            k = k.repeat_interleave(group, 1)
+            first, second = (self._repeated(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
+            k = self._repeated(k)
             both = torch.cat([self.core_1(q, k, first, mask), self.core_2(q, k, second, mask)], -1)
             plus, minus = both.chunk(2, 1)
-            share = (self._share(1) - self._share(2) + self.spec.lambda_init).to(x.dtype)
+            share = self._share(1) - self._share(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(plus - share * minus)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -80,14 +80,22 @@ class LocalAttention(TokenMixer):
             block = self.global_block_size
             summing, sums = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
             summed = f.core("sums", summing, x, axes=x.axes, rows=sums)
+            f.hold(summed=summed)
             summed = summed if self.global_norm is None else f.part("global_norm", self.global_norm, summed)
             read = f.cat(x, summed, axes=x.axes, rows=WithSums(of=x.rows, block=block))
-        q = f.linear("q_proj", x, heads, dim)
-        k, v = f.linear("k_proj", read, heads, dim), f.linear("v_proj", read, heads, dim)
-        near, near_values = (value.seen(heads, dim, rows=x.rows) for value in (k, v))  # the core itself counts the sums
-        bias: Value | None = f.memo.get("relative_bias")
+            f.hold(read=read)
+        size = self.local_radius + 1
+        q = f.in_blocks(f.linear("q_proj", x, heads, dim), size, x.rows)
+        f.hold(q=q)
+        keys, values = (
+            f.in_blocks(f.linear(name, read, heads, dim), size, x.rows, around=True) for name in ("k_proj", "v_proj")
+        )
+        tables = [f.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in f.memo]
+        f.hold(k=keys, v=values)
+        f.local_mask(x.rows, self.local_radius, block, *tables)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        y = f.attention("core", q, near, near_values, causal=False, core=ops.LocalCore, bias=bias, **limits)
+        y = f.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -158,6 +166,16 @@ def _reference() -> type[nn.Module]:
             end = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([end, x[:, :-1]], 1), x, torch.cat([x[:, 1:], end], 1)], 2)
 
+        def _around(self, x: Tensor, tokens: int) -> Tensor:
+            """Keys or values [batch, tokens and sums, heads · d] → those of each block's own and neighbouring tokens,
+            and of all sums: [batch, blocks, heads, keys, d].
+            """
+            near = self._heads_of(self._with_neighbours(self._blocks(x[:, :tokens])))
+            if self.spec.global_block_size is None:
+                return near
+            far = self._heads_of(x[:, tokens:])[:, None].expand(-1, near.shape[1], -1, -1, -1)
+            return torch.cat([near, far], -2)
+
         def _heads_of(self, x: Tensor) -> Tensor:
             """[…, tokens, heads · d] → […, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
@@ -190,17 +208,12 @@ def _reference() -> type[nn.Module]:
                 summed = self.sums(x, of_token, sums)
                 read = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
             q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
-            pair = []
-            for name in ("k_proj", "v_proj"):
-                mapped = self.get_submodule(name)(read)
-                near = self._heads_of(self._with_neighbours(self._blocks(mapped[:, :tokens])))
-                far = self._heads_of(mapped[:, tokens:])[:, None].expand(-1, near.shape[1], -1, -1, -1)
-                pair.append(torch.cat([near, far], -2))
+            k, v = (self._around(self.get_submodule(name)(read), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = run.once(
                 ("blocks", tokens, self.spec.local_radius, size),
                 lambda: self._seen(run, tokens, of_token, sums, device),
             )
-            out = self.core(q, *pair, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))
             return result
 

@@ -141,6 +141,7 @@ class MLA(TokenMixer):
             made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
             k_nope, values = f.split(made, (heads, nope), (heads, size))
             q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
+            f.hold(k=k, v=values)
             return f.attention("core", q, k, values, causal=f.causal, sinks=self.sinks, **limits)
 
         def absorbed() -> Value:
@@ -148,10 +149,12 @@ class MLA(TokenMixer):
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (size,)))), (latent,))
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
+            f.hold(q=q, k=k)
             y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, sinks=self.sinks, **limits)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)
+        f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.rows import Routed
 from ..base import Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
-from ..networks.moe import expert_map_class
+from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
 
@@ -81,14 +81,27 @@ class MixtureOfAttention(TokenMixer):
         top, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top * self.num_key_value_heads)
-        scores = f.linear("router", x, experts, kind="router")
-        q = f.experts("q_proj", f.dispatch(x, scores, experts, top), experts, top, kv_heads, dim)
+        weights, chosen = f.route(f.linear("router", x, experts, kind="router"), top, "softmax of chosen")
+        f.hold(weights=weights, chosen=chosen)
+        rows = f.dispatch(x, chosen, experts, top)
+        f.hold(rows=rows)
+        q = f.to_tokens(f.experts("q_proj", rows, experts, top, kv_heads, dim))
+        f.hold(q=q)
+        q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
+        f.hold(q=q)
         k = f.rope(f.linear("k_proj", x, kv_heads, dim), self.position)
         k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim))
-        q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
-        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads))
-        y = f.experts("o_proj", y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top)), experts, top, *x.axes)
-        y = f.combine(y, scores, experts, top)
+        f.hold(k=k, v=v)
+        k = f.repeat(k, heads, tiled=True)
+        f.hold(k=k)
+        v = f.repeat(v, heads, tiled=True)
+        f.hold(v=v)
+        y = f.attention("core", q, k, v)
+        f.hold(out=y)
+        rows = f.dispatch(y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top)), chosen, experts, top)
+        f.hold(rows=rows)
+        y = f.combine(f.experts("o_proj", rows, experts, top, *x.axes), weights, experts, top)
+        f.hold(out=y)
         return f.add(y, f.vector("o_bias", *x.axes))
 
     def describe(self, hidden_size: int) -> str:
@@ -100,7 +113,7 @@ class MixtureOfAttention(TokenMixer):
     @classmethod
     def examples(cls) -> list[Self]:
         return [
-            cls(num_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=6),
+            cls(num_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8),
             cls(num_experts=3, num_experts_per_tok=1, num_key_value_heads=4, head_dim=8),
         ]
 
@@ -135,15 +148,26 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top = x.shape, self.spec.num_experts_per_tok
-            scores, chosen = self.router(x.flatten(0, 1)).float().topk(top, -1)
-            experts = chosen.flatten()
-            q = self._heads_of(self.q_proj(x.flatten(0, 1).repeat_interleave(top, 0), experts).view(batch, tokens, -1))
+            weights, chosen = self._routed(x)
+            sent = dispatch_class()(chosen, run.grouped_experts)
+            rows = sent.rows(x)
+            ends = ends_of_groups(sent.expert, self.spec.num_experts) if sent.grouped else None
+            q = sent.to_tokens(self.q_proj(rows, sent.expert, ends)).view(batch, tokens, -1)
+            q = self._rotated(self._heads_of(q), run)
             k, v = self.cache(run, self._rotated(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
+            if top > 1:
+                k = k.repeat(1, top, 1, 1)
+                v = v.repeat(1, top, 1, 1)
             mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
-            out = self.core(self._rotated(q, run), k.repeat(1, top, 1, 1), v.repeat(1, top, 1, 1), mask)
-            mapped = self.o_proj(out.transpose(1, 2).reshape(batch * tokens * top, -1), experts).unflatten(0, (-1, top))
-            weights = scores.softmax(-1).to(x.dtype)[..., None]
-            result: Tensor = (mapped * weights).sum(1).view(batch, tokens, -1) + self.o_bias.weight
+            out = self.core(q, k, v, mask).transpose(1, 2)
+            rows = sent.to_experts(out.reshape(batch * tokens * top, -1))
+            out = sent.combined(self.o_proj(rows, sent.expert, ends), weights)
+            result: Tensor = out + self.o_bias.weight
             return result
+
+        def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            """The weights and indices of each token's experts, [batch, tokens, top_k]."""
+            scores, chosen = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
+            return scores.softmax(-1), chosen
 
     return MixtureOfAttentionReference

@@ -19,6 +19,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...run.derived import Multiple
 from ..base import Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..position import angles_of
 from ..runtime import Run, vector
 
 if TYPE_CHECKING:
@@ -54,15 +55,17 @@ class RelativeAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
-        distances: Value = f.memo.setdefault(
-            "distances both ways", Value(Multiple(of=x.rows, by=2), x.axes, fixed=True)
-        )
-        r = f.linear("r_proj", distances, heads, dim)
+        r = f.linear("r_proj", f.sinusoids(Multiple(of=x.rows, by=2), *x.axes, once=True), heads, dim)
         with_position = f.add(q, f.vector("position_bias", heads, dim, many=heads.size))
         scores = ops.DistanceScores(heads.size, dim.size, x.rows)
         by_distance = f.core("distances", scores, with_position, r, axes=(heads,))
+        index = f.distances(q, k, clamped=False, shifted=True)
+        f.hold(q=q, k=k, v=v, r=r, by_distance=by_distance, index=index)
         with_content = f.add(q, f.vector("content_bias", heads, dim, many=heads.size))
-        y = f.attention("core", with_content, k, v, causal=False, bias=by_distance)
+        bias = f.scale(f.at_distance(by_distance, index), dim.size**-0.5)
+        f.hold(q=with_content, bias=bias)
+        y = f.attention("core", with_content, k, v, causal=False, bias=bias, masked=False)
+        f.hold(out=y)
         f.vector("segment_bias", heads, dim, many=heads.size, role="idle")
         f.vector("segments", Axis("segments", 2), heads, dim, heads=heads, many=2, role="idle")
         return f.linear("o_proj", y, *x.axes)
@@ -84,10 +87,10 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class Core(nn.Module):
-        """q, k, v: [batch, heads, tokens, d], bias: added to the scores before scaling → [batch, heads, tokens, d]."""
+        """q, k, v: [batch, heads, tokens, d], bias: added to the scaled scores → [batch, heads, tokens, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class Distances(nn.Module):
@@ -118,9 +121,7 @@ def _reference() -> type[nn.Module]:
         def _encoded(self, run: Run, x: Tensor) -> Tensor:
             """The sinusoids of the distances tokens, tokens − 1, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
             tokens, hidden = x.shape[1], x.shape[-1]
-            away = tokens - run.span(0, 2 * tokens, x.device)
-            rates = 10000.0 ** -(torch.arange(0, hidden, 2, device=x.device, dtype=torch.float32) / hidden)
-            angles = away[:, None].float() * rates
+            angles = angles_of(tokens - run.span(0, 2 * tokens, x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
@@ -129,7 +130,8 @@ def _reference() -> type[nn.Module]:
             by_distance = self.distances(q + self.position_bias.weight[:, None], r)
             at = run.span(0, x.shape[1], x.device)
             index = (x.shape[1] - (at[:, None] - at[None, :])).expand(*q.shape[:-1], -1)
-            out = self.core(q + self.content_bias.weight[:, None], k, v, by_distance.gather(-1, index))
+            q, bias = q + self.content_bias.weight[:, None], by_distance.gather(-1, index) * q.shape[-1] ** -0.5
+            out = self.core(q, k, v, bias)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 

@@ -96,16 +96,19 @@ class FeedForward(Network):
 
     def flow(self, f: Flow, x: Value) -> Value:
         inner = Axis("ffn", self.intermediate_size)
-        gate = f.linear("gate_proj", x, inner, bias=self.gate_bias) if self.gated else None
-        up = f.linear("up_proj", x, inner, bias=self.up_bias)
-        if self.hidden_act == "xielu":  # α of both sides are parameters, β and ε are buffers
-            with f.scope("xielu"):
-                f.vector("alpha", Axis("sides", 2))
-                f.buffer("constants", Axis("sides", 2))
-        y = f.act(up if gate is None else gate, self.hidden_act)
-        y = y if gate is None else f.mul(y, up)
+        name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
+        y = f.linear(name, x, inner, bias=bias)
+        y = self._activated(f, y)
+        y = f.mul(y, f.linear("up_proj", x, inner, bias=self.up_bias)) if self.gated else y
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
         return f.linear("down_proj", y, *x.axes, bias=self.down_bias)
+
+    def _activated(self, f: Flow, x: Value) -> Value:
+        if self.hidden_act != "xielu":
+            return f.act(x, self.hidden_act)
+        with f.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
+            sides = Axis("sides", 2)
+            return f.act(x, "xielu", f.vector("alpha", sides), f.buffer("constants", sides))
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.style} {self.intermediate_size}"
@@ -187,9 +190,10 @@ def _reference() -> type[nn.Module]:
             return out
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            up = self.up_proj(x)
-            inner = self._activated(self.gate_proj(x)) * up if hasattr(self, "gate_proj") else self._activated(up)
-            out: Tensor = self.down_proj(self.sub_norm(inner) if hasattr(self, "sub_norm") else inner)
+            gated = hasattr(self, "gate_proj")
+            y = self._activated(self.gate_proj(x)) * self.up_proj(x) if gated else self._activated(self.up_proj(x))
+            y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
+            out: Tensor = self.down_proj(y)
             return out
 
     return FeedForwardReference

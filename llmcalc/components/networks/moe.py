@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from ... import ops
 from ...algebra import Number, add
-from ...flow.axis import Axis, Shape
+from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
@@ -37,11 +37,11 @@ class IdentityExperts(Part):
 
     zero_expert_num: ZeroExperts
 
-    def flow(self, f: Flow, y: Value) -> Value:
-        """y: the output of the experts, whose linear layers are recorded before it in the scope."""
+    def flow(self, f: Flow, x: Value, y: Value) -> Value:
+        """x: the input of the experts. y: their output, whose linear layers are recorded before it in the scope."""
         maps = tuple(s.op for s in f.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
-        return f.core("zero_experts", identity, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return f.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
 
     def reference(self) -> nn.Module:
         from torch import nn
@@ -96,11 +96,11 @@ class VisionExperts(Part):
         return "Shazeer et al. 2017, §2"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        scores = self.router.flow(f, x, experts, top_k, experts.size)
-        rows = f.dispatch(x, scores, experts, top_k)
+        weights, chosen = self.router.flow(f, x, experts, top_k, experts.size)
+        rows = f.dispatch(x, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
             y = _mapped(f, self.expert, rows, experts, top_k, x.axes)
-        return f.combine(y, scores, experts, top_k)
+        return f.combine(y, weights, experts, top_k)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
@@ -194,18 +194,25 @@ class MoE(Network):
         """seen: the router's input where it differs from the experts' input."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
-        scores = self.router.flow(f, x if seen is None else seen, experts, top_k, add(self.num_experts, identities))
+        classes = add(self.num_experts, identities)
+        weights, chosen = self.router.flow(f, x if seen is None else seen, experts, top_k, classes)
         if self.vision_experts is not None:
             f.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         read = x if self.latent is None else self.latent.flow(f, x)
-        rows = f.dispatch(read, scores, experts, top_k)
+        f.hold(weights=weights, chosen=chosen, y=read)
+        rows = f.dispatch(read, chosen, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
-            y = _mapped(f, self.expert, rows, experts, top_k, read.axes)
-            y = y if self.identity_experts is None else self.identity_experts.flow(f, y)
-        y = f.combine(y, scores, experts, top_k)
-        y = y if self.latent is None else self.latent.out_of(f, y, x.axes)
+            f.hold(x=rows)
+            y = _mapped(f, self.expert, rows, experts, top_k, read.axes, self.identity_experts is not None)
+            y = y if self.identity_experts is None else self.identity_experts.flow(f, rows, y)
+        y = f.combine(y, weights, experts, top_k)
+        f.hold(y=y)
+        if self.latent is not None:
+            y = self.latent.out_of(f, y, x.axes)
+            f.hold(y=y)
         if self.shared_expert is not None:
             y = f.add(y, self._shared(f, self.shared_expert, x))
+            f.hold(y=y)
         if self.output_bias:
             y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
         return y
@@ -214,10 +221,11 @@ class MoE(Network):
         """The output of the shared expert, which every token uses."""
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)
+        f.hold(shared=y)
         if not self.shared_expert_gate:
             return y
         gate = f.linear("shared_expert_gate", x, Axis("one", 1), kind="shared_expert")
-        return f.mul(y, f.act(gate, "sigmoid"))
+        return f.mul(f.act(gate, "sigmoid"), y, y.axes)
 
     def describe(self, hidden_size: int) -> str:
         shared = f" + shared {self.shared_expert.intermediate_size}" if self.shared_expert is not None else ""
@@ -234,8 +242,8 @@ class MoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu = FeedForward(intermediate_size=12, hidden_act="silu", gated=True)
-        plain = FeedForward(intermediate_size=12, hidden_act="gelu", up_bias=True, down_bias=True)
+        swiglu = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
+        plain = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
         wide = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
         skipping = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
@@ -252,7 +260,7 @@ class MoE(Network):
             made(output_bias=True),
             made(num_experts=5, num_experts_per_tok=3, shared_expert=wide, shared_expert_gate=True),
             made(num_experts=8, shared_expert=wide, router=corrected),
-            made(expert=plain, shared_expert=wide, latent=Latent(moe_latent_size=10, bias=True)),
+            made(expert=plain, shared_expert=wide, latent=Latent(moe_latent_size=8, bias=True)),
             made(router=learned),
             made(shared_expert=wide, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")),
             made(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
@@ -268,7 +276,7 @@ class MoE(Network):
                 num_experts_per_tok=3,
                 identity_experts=IdentityExperts(zero_expert_num=1),
                 expert=plain,
-                latent=Latent(moe_latent_size=10),
+                latent=Latent(moe_latent_size=8),
                 shared_expert=wide,
             ),
         ]
@@ -284,14 +292,74 @@ def _check_expert(expert: FeedForward) -> None:
         raise ValueError("expert.sub_norm: is not supported in experts; expected none")
 
 
-def _mapped(f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape) -> Value:
-    """Records the feed-forward networks of all experts at once."""
+def _mapped(
+    f: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
+) -> Value:
+    """Records the feed-forward networks of all experts at once. identities: whether some rows are of no real expert."""
     inner = Axis("expert_ffn", expert.intermediate_size)
-    gate = f.experts("gate_proj", rows, experts, top_k, inner, bias=expert.gate_bias) if expert.gated else None
-    up = f.experts("up_proj", rows, experts, top_k, inner, bias=expert.up_bias)
-    y = f.act(up if gate is None else gate, expert.hidden_act)
-    y = y if gate is None else f.mul(y, up)
-    return f.experts("down_proj", y, experts, top_k, *out, bias=expert.down_bias)
+
+    def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
+        return f.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
+
+    if expert.gated:
+        y = f.act(mapped("gate_proj", rows, inner, bias=expert.gate_bias), expert.hidden_act)
+        f.hold(y=y)
+        y = f.mul(y, mapped("up_proj", rows, inner, bias=expert.up_bias))
+    else:
+        y = f.act(mapped("up_proj", rows, inner, bias=expert.up_bias), expert.hidden_act)
+    f.hold(y=y)
+    y = mapped("down_proj", y, *out, bias=expert.down_bias)
+    f.hold(y=y)
+    return y
+
+
+@cache
+def dispatch_class() -> type[Any]:
+    class Dispatch:
+        """The rows that tokens send to their experts, one per token and expert.
+
+        chosen: the experts of each token, [batch, tokens, top_k].
+        grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
+        """
+
+        def __init__(self, chosen: Tensor, grouped: bool) -> None:
+            self.top_k, self.grouped = chosen.shape[-1], grouped
+            self.expert = chosen.flatten()
+            if grouped:
+                self.expert, self.order = self.expert.sort(stable=True)
+                self.token = self.order // self.top_k
+
+        def rows(self, x: Tensor) -> Tensor:
+            """[batch, tokens, width] → [rows, width]: each token's vector for each of its experts."""
+            x = x.flatten(0, 1)
+            return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
+
+        def to_experts(self, x: Tensor) -> Tensor:
+            """[rows, width] → same shape: rows in the order of the tokens, in the order of the experts."""
+            return x.index_select(0, self.order) if self.grouped else x
+
+        def to_tokens(self, x: Tensor) -> Tensor:
+            """[rows, width] → same shape: rows in the order of the experts, in the order of the tokens."""
+            return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
+
+        def combined(self, x: Tensor, weights: Tensor) -> Tensor:
+            """[rows, width] → [batch, tokens, width]: the sums of the experts' outputs, with weights like `chosen`."""
+            if not self.grouped:
+                summed: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
+                return summed
+            x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
+            tokens = weights.shape[:2]
+            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
+            return out
+
+    return Dispatch
+
+
+def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
+    """Per expert, the number of sorted rows up to its last one, int32. expert: that of each row, in rising order."""
+    import torch
+
+    return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
 
 
 @cache
@@ -300,7 +368,10 @@ def expert_map_class() -> type[nn.Module]:
     from torch import nn
 
     class ExpertMap(nn.Module):
-        """x: [rows, n_in], chosen: [rows] → [rows, n_out]: each row through the linear layer of its own expert."""
+        """x: [rows, n_in], expert: [rows] → [rows, n_out]: each row through the linear layer of its own expert.
+
+        ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
+        """
 
         def __init__(self, experts: int, n_in: int, n_out: int, bias: bool) -> None:
             super().__init__()
@@ -308,16 +379,17 @@ def expert_map_class() -> type[nn.Module]:
             nn.init.normal_(self.weight, std=n_in**-0.5)
             self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
 
-        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        def forward(self, x: Tensor, expert: Tensor, ends: Tensor | None = None) -> Tensor:
+            if ends is not None:
+                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+                return out if self.bias is None else out + self.bias.index_select(0, expert)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                out = torch.bmm(self.weight[chosen], x[:, :, None])[:, :, 0]
-                return out if self.bias is None else out + self.bias[chosen]
+                out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
+                return out if self.bias is None else out + self.bias[expert]
             out = x.new_zeros(x.shape[0], self.weight.shape[1])
-            for expert in chosen.unique().tolist():
-                rows = (chosen == expert).nonzero()[:, 0]
-                mapped = nn.functional.linear(
-                    x[rows], self.weight[expert], None if self.bias is None else self.bias[expert]
-                )
+            for i in expert.unique().tolist():
+                rows = (expert == i).nonzero()[:, 0]
+                mapped = nn.functional.linear(x[rows], self.weight[i], None if self.bias is None else self.bias[i])
                 out = out.index_copy(0, rows, mapped)
             return out
 
@@ -332,6 +404,8 @@ def _routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
+        """x: [rows, width], expert: [rows] → [rows, width]. grouped: whether the rows are sorted by expert."""
+
         def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
             super().__init__()
             inner, self.act, self.count = expert.intermediate_size, expert.hidden_act, count
@@ -342,21 +416,17 @@ def _routed_class() -> type[nn.Module]:
             if identities is not None:
                 self.zero_experts = identities.reference()
 
-        def real(self, x: Tensor, chosen: Tensor) -> Tensor:
-            up = self.up_proj(x, chosen)
-            gated = hasattr(self, "gate_proj")
-            inner = activate(self.act, self.gate_proj(x, chosen)) * up if gated else activate(self.act, up)
-            out: Tensor = self.down_proj(inner, chosen)
-            return out
-
-        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-            if not hasattr(self, "zero_experts"):
-                return self.real(x, chosen)
-            # tokens of identity experts run a real expert too, so that the computation does not depend on the data
-            identity = chosen >= self.count
-            computed = self.real(x, chosen.masked_fill(identity, 0))
-            out: Tensor = torch.where(identity[:, None], self.zero_experts(x), computed)
-            return out
+        def forward(self, x: Tensor, expert: Tensor, grouped: bool) -> Tensor:
+            gated, identity = hasattr(self, "gate_proj"), None
+            if hasattr(self, "zero_experts"):
+                # rows of identity experts run the last real expert too, so that the computation does not depend on data
+                identity = expert >= self.count
+                expert = expert.masked_fill(identity, self.count - 1)
+            ends = ends_of_groups(expert, self.count) if grouped else None
+            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, ends))
+            y = y * self.up_proj(x, expert, ends) if gated else y
+            y = self.down_proj(y, expert, ends)
+            return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 
     class Routed(nn.Module):
         """A router and its experts. The router's modules are registered under their own names, beside the experts."""
@@ -366,22 +436,18 @@ def _routed_class() -> type[nn.Module]:
             routing: Any,
             expert: FeedForward,
             count: int,
-            top_k: int,
             width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
-            self.routing, self.top_k = routing, top_k
+            self.routing = routing
             self.experts = ExpertsReference(expert, count, width, identities)
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def mixed(self, x: Tensor, read: Tensor, run: Run | None) -> Tensor:
-            """The weighted sum of the experts' outputs. x: their input, [rows, width]. read: the router's input."""
-            weights, chosen = self.routing(read, run)
-            out = self.experts(x.repeat_interleave(self.top_k, 0), chosen.flatten()).unflatten(0, (-1, self.top_k))
-            summed: Tensor = (out * weights.to(x.dtype)[..., None]).sum(1)
-            return summed
+        def dispatched(self, chosen: Tensor, run: Run | None) -> Any:
+            """The rows for each token's experts."""
+            return dispatch_class()(chosen, run is not None and run.grouped_experts)
 
     return Routed
 
@@ -396,13 +462,13 @@ def _vision_class() -> type[nn.Module]:
                 spec.router.reference(context, experts, top_k, experts),
                 spec.expert,
                 experts,
-                top_k,
                 context.hidden_size,
             )
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            flat = x.flatten(0, 1)
-            out: Tensor = self.mixed(flat, flat, run).unflatten(0, x.shape[:2])
+            weights, chosen = self.routing(x, run)
+            sent = self.dispatched(chosen, run)
+            out: Tensor = sent.combined(self.experts(sent.rows(x), sent.expert, sent.grouped), weights)
             return out
 
     return VisionReference
@@ -425,7 +491,6 @@ def _reference() -> type[nn.Module]:
                 spec.router.reference(context, count, top_k, classes),
                 spec.expert,
                 count,
-                top_k,
                 width,
                 identities,
             )
@@ -442,17 +507,16 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run | None = None, seen: Tensor | None = None) -> Tensor:
             """seen: the router's input where it differs from the experts' input."""
-            flat = x.flatten(0, 1)
-            read = flat if seen is None else seen.flatten(0, 1)
-            mixed = self.mixed(self.latent_in(flat) if hasattr(self, "latent_in") else flat, read, run)
-            mixed = self.latent_out(mixed) if hasattr(self, "latent_out") else mixed
+            weights, chosen = self.routing(x if seen is None else seen, run)
+            y = self.latent_in(x) if hasattr(self, "latent_in") else x
+            sent = self.dispatched(chosen, run)
+            y = sent.combined(self.experts(sent.rows(y), sent.expert, sent.grouped), weights)
+            y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
-                shared = self.shared_expert(flat)
-                mixed = mixed + (
-                    self.shared_expert_gate(flat).sigmoid() * shared if hasattr(self, "shared_expert_gate") else shared
-                )
-            mixed = mixed + self.output_bias.weight if hasattr(self, "output_bias") else mixed
-            result: Tensor = mixed.unflatten(0, x.shape[:2])
-            return result
+                shared = self.shared_expert(x)
+                gated = hasattr(self, "shared_expert_gate")
+                y = y + (self.shared_expert_gate(x).sigmoid() * shared if gated else shared)
+            out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y
+            return out
 
     return MoEReference

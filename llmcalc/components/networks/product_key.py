@@ -77,14 +77,14 @@ class ProductKeyMoE(Network):
         return "Shi et al. 2024 (Doge)"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        side, chosen = Axis("keys", self.num_keys), Axis("chosen", self.num_experts_per_tok)
-        keys = f.linear("router", x, Beside(((side,), (side,))), kind="router")
-        best = f.step("top_k", "", f.split(keys, (side,), (side,)), Value(x.rows, (chosen,)))
-        rows = ops.ExpertRows(self.num_experts, self.num_experts_per_tok, x.width, x.rows)
+        side, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
+        weights, chosen = f.product_keys(f.linear("router", x, Beside(((side,), (side,))), kind="router"), side, top_k)
+        rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
+        f.hold(weights=weights, chosen=chosen)
         with f.scope("experts", kind="experts", source="He 2024, §2"):
-            units = f.act(f.core("down_embed", rows, x, best, axes=(chosen,)), self.hidden_act)
-            units = f.mul(units, f.act(best, "softmax"))
-            y = f.core("up_embed", rows, units, best, axes=x.axes)
+            units = f.act(f.core("down_embed", rows, x, chosen, axes=weights.axes), self.hidden_act)
+            y = f.core("up_embed", rows, f.mul(units, weights), chosen, axes=x.axes)
+        f.hold(y=y)
         return f.add(y, f.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
@@ -117,16 +117,16 @@ def _reference() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
 
     class Met(Rows):
-        """x: [rows, hidden], chosen: [rows, k] → [rows, k]."""
+        """x: [batch, tokens, hidden], chosen: [batch, tokens, k] → [batch, tokens, k]."""
 
         def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-            return (self.weight[chosen] @ x[:, :, None])[:, :, 0]
+            return (nn.functional.embedding(chosen, self.weight) @ x[..., None])[..., 0]
 
     class Given(Rows):
-        """units: [rows, k], chosen: [rows, k] → [rows, hidden]."""
+        """units: [batch, tokens, k], chosen: [batch, tokens, k] → [batch, tokens, hidden]."""
 
         def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
-            return (units[:, None] @ self.weight[chosen])[:, 0]
+            return (units[..., None, :] @ nn.functional.embedding(chosen, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
@@ -149,11 +149,15 @@ def _reference() -> type[nn.Module]:
             self.shared_expert = spec.shared_expert.reference(context)
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            flat = x.flatten(0, 1)
-            rows, columns = self.router(flat).float().chunk(2, -1)
-            best = (rows[:, :, None] + columns[:, None]).flatten(1).topk(self.top_k, -1)
-            out = self.experts(flat, best.indices, best.values.softmax(-1).to(x.dtype))
-            result: Tensor = (out + self.shared_expert(flat)).unflatten(0, x.shape[:2])
-            return result
+            weights, chosen = self.routing(x)
+            y = self.experts(x, chosen, weights)
+            out: Tensor = y + self.shared_expert(x)
+            return out
+
+        def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            """The weights and indices of each token's experts, [batch, tokens, top_k]."""
+            rows, columns = self.router(x).float().chunk(2, -1)
+            scores, chosen = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            return scores.softmax(-1).to(x.dtype), chosen
 
     return ProductKeyReference

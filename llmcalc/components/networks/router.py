@@ -44,24 +44,26 @@ class Router(Part):
 
     scoring_func: Scoring = "softmax"
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
-        """The scores of each token. classes: the number of experts to select from, identity experts included."""
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+        """The weights and the indices of each token's experts.
+
+        classes: the number of experts to select from, identity experts included.
+        """
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
-        """A callable (x [rows, hidden], run) → weights and selected experts, each [rows, top_k].
+        """A callable (x [batch, tokens, hidden], run) → weights and selected experts, each [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-def _corrected(f: Flow, how: Correction | None, classes: Axis) -> None:
+def _correction(f: Flow, how: Correction | None, classes: Axis) -> Value | None:
     """Records the score correction, if there is one."""
-    if how == "parameter":
-        f.vector("score_correction", classes, kind="router")
-    elif how == "buffer":
-        f.buffer("score_correction", classes, kind="router")
+    if how is None:
+        return None
+    return (f.vector if how == "parameter" else f.buffer)("score_correction", classes, kind="router")
 
 
 class LinearRouter(Router):
@@ -83,14 +85,13 @@ class LinearRouter(Router):
     score_correction: Correction | None = None
     expert_scale: Flag = False
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis = Axis("classes", classes)
         x = x if self.norm is None else f.part("router_norm", self.norm, x, kind="router")
-        scores = f.linear("router", x, axis, bias=self.bias, kind="router")
-        if self.expert_scale:
-            f.vector("expert_scale", experts, kind="router")
-        _corrected(f, self.score_correction, axis)
-        return scores
+        logits = f.linear("router", x, axis, bias=self.bias, kind="router")
+        scale = f.vector("expert_scale", experts, kind="router") if self.expert_scale else None
+        correction = _correction(f, self.score_correction, axis)
+        return f.route(logits, top_k, self.scoring_func, correction, scale)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
         return _references()["linear"](self, context, experts, top_k, classes)
@@ -116,20 +117,17 @@ class RouterMLP(Router):
     skip: Flag = False
     score_correction: Correction | None = None
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
         with f.scope("router", kind="router", source="Zyphra 2025, §2"):
             y = f.linear("down_proj", x, features, bias=True)
-            if self.adds_below:
-                below = f.memo.get("routed", y)
-                y = f.add(y, f.mul(below, f.vector("below_scale", features)))
-            f.memo["routed"] = y
+            y = f.carry("routed", y, f.vector("below_scale", features) if self.adds_below else None)
             y = f.part("norm", self.norm, y)
             y = f.act(f.linear("fc1", y, features, bias=True), self.hidden_act)
             y = f.act(f.linear("fc2", y, features, bias=True), self.hidden_act)
-            scores = f.linear("out_proj", y, axis)
-        _corrected(f, self.score_correction, axis)
-        return scores
+            logits = f.linear("out_proj", y, axis)
+        correction = _correction(f, self.score_correction, axis)
+        return f.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
         return _references()["mlp"](self, context, experts, top_k, classes)
@@ -146,10 +144,10 @@ class TokenTableRouter(Router):
     type: Literal["token_table"] = "token_table"
     vocab_size: Vocab
 
-    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> Value:
-        scores = f.linear("router", x, Axis("classes", classes), kind="router")
-        f.buffer("token_table", Axis("vocab", self.vocab_size), Axis("top_k", top_k), kind="router")
-        return scores
+    def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
+        logits = f.linear("router", x, Axis("classes", classes), kind="router")
+        table = f.buffer("token_table", Axis("vocab", self.vocab_size), Axis("top_k", top_k), kind="router")
+        return f.route(logits, top_k, self.scoring_func, table=table)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:
         return _references()["token_table"](self, context, experts, top_k, classes)
@@ -192,7 +190,7 @@ def _references() -> dict[str, type[Any]]:
             self.register_buffer("chosen", torch.stack(rows).to(torch.empty(0).device))
 
     class MLP(nn.Module):
-        """x: [rows, hidden] → logits, [rows, classes]."""
+        """x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
         def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
             super().__init__()
@@ -214,7 +212,7 @@ def _references() -> dict[str, type[Any]]:
             return logits
 
     class Routing:
-        """x: [rows, hidden] → the weights and indices of the selected experts, each [rows, top_k].
+        """x: [batch, tokens, hidden] → the weights and indices of the selected experts, each [batch, tokens, top_k].
 
         modules: its modules. It is not an nn.Module itself: a mixture registers these under their own names.
         """
@@ -249,8 +247,8 @@ def _references() -> dict[str, type[Any]]:
                 self.modules["expert_scale"] = vector(torch.ones(experts))
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
-            read = self.modules["router_norm"](x) if "router_norm" in self.modules else x
-            scores = self.scored(self.modules["router"](read))
+            normed = "router_norm" in self.modules
+            scores = self.scored(self.modules["router"](self.modules["router_norm"](x) if normed else x))
             chosen = self.best(scores)
             weights = self.weights(scores, chosen)
             scale: Any = self.modules.get("expert_scale")
@@ -284,7 +282,8 @@ def _references() -> dict[str, type[Any]]:
             assert run is not None
             assert run.ids is not None
             table: Any = self.modules["token_table"]
-            chosen = table.chosen[run.ids.flatten()]
-            return self.weights(self.scored(self.modules["router"](x)), chosen), chosen
+            scores = self.scored(self.modules["router"](x))
+            chosen = table.chosen[run.ids]
+            return self.weights(scores, chosen), chosen
 
     return {"linear": Linear, "mlp": Several, "token_table": Tabled}

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from .attention import AttentionKernels
 from .basic import BasicKernels
+from .convolution import ConvolutionKernels
+from .elementwise import ElementwiseKernels
+from .experts import ExpertKernels
+from .local import LocalKernels
+from .positions import PositionKernels
+from .scans import ScanKernels
+from .streams import StreamKernels
 
 
-class Eager(AttentionKernels, BasicKernels):
+class Eager(
+    ScanKernels,
+    ExpertKernels,
+    LocalKernels,
+    PositionKernels,
+    AttentionKernels,
+    StreamKernels,
+    ConvolutionKernels,
+    ElementwiseKernels,
+    BasicKernels,
+):
     """Runs a program as the reference does."""

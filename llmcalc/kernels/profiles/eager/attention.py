@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ....components.position import Rope
 from ....flow.program import Step
-from ....ops import AttentionCore
-from ...lowering import Lowering
+from ...lowering import Lowering, Path
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 
 
@@ -59,32 +59,66 @@ class AttentionKernels(Lowering):
 
     def do_repeat(self, step: Step) -> None:
         x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
-        wide = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
+        repeat = self.t.repeat if step.how["tiled"] else self.t.repeat_interleave
+        wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(wide))
 
     def do_cache(self, step: Step) -> None:
-        for value, seen in zip(step.ins, step.outs, strict=True):
-            self.set(seen, self.get(value))
+        new = [self.get(value) for value in step.ins]
+        full = new if self.store is None else self._stored((*self.module_path(), step.name), new, step.how["limit"])
+        for value, seen, tensor in zip(step.ins, step.outs, full, strict=True):
+            if self.store is not None:
+                self.values.pop(id(value), None)
+            self.bind(seen, tensor)
+
+    def _stored(self, key: Path, new: list[Tensor], limit: int | None) -> list[Tensor]:
+        """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
+        assert self.store is not None
+        held = self.store.get(key)
+        if held is not None and limit is not None:  # the oldest token leaves the window when a new one enters
+            held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
+        full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
+        kept = full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]
+        before, self.graph.meter.kind = self.graph.meter.kind, "cache"
+        self.store[key] = tuple(self.t.copy(t) for t in kept)
+        self.graph.meter.kind = before
+        return full
+
+    def _appended(self, held: Tensor, new: Tensor) -> Tensor:
+        """Keys or values are joined heads first."""
+        if len(new.shape) < 4:
+            return self.t.cat([held, new], 1)
+        return self.heads_first(self.t.cat([self.heads_first(held), self.heads_first(new)], 2))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
+    def do_mask(self, step: Step) -> None:
+        q, k = (self.get(value) for value in step.ins)
+        self.mask(step, q.shape[1], k.shape[1])
+
     def do_attention(self, step: Step) -> None:
-        if type(step.op) is not AttentionCore or len(step.ins) > 3 or step.how.get("selected") is not None:
-            raise self.unsupported(f"no kernels for '{type(step.op).__name__}' of this kind", step.name)
-        q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
-        frame = self.frames[-1].named
-        frame["q"], frame["k"], frame["v"] = q, k, v
-        crossing = step.ins[1].rows != step.ins[0].rows
-        mask = None if crossing else self.mask(step, q.shape[2], k.shape[2])
+        """The method `attention_<Op>` of a profile."""
+        name = type(step.op).__name__
+        run = getattr(self, f"attention_{name}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{name}'", step.name)
+        run(step)
+
+    def attention_AttentionCore(self, step: Step) -> None:
+        if step.how.get("selected") is not None:
+            raise self.unsupported("no kernels for attention to selected tokens", step.name)
+        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
+        bias = self.get(step.ins[3]) if len(step.ins) > 3 else None
+        mask = self.mask(step, q.shape[2], k.shape[2]) if step.how["masked"] else None
         sinks = self.weight("sinks.weight", (q.shape[1],)) if step.how.get("sinks") else None
         cap = step.how["cap"]
-        if self.recompute.core:
-            made = self.checkpointed(lambda given: self.core(*given[:3], mask, cap, sinks), (q, k, v))
-        else:
-            made = self.core(q, k, v, mask, cap, sinks)
-        out = frame["out"] = self.t.transpose(made, 1, 2)
-        del made
-        self.set(step.outs[0], out)
+        made = self.through(lambda *xs: self.core(*xs[:3], mask, cap, sinks, *xs[3:]), q, k, v, bias)
+        self.set(step.outs[0], self.t.transpose(made, 1, 2))
+
+    def through(self, core: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        """What a core computes from these tensors, by itself again in the backward pass if the run says so."""
+        there = [x for x in given if x is not None]
+        return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
@@ -113,12 +147,18 @@ class AttentionKernels(Lowering):
         mask: Tensor | None,
         cap: float | None = None,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q·kᵀ)·v, scores in float32. sinks: per head, the score of one more key without a value."""
+        """softmax(q·kᵀ)·v, scores in float32. sinks: per head, the score of one more key without a value.
+
+        bias: the term added to the scores.
+        """
         t = self.t
         scores = t.scale(t.matmul(q, t.transpose(k, -1, -2)))
         if cap is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
+        if bias is not None:
+            scores = t.add(scores, t.to(bias, scores.dtype))
         if mask is not None:
             scores = t.masked_fill(scores, t.like(mask, dtype=BOOL))
         if sinks is not None:

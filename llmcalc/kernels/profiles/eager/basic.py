@@ -7,7 +7,7 @@ from typing import Any
 from ....components.norm import Norm
 from ....flow.program import Step
 from ....run.rows import Rows
-from ...lowering import Lowering
+from ...lowering import Lowering, Path
 from ...tensor import FLOAT32, INT64, Tensor
 
 
@@ -20,7 +20,11 @@ class BasicKernels(Lowering):
         x, out = self.flat(step.ins[0]), step.outs[0]
         if len(step.ins) > 1:
             raise self.unsupported("no kernels for a projection of two sequences", step.name)
-        bias = self.weight(f"{step.name}.bias", (out.width,)) if step.how["bias"] else None
+        bias = None
+        if step.how["bias"]:
+            lent = step.how.get("lent")
+            path = self.module_path(above=1 if lent else 0)
+            bias = self.weight(f"{lent or step.name}.bias", (out.width,), path)
         rows = self.sight.new(out.rows)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
@@ -28,19 +32,26 @@ class BasicKernels(Lowering):
 
     def do_table(self, step: Step) -> None:
         out = step.outs[0]
+        if step.how["by"] == "all":
+            self.set(out, self.table(step))
+            return
         self.set(out, self.t.embedding(self.table(step), self._index(out.rows, step.how["by"])))
 
     def _index(self, rows: Rows, by: str) -> Tensor:
         """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
-        if by == "ids":
+        if by in ("ids", "known ids"):
             if rows not in self.given:
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
-            return self.given[rows]
+            ids = self.given[rows]
+            return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
         named = self.frames[-1].named
         if by == "positions" or by not in named:
             named[by] = self.t.new((self.sight.new(rows),), INT64)
         index: Tensor = named[by]
         return index
+
+    def do_unread_table(self, step: Step) -> None:
+        self.table(step)
 
     def do_vector(self, step: Step) -> None:
         self.set(step.outs[0], self.weight(step.name, self.shape(step.outs[0])))
@@ -59,15 +70,19 @@ class BasicKernels(Lowering):
         elif len(over) > 1:
             x = self.flat(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups = step.how.get("groups")
-        y = self.norm(x, spec, step.name, shape, 1 if groups is None else groups.size)
+        groups, like = step.how.get("groups"), step.how.get("like")
+        module = self.module_path() if like is None else self.modules[id(like)]
+        self.modules[id(step.outs[0])] = module
+        y = self.norm(x, spec, step.name, shape, 1 if groups is None else groups.size, module)
         self.set(step.outs[0], y if heads is None else self.t.transpose(y, 1, 2))
 
-    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1) -> Tensor:
-        """NormReference.forward."""
+    def norm(
+        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None
+    ) -> Tensor:
+        """NormReference.forward. module: the module with its parameters, by default the one that runs."""
         y = x if spec.type == "affine" else self._normed(x, spec, groups)
-        y = self.t.mul(y, self.weight(f"{name}.weight", shape)) if spec.weight else y
-        return self.t.add(y, self.weight(f"{name}.bias", shape)) if spec.has_bias else y
+        y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
+        return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
 
     def _normed(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         t, width = self.t, x.shape[-1]
@@ -98,26 +113,17 @@ class BasicKernels(Lowering):
     def do_add(self, step: Step) -> None:
         self.set(step.outs[0], self.t.add(*map(self.get, step.ins)))
 
-    def do_mul(self, step: Step) -> None:
-        a, b = (self.get(value) for value in step.ins)
-        longest = max(len(a.shape), len(b.shape))
-        self.set(step.outs[0], self.t.mul(self._wide(a, longest), self._wide(b, longest)))
-
-    def _wide(self, x: Tensor, axes: int) -> Tensor:
-        """A value of fewer axes than the other (a gate per head) has one element along the missing ones."""
-        while 2 < len(x.shape) < axes:
-            x = self.t.unsqueeze(x, -1)
-        return x
-
     def do_scale(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
 
     def do_split(self, step: Step) -> None:
         x = self.get(step.ins[0])
         shapes = [self.shape(out) for out in step.outs]
-        sizes = [shape[-1] for shape in shapes]
         if all(len(shape) == len(x.shape) for shape in shapes):
-            parts = self.t.split(x, sizes)
+            axes = range(-1, 1 - len(x.shape), -1)
+            along = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
+            axis = next(along, -1)
+            parts = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
             parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
         for out, part in zip(step.outs, parts, strict=True):
@@ -163,6 +169,14 @@ class BasicKernels(Lowering):
         """Nothing is kept where no pass follows."""
 
     # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the last run: the cross-entropy of its logits, plus that of each further prediction."""
+        further, self.further = self.further, []
+        loss = self.loss(logits, labels)
+        for ahead in further:
+            loss = self.t.add(loss, self.loss(ahead, labels))
+        return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The cross-entropy of logits [batch, tokens, vocabulary] in float32."""

@@ -1,0 +1,110 @@
+"""Elementwise steps of values with different axes, and activations with parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....algebra import Number, ceil_div
+from ....flow.axis import Shape
+from ....flow.program import Step
+from ....flow.value import Value
+from ....run.rows import ONCE
+from ...tensor import FLOAT32, INT64, Tensor
+from .basic import BasicKernels
+
+
+class ElementwiseKernels(BasicKernels):
+    """Sums, products and quotients by named axes."""
+
+    def do_mul(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.mul(*self._aligned(step)))
+
+    def do_sub(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.sub(*self._aligned(step)))
+
+    def do_div(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.div(*self._aligned(step)))
+
+    def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Both operands, with one element along every axis of the result that a value lacks."""
+        a, b = (self.get(value) for value in step.ins)
+        longest = max(len(a.shape), len(b.shape))
+        axes = step.outs[0].axes
+        one, other = (
+            self._along(value, x, axes, longest) for value, x in zip(step.ins, (a, b), strict=True)
+        )
+        return one, other
+
+    def _along(self, value: Value, x: Tensor, axes: Shape, longest: int) -> Tensor:
+        if value.rows is ONCE or len(value.axes) == len(axes):
+            return x
+        own = list(value.axes)
+        missing = [i for i, axis in enumerate(axes) if not (own and own[0] == axis and own.pop(0))]
+        if own:  # it has other axes: a gate per head, of heads under another name
+            missing = list(range(len(value.axes), longest - 2))
+        for i in missing:
+            x = self.t.unsqueeze(x, 2 + i)
+        return x
+
+    def do_plus(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.add_number(self.get(step.ins[0])))
+
+    def do_sum(self, step: Step) -> None:
+        """The sum or the mean over one axis."""
+        value, out = step.ins[0], step.outs[0]
+        (over,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
+        reduce = self.t.mean if step.how["mean"] else self.t.sum
+        x = self.get(value)
+        self.set(out, reduce(x, len(x.shape) - len(value.axes) + over, keep=False))
+
+    def do_root_mean_square(self, step: Step) -> None:
+        t, x = self.t, self.get(step.ins[0])
+        size = t.sqrt(t.clamp(t.mean(t.square(t.to(x, FLOAT32)))))
+        self.set(step.outs[0], t.to(size, x.dtype))
+
+    def do_added_sinusoids(self, step: Step) -> None:
+        """SinusoidalReference.forward; its result, [rows, width], gets the type of what it is added to."""
+        self.set(step.outs[0], self.t.to(self._sinusoids(self.sight.new(step.outs[0].rows), step.outs[0].width), self.dtype))
+
+    def _sinusoids(self, rows: Number, width: Number) -> Tensor:
+        t, positions = self.t, self.t.new((rows,), INT64)
+        half = ceil_div(width, 2)
+        exponents = t.like(t.new((half,), FLOAT32))
+        angles = t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
+        del exponents
+        return t.slice(t.cat([t.function("sin", angles), t.function("cos", angles)]), width)
+
+    # --- activations with parameters ----------------------------------------------------------------------------------
+
+    def do_act(self, step: Step) -> None:
+        if step.how["kind"] == "xielu":
+            self.set(step.outs[0], self.xielu(*map(self.get, step.ins)))
+        else:
+            super().do_act(step)
+
+    def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
+        """XIELU.forward."""
+        t = self.t
+        beta, eps = t.unbind(constants)
+        above, below = t.unbind(t.function("softplus", alpha))
+        positive = t.compare(x)
+        squared = t.mul(t.mul(above, x), x)
+        slope = t.add(beta, below)
+        negative = t.mul(slope, t.sub(t.expm1(t.minimum(x, eps)), x))
+        del slope
+        chosen = t.where(positive, squared, negative)
+        del positive, squared, negative
+        return t.add(chosen, t.mul(beta, x))
+
+    def do_sinkhorn(self, step: Step) -> None:
+        """HyperLayer's Connection.forward: each division makes a new matrix."""
+        matrix = self.get(step.ins[0])
+        matrix = self._divided(matrix, -2)
+        for _ in range(step.how["steps"] - 1):
+            matrix = self._divided(matrix, -1)
+            matrix = self._divided(matrix, -2)
+        self.set(step.outs[0], matrix)
+
+    def _divided(self, matrix: Tensor, axis: Any) -> Tensor:
+        t = self.t
+        return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))

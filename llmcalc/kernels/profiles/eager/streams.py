@@ -1,0 +1,44 @@
+"""Several residual streams: AltUp and hyper-connections."""
+
+from __future__ import annotations
+
+from ....flow.program import Step
+from ...lowering import Lowering
+
+
+class StreamKernels(Lowering):
+    """What splits, mixes and merges residual streams, [batch, rows, streams, width]."""
+
+    def do_take(self, step: Step) -> None:
+        value, out = step.ins[0], step.outs[0]
+        x = self.get(value)
+        if len(out.axes) < len(value.axes):
+            self.set(out, self.t.select(x, 2))
+        else:
+            self.set(out, self.t.slice(x, out.axes[0].size, 2))
+
+    def do_copies(self, step: Step) -> None:
+        x, out = self.t.unsqueeze(self.get(step.ins[0]), 2), step.outs[0]
+        self.set(out, self.t.expand(x, self.shape(out)))
+
+    def do_stack(self, step: Step) -> None:
+        first, one = step.ins
+        made = self.stacks.pop(id(one))
+        self.set(step.outs[0], self.t.stack([self.get(first), *made], 2))
+
+    def core_Product(self, step: Step) -> None:
+        """A matrix of weights for each row, times its streams."""
+        matrix, x = map(self.get, step.ins)
+        self.set(step.outs[0], self.t.matmul(matrix, x))
+
+    def core_StreamMix(self, step: Step) -> None:
+        matrix, x = map(self.get, step.ins)
+        self.set(step.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
+
+    def core_StreamOffsets(self, step: Step) -> None:
+        """Offsets.forward: each kind of weight has a scale, and each weight an offset."""
+        t, sizes = self.t, [out.width for out in step.outs]
+        parts = t.split(self.get(step.ins[0]), sizes)
+        base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
+        for out, part, by, offset in zip(step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True):
+            self.set(out, t.add(t.mul(part, by), offset))

@@ -1,0 +1,59 @@
+"""What the kernels of all libraries share: an autograd.Function as one node, and the device that sizes workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...algebra import Number
+from ..autograd import Gradient, Graph, Needs, record
+from ..tensor import Tensor
+
+Optional = Tensor | None
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a kernel asks of the device to size its workspaces.
+
+    multiprocessors: the number of streaming multiprocessors.
+    shared_memory: the bytes of shared memory that a block may use.
+    """
+
+    multiprocessors: int
+    shared_memory: int
+
+
+H100 = Device(132, 232448)
+"""NVIDIA H100 SXM: 132 multiprocessors, 227 KiB per block (CUDA C Programming Guide, technical specifications)."""
+
+
+def applied(
+    graph: Graph,
+    name: str,
+    ins: Sequence[Optional],
+    out: Tensor,
+    backward: Callable[..., Sequence[Gradient]],
+    saves: Sequence[Optional],
+) -> Tensor:
+    """Records an autograd.Function: its forward has run without recording, and has made `out`.
+
+    ins: the arguments that may be tensors. saves: what `ctx.save_for_backward` keeps. Either may have None.
+    backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
+        libraries do, and may not capture a tensor.
+    """
+    given = [i for i, x in enumerate(ins) if x is not None]
+    kept = [x is not None for x in saves]
+
+    def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        left = iter(saved)
+        outs = backward(g, *[next(left) if one else None for one in kept])
+        return [outs[i] for i in given]
+
+    inputs = [x for x in ins if x is not None]
+    return record(graph, name, inputs, out, back, *[x for x in saves if x is not None])
+
+
+def power_of_two(n: Number) -> int:
+    """The least power of two that is not below n (triton.next_power_of_2)."""
+    return 1 << max(int(n) - 1, 0).bit_length()

@@ -1,0 +1,48 @@
+"""Lightning attention as its authors train it.
+
+Source: OpenNLPLab/lightning-attention at d15c3852, lightning_attn/ops/lightning_attn_interface.py and
+triton/lightning_attn2.py. q, k, v: [batch, heads, tokens, size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..aten import Aten
+from ..autograd import Gradient
+from ..tensor import Tensor
+from .function import applied, power_of_two
+
+WIDEST = 128
+"""The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
+
+
+def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    """lightning_attn_interface.py:16. slopes: the decay of each head."""
+    size, width = q.shape[-1], v.shape[-1]
+    padded = power_of_two(width)
+    if padded != width:
+        v = t.pad(v, padded)
+    if size <= WIDEST:
+        o = lightning_attn2(t, q, k, v, slopes)
+    else:
+        part = next(n for n in (64, 32, 16) if size % n == 0)
+        o = lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes)
+        o = t.add_number(o)  # 0 + o
+        for _ in range(1, size // part):
+            o = t.add_to(o, lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes))
+    return t.slice(o, width) if padded != width else o
+
+
+def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+    """triton/lightning_attn2.py:432 (`LightningAttention2`)."""
+    graph = t.graph
+
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
+        do = t.contiguous(do)
+        return t.like(q), t.like(k), t.like(v), None
+
+    with graph.no_grad():
+        dense = [t.contiguous(x) for x in (q, k, v, slopes)]
+        o = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
+    return applied(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense)

@@ -1,0 +1,74 @@
+"""The matrix memory of xLSTM as mlstm_kernels trains it: its kernel for long chunks.
+
+Source: NX-AI/mlstm_kernels at 39d3c617, mlstm_kernels/torch/chunkwise/triton_xl_chunk. What torch.compile fuses (the
+sums of the gates, and their gradients) is counted by its results alone. q, k: [batch, heads, tokens, size].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...algebra import Number, ceil_div, exact_div, same
+from ..aten import Aten
+from ..autograd import Gradient
+from ..tensor import FLOAT32, Tensor
+from .function import applied, power_of_two
+
+LEAST = 16
+"""The fewest tokens of a chunk."""
+
+
+def supports(chunk: Number) -> bool:
+    """Whether the kernel runs chunks of that many tokens: a power of two (kernel_param_heuristics.py:44)."""
+    return chunk >= LEAST and power_of_two(chunk) == chunk
+
+
+def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
+    """fw_recurrent.py: the memory, its normalizer and the largest exponent before each chunk and after the last."""
+    batch, heads, tokens, size = k.shape
+    many = exact_div(tokens, chunk) + 1
+    shape = batch, heads, many * size
+    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, many), FLOAT32)
+
+
+def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
+    """triton_xl_chunk/fwbw.py:18, for any number of tokens (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`).
+
+    i, f: [batch, heads, tokens], before their exponential and sigmoid.
+    """
+    tokens = q.shape[2]
+    padded = ceil_div(tokens, chunk) * chunk
+    if same(padded, tokens):
+        return _chunkwise(t, q, k, v, i, f, chunk)
+    zeros = [t.new((*x.shape[:2], padded, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
+    filled = [t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True)]
+    return t.slice(_chunkwise(t, *filled, chunk=chunk), tokens, 2)
+
+
+def _chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
+    graph = t.graph
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
+        _memory, _norm, _largest = _states(t, k, v, chunk)
+        h = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
+        n, m = t.new(i.shape, q.dtype), t.new(i.shape, q.dtype)
+        _b = t.new(i.shape, FLOAT32)
+        return h, n, m
+
+    def backward(
+        dh: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, n: Tensor, m: Tensor
+    ) -> Sequence[Gradient]:
+        """triton_xl_chunk/bw.py:26."""
+        dh = t.contiguous(dh)
+        _memory, _norm, _largest = _states(t, k, v, chunk)
+        _dmemory = t.like(_memory)
+        _b, _a = t.new(i.shape, FLOAT32), t.new(i.shape, FLOAT32)
+        dv, dk, dq = t.like(v), t.like(k), t.like(q)
+        di, df = t.new(i.shape, FLOAT32), t.new(f.shape, FLOAT32)
+        return dq, dk, dv, di, df
+
+    with graph.no_grad():
+        dense = [t.contiguous(x) for x in (q, k, v, i, f)]
+        h, n, m = forward(*dense[:4])
+    return applied(graph, "mLSTMChunkwise", (q, k, v, i, f), h, backward, (*dense, n, m))

@@ -1,0 +1,38 @@
+"""The average of RWKV-4 as its CUDA kernel trains it.
+
+Source: transformers 5.23, models/rwkv/modeling_rwkv.py:57 (`RwkvLinearAttention`), with the kernel of BlinkDL/RWKV-LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..aten import Aten
+from ..autograd import Gradient
+from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Tensor
+from .function import applied
+
+
+def rwkv_linear_attention(t: Aten, decay: Tensor, first: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """key, value: [batch, tokens, channels]; decay, first: [channels]."""
+    graph, dtype = t.graph, key.dtype
+
+    def forward(decay: Tensor, first: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        decay = t.scale(t.exp(t.contiguous(t.to(decay, FLOAT32))))
+        if dtype is FLOAT16:
+            first, key, value = t.to(first, FLOAT32), t.to(key, FLOAT32), t.to(value, FLOAT32)
+        first, key, value = t.contiguous(first), t.contiguous(key), t.contiguous(value)
+        output = t.new(key.shape, key.dtype)
+        return t.to(output, dtype), decay, first, key, value, output
+
+    def backward(g: Tensor, decay: Tensor, first: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Sequence[Gradient]:
+        g_decay = t.like(decay, dtype=BFLOAT16 if dtype is BFLOAT16 else FLOAT32)
+        g_first, g_key, g_value = t.like(first), t.like(key), t.like(value)
+        if dtype is FLOAT16:
+            g = t.to(g, FLOAT32)
+        t.contiguous(g)
+        return t.to(g_decay, dtype), t.to(g_first, dtype), t.to(g_key, dtype), t.to(g_value, dtype)
+
+    with graph.no_grad():
+        y, *saves = forward(decay, first, key, value)
+    return applied(graph, "RwkvLinearAttention", (decay, first, key, value), y, backward, saves)

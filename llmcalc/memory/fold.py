@@ -1,0 +1,109 @@
+"""A run of many layers from runs of a few: bytes at a place are linear in the number of equal layers below and above it.
+
+A stack repeats a pattern of kinds of layers (one kind, or five with a window and one without). A run with 3 repeats
+and one with 4 give the bytes of any number: what stands at a given distance from the first or the last layer grows by
+the same amount with every repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..flow.program import Scope
+from ..kernels.lowering import in_order, periodic
+from ..kernels.meter import Peak, Place
+from ..model import ModelSpec
+from .training import Replayed
+
+FEW = 3
+"""Repeats that a folded run has: the first, one between, and the last."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The layers of a stack.
+
+    path: of its layers. before: layers before the pattern begins. period: layers in it. repeats: whole repeats of it.
+    """
+
+    path: str
+    before: int
+    period: int
+    repeats: int
+
+    @property
+    def folds(self) -> bool:
+        """Whether two runs of a few repeats are shorter than one of all."""
+        return self.repeats > 2 * FEW + 1
+
+
+def loops(spec: ModelSpec) -> list[Loop]:
+    """The layers of each stack, in the order in which the stacks run."""
+    found = []
+    for above, kinds in _stacks(spec.program().root):
+        order = list(in_order(kinds))
+        before, period = periodic(order)
+        path = ".".join((*above, kinds[0].name))
+        found.append(Loop(path, before, period, (len(order) - before) // period))
+    return found
+
+
+def _stacks(scope: Scope, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
+    """Every stack that runs: the path of the module that it stands in, and its kinds of layers."""
+    kinds = [
+        item
+        for item in scope.items
+        if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
+    ]
+    found = [(above, kinds)] if kinds else []
+    for item in scope.items:
+        if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
+            found += _stacks(item, (*above, item.name))
+    return found
+
+
+def folded(run: Callable[[Mapping[int, int]], Replayed], stacks: list[Loop]) -> Replayed:
+    """What a run of all layers finds, from runs of a few. run: repeats of each stack's pattern → what it finds."""
+    few = {i: FEW for i, loop in enumerate(stacks) if loop.folds}
+    base = run(few)
+    found = Replayed(base.set_up, base.after, base.reserved, {place: _copy(peak) for place, peak in base.peaks.items()})
+    for i in few:
+        more = run({**few, i: FEW + 1})
+        times = stacks[i].repeats - FEW
+        found.set_up += times * (more.set_up - base.set_up)
+        found.after += times * (more.after - base.after)
+        found.reserved += times * (more.reserved - base.reserved)
+        for place, peak in found.peaks.items():
+            _grow(peak, base.peaks[place], more.peaks[_moved(place, stacks[i], 1)], times)
+    return Replayed(
+        found.set_up, found.after, found.reserved, {_placed(place, stacks): p for place, p in found.peaks.items()}
+    )
+
+
+def _copy(peak: Peak) -> Peak:
+    made = Peak()
+    made.bytes, made.by_kind = peak.bytes, dict(peak.by_kind)
+    return made
+
+
+def _grow(peak: Peak, before: Peak, after: Peak, times: int) -> None:
+    peak.bytes += times * (after.bytes - before.bytes)
+    for kind in peak.by_kind:
+        peak.by_kind[kind] += times * (after.by_kind[kind] - before.by_kind[kind])
+
+
+def _moved(place: Place, loop: Loop, by: int) -> Place:
+    """The same distance from the first layers, or from the last, with `by` more repeats between."""
+    inside = place.path == loop.path or place.path.startswith(f"{loop.path}.")
+    if not inside or place.turn < loop.before + (FEW - 1) * loop.period:
+        return place
+    return Place(place.phase, place.turn + by * loop.period, place.path)
+
+
+def _placed(place: Place, stacks: list[Loop]) -> Place:
+    """The place in the whole model."""
+    for loop in stacks:
+        if loop.folds:
+            place = _moved(place, loop, loop.repeats - FEW)
+    return place

@@ -1,0 +1,343 @@
+"""The memory of an optimizer's step, replayed tensor by tensor.
+
+Each function here allocates and frees what the function that it names allocates and frees, in the same order. A local
+variable stands for the local variable of that name: what it holds lives until it gets another value or the function
+returns. Hyperparameters are the defaults of each library; they decide which steps make copies.
+
+Sources, torch 2.13: torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py. Their numbers are compared with torch's to
+the byte (tests/memory/test_optimizers.py).
+adamw-8bit is from the source code of bitsandbytes 0.50 (bitsandbytes/optim/optimizer.py, `Optimizer2State`), whose
+kernels write into the states and the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ..algebra import ceil_div
+from ..costs.optimizers import BLOCK, LEAST_8BIT
+from ..errors import InputError
+from ..kernels.aten import Aten
+from ..kernels.autograd import Graph
+from ..kernels.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Tensor
+
+Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
+"""How a library runs a step: `foreach`, each operation over all tensors of one type at once; `fused`, one kernel for
+all operations; `loop`, tensor after tensor.
+"""
+
+IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
+    "adamw": ("foreach", "fused", "loop"),
+    "sgd": ("foreach", "fused", "loop"),
+    "adafactor": ("loop", "foreach"),
+    "adamw-8bit": ("loop",),
+    "muon": ("foreach", "fused", "loop"),
+}
+"""Optimizer → its implementations, the library's default on a GPU first. torch's Muon is always a loop: the
+implementation is that of AdamW, which updates all other tensors.
+"""
+
+ALIASES = {"adam8bit": "adamw-8bit"}
+
+MAP_ENTRIES = 256
+"""Entries of a code map of 8-bit states: one fp32 value per code."""
+
+ITERATIONS = 5
+"""Newton-Schulz iterations of a step of Muon."""
+
+
+@dataclass(eq=False)
+class Trained:
+    """A parameter that an optimizer updates.
+
+    tensor: the parameter. matrix: whether it is a weight matrix inside the layers, which Muon updates if it has two
+        axes; torch's Muon refuses stacked matrices, which AdamW updates.
+    gradient: its gradient; None if it has none, and then a step leaves the parameter as it is.
+    states: what the optimizer keeps for it, empty before its first step. Tensors that all parameters share are in the
+        states of the first that needs them.
+    """
+
+    tensor: Tensor
+    matrix: bool = False
+    gradient: Tensor | None = None
+    states: list[Tensor] = field(default_factory=list)
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient of a parameter that has one."""
+        assert self.gradient is not None
+        return self.gradient
+
+
+def implementations(name: str) -> tuple[Implementation, ...]:
+    """Returns the implementations of an optimizer, the library's default first. Raises `InputError` if unknown."""
+    found = IMPLEMENTATIONS.get(ALIASES.get(name, name))
+    if found is None:
+        raise InputError(f"--optimizer {name}: not known; expected one of {', '.join([*IMPLEMENTATIONS, *ALIASES])}")
+    return found
+
+
+def step(
+    graph: Graph,
+    name: str,
+    trained: Sequence[Trained],
+    implementation: Implementation | None = None,
+    momentum: bool = False,
+) -> None:
+    """Allocates and frees what one step of an optimizer does; at the first step its states are made, and stay.
+
+    name: one of `IMPLEMENTATIONS`, or an alias. trained: all parameters, in the model's order.
+    implementation: how the library runs the step; by default the first of `implementations(name)`.
+    momentum: whether sgd has momentum; the others have no such choice. Default False.
+    Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
+    """
+    known = implementations(name)
+    chosen = known[0] if implementation is None else implementation
+    if chosen not in known:
+        raise InputError(f"--optimizer-impl {chosen}: {name} does not have it; expected {' or '.join(known)}")
+    ready = [one for one in trained if one.gradient is not None]
+    with graph.no_grad():
+        match ALIASES.get(name, name):
+            case "adamw":
+                _adamw(Aten(graph), ready, chosen)
+            case "sgd":
+                _sgd(Aten(graph), ready, chosen, momentum)
+            case "adafactor":
+                _adafactor(Aten(graph), ready, chosen)
+            case "muon":
+                _muon(Aten(graph), [one for one in ready if _by_muon(one)])
+                _adamw(Aten(graph), [one for one in ready if not _by_muon(one)], chosen)
+            case "adamw-8bit":
+                _adamw_8bit(Aten(graph), ready, any(len(one.states) > 4 for one in trained))
+
+
+def _by_muon(one: Trained) -> bool:
+    return one.matrix and len(one.tensor.shape) == 2
+
+
+# What the functions below share
+
+
+@contextmanager
+def _as_states(graph: Graph) -> Iterator[None]:
+    """New tensors are counted as states of the optimizer."""
+    before, graph.meter.kind = graph.meter.kind, "optimizer"
+    try:
+        yield
+    finally:
+        graph.meter.kind = before
+
+
+def _written(target: object, *read: object) -> None:
+    """An operation in place: it reads tensors, writes into `target`, and makes no tensor."""
+
+
+def _by_dtype(trained: Sequence[Trained]) -> list[list[Trained]]:
+    """The groups of `_group_tensors_by_device_and_dtype`: the type that is found last comes first.
+
+    torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
+    """
+    groups: dict[Dtype, list[Trained]] = {}
+    for one in trained:
+        groups.setdefault(one.tensor.dtype, []).append(one)
+    return list(reversed(groups.values()))
+
+
+# AdamW (torch/optim/adam.py)
+
+
+def _adamw(t: Aten, trained: Sequence[Trained], implementation: Implementation) -> None:
+    """`Adam.step`. The step count of a tensor is on the host, except for fused; exp_avg_sq is the last state."""
+    for one in trained:
+        if not one.states:
+            with _as_states(t.graph):
+                if implementation == "fused":
+                    one.states.append(t.new((), FLOAT32))  # step
+                one.states.append(t.like(one.tensor))  # exp_avg
+                one.states.append(t.like(one.tensor))  # exp_avg_sq
+    if implementation == "foreach":
+        _multi_tensor_adam(t, trained)
+    elif implementation == "loop":
+        _single_tensor_adam(t, trained)
+
+
+def _multi_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
+    """Every denominator of a group at once; those of the group before are still named while they are made."""
+    for group in _by_dtype(trained):
+        exp_avg_sq_sqrt = [t.like(one.states[-1]) for one in group]
+        _written(group, exp_avg_sq_sqrt)
+
+
+def _single_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
+    """The square root and its quotient, while the denominator of the tensor before is still named."""
+    for one in trained:
+        denom = t.like(t.like(one.states[-1]))
+        _written(one.tensor, denom)
+
+
+# SGD (torch/optim/sgd.py)
+
+
+def _sgd(t: Aten, trained: Sequence[Trained], implementation: Implementation, momentum: bool) -> None:
+    """`SGD.step` without weight decay: momentum buffers are the first gradients' copies, and nothing else is made.
+
+    Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
+    """
+    if momentum:
+        groups = _by_dtype(trained) if implementation == "foreach" else [trained]
+        for group in groups:
+            for one in group:
+                if not one.states:
+                    with _as_states(t.graph):
+                        one.states.append(t.like(one.grad))  # momentum_buffer
+
+
+# Adafactor (torch/optim/_adafactor.py)
+
+
+def _adafactor(t: Aten, trained: Sequence[Trained], implementation: Implementation) -> None:
+    """`Adafactor.step`. The step count of a tensor is on the host."""
+    for one in trained:
+        if not one.states:
+            with _as_states(t.graph):
+                if _is_factored(one):
+                    one.states.append(_reduced(t, one.grad, -1))  # row_var
+                    one.states.append(_reduced(t, one.grad, -2))  # col_var
+                else:
+                    one.states.append(t.like(one.grad))  # variance
+    if implementation == "foreach":
+        _multi_tensor_adafactor(t, trained)
+    else:
+        _single_tensor_adafactor(t, trained)
+
+
+def _is_factored(one: Trained) -> bool:
+    """Whether the second moment is a product of row and column means; a vector has its own."""
+    return len(one.grad.shape) > 1
+
+
+def _reduced(t: Aten, x: Tensor, axis: int) -> Tensor:
+    """One value per index of the other axes; the axis stays, with one element."""
+    shape = list(x.shape)
+    shape[axis] = 1
+    return t.new(tuple(shape), x.dtype)
+
+
+def _norm(t: Aten, x: Tensor) -> None:
+    """The norm of a tensor, read by the host."""
+    t.new((), x.dtype)
+
+
+def _estimate(t: Aten, row_var: Tensor, col_var: Tensor) -> Tensor:
+    """The product of row and column means."""
+    return t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
+
+
+def _single_tensor_adafactor(t: Aten, trained: Sequence[Trained]) -> None:
+    """Everything that one tensor's update names lives on into the next tensor's."""
+    for one in trained:
+        grad = one.grad
+        _norm(t, one.tensor)
+        if _is_factored(one):
+            row_var, col_var = one.states
+            row_mean = _reduced(t, grad, -1)
+            _written(row_var, row_mean)
+            col_mean = _reduced(t, grad, -2)
+            _written(col_var, col_mean)
+            var_estimate = _estimate(t, row_var, col_var)
+            _written(var_estimate, _reduced(t, row_var, -2))
+        else:
+            variance = one.states[0]
+            grad_squared = t.like(grad)
+            _written(variance, grad_squared)
+            var_estimate = t.like(variance)
+        update = var_estimate
+        _norm(t, update)
+        _written(one.tensor, update)
+
+
+def _multi_tensor_adafactor(t: Aten, trained: Sequence[Trained]) -> None:
+    """Group after group; the updates of one group are still named while the next estimates are made."""
+    for group in _by_dtype_and_factors(trained):
+        for one in group:
+            _norm(t, one.tensor)
+        if _is_factored(group[0]):
+            row_means = [_reduced(t, one.grad, -1) for one in group]
+            del row_means
+            col_means = [_reduced(t, one.grad, -2) for one in group]
+            del col_means
+            var_estimates = [_estimate(t, *one.states) for one in group]
+            row_var_means = [_reduced(t, one.states[0], -2) for one in group]
+            del row_var_means
+        else:
+            grads_squared = [t.like(one.grad) for one in group]
+            del grads_squared
+            var_estimates = [t.like(one.states[0]) for one in group]
+        updates = var_estimates
+        for update in updates:
+            _norm(t, update)
+        _written(group, updates)
+
+
+def _by_dtype_and_factors(trained: Sequence[Trained]) -> list[list[Trained]]:
+    """The groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
+    groups: dict[tuple[Dtype, bool], list[Trained]] = {}
+    for same in _by_dtype(trained):
+        for one in same:
+            groups.setdefault((one.tensor.dtype, _is_factored(one)), []).append(one)
+    return list(groups.values())
+
+
+# Muon (torch/optim/_muon.py)
+
+
+def _muon(t: Aten, trained: Sequence[Trained]) -> None:
+    """`Muon.step`, with Nesterov momentum."""
+    for one in trained:
+        if not one.states:
+            with _as_states(t.graph):
+                one.states.append(t.like(one.grad))  # momentum_buffer
+    for one in trained:
+        update = t.like(one.grad, one.states[0])
+        update = _zeropower_via_newtonschulz(t, update)
+        _written(one.tensor, update)
+
+
+def _zeropower_via_newtonschulz(t: Aten, grad: Tensor) -> Tensor:
+    """The orthogonalized update in bf16; a bf16 update is itself the first of the iterations' tensors."""
+    ortho_grad = t.to(grad, BFLOAT16)
+    if grad.shape[0] > grad.shape[1]:
+        ortho_grad = t.transpose(ortho_grad, 0, 1)
+    _written(ortho_grad, t.like(t.new((), BFLOAT16)))  # divided by its norm, which is at least eps
+    for _ in range(ITERATIONS):
+        gram_matrix = t.mm(ortho_grad, t.transpose(ortho_grad, 0, 1))
+        gram_update = t.addmm(gram_matrix, gram_matrix, gram_matrix)
+        ortho_grad = t.addmm(ortho_grad, gram_update, ortho_grad)
+    if grad.shape[0] > grad.shape[1]:
+        ortho_grad = t.transpose(ortho_grad, 0, 1)
+    return ortho_grad
+
+
+# AdamW with 8-bit states (bitsandbytes/optim/optimizer.py)
+
+
+def _adamw_8bit(t: Aten, trained: Sequence[Trained], has_maps: bool) -> None:
+    """`Optimizer8bit.step`: states are made just before a tensor's first update. Step counts are Python numbers.
+
+    has_maps: whether the two code maps, which all tensors share, exist.
+    """
+    for one in trained:
+        if one.states:
+            continue
+        with _as_states(t.graph):
+            if one.tensor.count < LEAST_8BIT:
+                one.states = [t.like(one.tensor, dtype=FLOAT32) for _ in range(2)]  # state1, state2
+                continue
+            maps = [] if has_maps else [t.new((MAP_ENTRIES,), FLOAT32) for _ in range(2)]
+            has_maps = True
+            states = [t.like(one.tensor, dtype=UINT8) for _ in range(2)]
+            scales = [t.new((ceil_div(one.tensor.count, BLOCK),), FLOAT32) for _ in range(2)]  # absmax1, absmax2
+            one.states = [*states, *scales, *maps]

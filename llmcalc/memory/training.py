@@ -1,0 +1,193 @@
+"""A training step on one device, replayed: every tensor from set-up to the second step, on a model of the allocator.
+
+The second step is the steady state: the optimizer's states exist, and the allocator's free blocks are those that the
+first step left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..flow.record import Flow
+from ..kernels.autograd import Graph, backward
+from ..kernels.lowering import NONE, Recompute
+from ..kernels.meter import Device, Meter, Peak, Place
+from ..kernels.profiles.eager import Eager
+from ..kernels.tensor import DTYPES, FLOAT32, INT64, Tensor, empty
+from ..model import ModelSpec
+from ..run.rows import SOURCE, TOKENS
+from ..run.sight import Sight
+from ..run.workload import Workload
+from .optimizers import Implementation, Trained
+from .optimizers import step as optimizer_step
+
+PHASES = ("forward", "backward", "step")
+"""The parts of a training step, in order."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    batch: sequences of a micro-batch. seq: their tokens. source: tokens that an encoder reads, `seq` by default.
+    microbatches: the number of micro-batches per step, whose gradients are accumulated; 1 by default.
+    dtype: number format of weights, gradients and activations.
+    master: whether the optimizer updates an fp32 copy of the weights; it reads fp32 copies of the gradients.
+    optimizer, implementation, momentum: as in `optimizers.step`.
+    recompute: what runs again in the backward pass, nothing by default.
+    keeps_gradients: whether gradients are set to zero after a step instead of being freed, false by default.
+    """
+
+    batch: int = 1
+    seq: int = 2048
+    source: int | None = None
+    microbatches: int = 1
+    dtype: str = "bfloat16"
+    master: bool = False
+    optimizer: str = "adamw"
+    implementation: Implementation = "foreach"
+    momentum: bool = False
+    recompute: Recompute = NONE
+    keeps_gradients: bool = False
+
+
+@dataclass
+class Replayed:
+    """What a replay of two steps found, in bytes.
+
+    set_up: after set-up. peaks: place → the most in the second step, and in the first step of the optimizer.
+    after: after the second step. reserved: the most that the allocator reserved.
+    """
+
+    set_up: int = 0
+    after: int = 0
+    reserved: int = 0
+    peaks: Mapping[Place, Peak] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> tuple[Place, Peak]:
+        """The place of the highest peak."""
+        return max(self.peaks.items(), key=lambda one: one[1].bytes)
+
+
+class TrainingRun:
+    """Replays steps of a model. layers: how many layers of each stack run; all by default (see `fold`)."""
+
+    def __init__(
+        self, spec: ModelSpec, how: Training, device: Device | None = None, layers: Mapping[int, int] | None = None
+    ) -> None:
+        self.spec, self.how = spec, how
+        self.meter = Meter(device)
+        self.graph = Graph(self.meter)
+        sight = Sight(Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training"))
+        self.program: Flow = spec.program()
+        self.lowering = Eager(self.graph, sight, DTYPES[how.dtype], recompute=how.recompute)
+        self.lowering.run_only = dict(layers or {})
+        self.labels: Tensor | None = None
+        self.trained: list[Trained] = []
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Makes the parameters in the order in which the program uses them, and what training keeps beside them."""
+        self.meter.place = Place("set-up")
+        self.lowering.prepare(self.program)
+        with self._counted_as("weights"):
+            for key, weight in self.lowering.parameters:
+                updated = empty(self.meter, weight.shape, FLOAT32) if self.how.master else weight
+                self.trained.append(Trained(updated, matrix=self._is_matrix(key, weight)))
+        self.parameters = [weight for _, weight in self.lowering.parameters]
+
+    def _is_matrix(self, key: object, weight: Tensor) -> bool:
+        """Whether a parameter is a weight matrix of a layer, which Muon updates."""
+        return len(weight.shape) == 2 and isinstance(key, tuple) and any(type(part) is int for part in key)
+
+    def step(self) -> None:
+        """Runs one step over all micro-batches."""
+        for _ in range(self.how.microbatches):
+            self.forward_and_backward()
+        self.update()
+        self.zero_grad()
+
+    def forward_and_backward(self) -> None:
+        """One micro-batch. Its loss is named until the backward pass has run."""
+        self.meter.place = Place("forward")
+        with self._counted_as("activations"):
+            self._batch()
+        logits = self.lowering.run(self.program)
+        self.meter.place = Place("forward", path="loss")
+        loss = self.lowering.loss(logits, self._labels) if self.labels is not None else logits
+        del logits
+        self.meter.place = Place("backward", path="loss")
+        seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
+        backward(self.graph, loss, seed)
+
+    @property
+    def _labels(self) -> Tensor:
+        assert self.labels is not None
+        return self.labels
+
+    def _batch(self) -> None:
+        """The token ids, whose names get those of the next batch; they are their own labels."""
+        how, given = self.how, self.lowering.given
+        ids = empty(self.meter, (how.batch, how.seq), INT64)
+        given[TOKENS] = ids
+        if self.spec.kind == "encoder-decoder":
+            source = how.seq if how.source is None else how.source
+            given[SOURCE] = empty(self.meter, (how.batch, source), INT64)
+        if self.spec.kind == "encoder":
+            given[SOURCE] = ids
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
+
+    def update(self) -> None:
+        """The optimizer's step; with master weights, from fp32 copies of the gradients into the master weights."""
+        self.meter.place = Place("step")
+        copies: list[Tensor] = []
+        for one, weight in zip(self.trained, self.parameters, strict=True):
+            one.gradient = weight.grad
+            if self.how.master and weight.grad is not None:
+                one.gradient = self.graph.new(weight.shape, FLOAT32)
+                copies.append(one.gradient)
+        with self.graph.no_grad():
+            optimizer_step(self.graph, self.how.optimizer, self.trained, self.how.implementation, self.how.momentum)
+        for one in self.trained:
+            one.gradient = None
+
+    def zero_grad(self) -> None:
+        """Frees the gradients, or keeps them as zeros."""
+        if not self.how.keeps_gradients:
+            for weight in self.parameters:
+                weight.grad = None
+
+    @contextmanager
+    def _counted_as(self, kind: str) -> Iterator[None]:
+        before, self.meter.kind = self.meter.kind, kind
+        try:
+            yield
+        finally:
+            self.meter.kind = before
+
+
+def replay(
+    spec: ModelSpec, how: Training, device: Device | None = None, layers: Mapping[int, int] | None = None
+) -> Replayed:
+    """Replays set-up and two steps. Raises `Unsupported` for a step of the model without kernels."""
+    run = TrainingRun(spec, how, device, layers)
+    run.set_up()
+    found = Replayed(set_up=run.meter.now)
+    run.step()
+    first = run.meter.peaks
+    run.meter.peaks = {}
+    run.meter.place = Place()
+    run.step()
+    run.meter.place = Place("after")
+    step = Place("step")
+    if first[step].bytes > run.meter.peaks[step].bytes:
+        run.meter.peaks[step] = first[step]
+    found.peaks = {place: peak for place, peak in run.meter.peaks.items() if place.phase in PHASES}
+    found.after = run.meter.now
+    found.reserved = getattr(device, "peak_reserved", 0)
+    return found
+
