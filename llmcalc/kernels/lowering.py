@@ -23,6 +23,7 @@ from ..run.sight import Sight
 from .aten import Aten
 from .autograd import Graph
 from .checkpoint import Run, checkpoint, reentrant
+from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
 from .tensor import INT64, Dtype, Tensor, empty
@@ -79,6 +80,8 @@ class Lowering:
     trained: whether weights get gradients.
     recompute: what runs again in the backward pass, nothing by default.
     include: the names of the optional parts that run (`llmcalc.optional`), none by default.
+    choices: which kernels run where people choose.
+    result: the value that the program computes. head: the output layer, where the loss computes its product.
     further: the further results of the last run, such as the logits of multi-token-prediction modules.
     store: what each cache keeps between passes, by its path; None if no pass follows.
     """
@@ -91,9 +94,10 @@ class Lowering:
         trained: bool = True,
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
+        choices: Choices = EAGER,
     ) -> None:
         self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
-        self.recompute, self.include = recompute, include
+        self.recompute, self.include, self.choices = recompute, include, choices
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}
@@ -101,6 +105,8 @@ class Lowering:
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.further: list[Tensor] = []
+        self.result: Value | None = None
+        self.head: tuple[Tensor, Tensor | None] | None = None
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
@@ -108,7 +114,7 @@ class Lowering:
         self.last: dict[int, int] = {}
         self.kept: set[int] = set()
         self.stacks: dict[int, list[Tensor]] = {}
-        self.modules: dict[int, Path] = {}
+        self.modules: dict[int, tuple[Path, str]] = {}
         self.reads: dict[int, set[int]] = {}
         self.makes: dict[int, set[int]] = {}
         self.bound: dict[int, list[int]] = {}
@@ -128,7 +134,7 @@ class Lowering:
         found = self.values.get(id(value))
         if found is not None:
             return found
-        if value.of is None and value.rows in self.given:
+        if value.fixed and value.rows in self.given:  # audio frames
             return self.given[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
@@ -239,6 +245,7 @@ class Lowering:
     def run(self, program: Flow) -> Tensor:
         """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
         assert program.result is not None
+        self.result = program.result
         self.last, self.kept = last_readers(program.root, self)
         self.last.pop(id(program.result.storage), None)
         self.further = []
@@ -253,7 +260,7 @@ class Lowering:
 
     def prepare(self, program: Flow) -> None:
         """Makes all parameters, in the order in which the program uses them."""
-        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include)
+        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include, choices=self.choices)
         dry.graph.enabled, dry.run_only = False, self.run_only
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.run(program)

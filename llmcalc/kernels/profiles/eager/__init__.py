@@ -7,6 +7,7 @@ from .basic import BasicKernels
 from .convolution import ConvolutionKernels
 from .elementwise import ElementwiseKernels
 from .experts import ExpertKernels
+from .fused import FusedKernels
 from .local import LocalKernels
 from .positions import PositionKernels
 from .scans import ScanKernels
@@ -18,6 +19,7 @@ class Eager(
     ExpertKernels,
     LocalKernels,
     PositionKernels,
+    FusedKernels,
     AttentionKernels,
     StreamKernels,
     ConvolutionKernels,

@@ -1,0 +1,171 @@
+"""Kernels that replace several steps: attention without scores, norms, and cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....algebra import ceil_div
+from ....components.norm import Norm
+from ....flow.program import Step
+from ...autograd import Gradient, Needs, record
+from ...lowering import Path
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from .attention import AttentionKernels
+from .basic import BasicKernels
+
+
+class FusedKernels(AttentionKernels, BasicKernels):
+    """What `Choices` asks for instead of the reference's own steps."""
+
+    # --- attention --------------------------------------------------------------------------------------------------
+
+    def do_mask(self, step: Step) -> None:
+        if self.choices.attention == "eager":
+            super().do_mask(step)
+
+    def do_repeat(self, step: Step) -> None:
+        """Flash attention reads each key head for all of its queries."""
+        if self.choices.attention == "flash":
+            self.bind(step.outs[0], self.get(step.ins[0]))
+        else:
+            super().do_repeat(step)
+
+    def attention_AttentionCore(self, step: Step) -> None:
+        if self.choices.attention == "eager":
+            super().attention_AttentionCore(step)
+            return
+        if step.how.get("selected") is not None or len(step.ins) > 3 or step.how.get("sinks"):
+            raise self.unsupported(
+                f"--attention-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
+                "expected eager",
+                step.name,
+            )
+        q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
+        crossing = step.ins[1].rows != step.ins[0].rows
+        if self.choices.attention == "flash":
+            made = self.through(self.flash, q, k, v)
+        else:
+            limited = step.how.get("window") is not None or step.how.get("chunk") is not None
+            if limited or step.how["cap"] is not None:
+                raise self.unsupported(
+                    "--attention-implementation sdpa-math takes no window and no soft cap", step.name
+                )
+            masked = step.how["causal"] and not crossing
+            made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
+        self.set(step.outs[0], self.t.transpose(made, 1, 2))
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q: [batch, heads, queries, size]; k and v may have fewer heads. It keeps one number per query beside these.
+
+        Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
+        float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
+        `mha_bwd`).
+        """
+        t, graph, spare = self.t, self.graph, self.choices.workspace
+        batch, heads, queries, _ = q.shape
+        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, t.like(q).strides if q.shape == v.shape else None)
+        sums = graph.new((batch, heads, queries), FLOAT32)
+        seed, unused = graph.new((2,), INT64), graph.new((), INT64)
+        shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+
+        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            found = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+            if spare:
+                rows, sums = graph.new(shapes[0][0], FLOAT32), graph.new((batch, heads, queries), FLOAT32)
+                wide = [graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated]
+                del rows, sums, wide
+            return found
+
+        return record(graph, "flash_attention", (q, k, v), out, back, q, k, v, out, sums, seed, unused)
+
+    def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
+        """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`."""
+        t, dtype = self.t, q.dtype
+        q, k, v = (t.to(x, FLOAT32) for x in (q, k, v))
+        scaled = t.scale(q)
+        mask = self._float_mask(q.shape[2], k.shape[2]) if masked else None
+        scores = t.matmul(scaled, t.scale(t.transpose(k, -1, -2)))
+        if mask is not None:
+            scores = t.add(scores, mask)
+        scores = t.softmax(scores)
+        returned = t.to(scores, dtype)
+        out = t.to(t.matmul(scores, v), dtype)
+        del returned
+        return out
+
+    def _float_mask(self, queries: Any, keys: Any) -> Tensor:
+        """0 where a query sees a key, −∞ elsewhere, made anew by every layer."""
+        t = self.t
+        seen = t.like(t.new((queries, keys), BOOL))
+        zero, low = t.new((), FLOAT32), t.new((), FLOAT32)
+        mask = t.new((queries, keys), FLOAT32)
+        del seen, zero, low
+        return mask
+
+    # --- norms ------------------------------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+        """Source: derivatives.yaml, `native_layer_norm` and `_fused_rms_norm`: the input, and statistics of each row."""
+        if self.choices.norm == "eager" or spec.type == "affine" or groups != 1 or len(shape) > 1:
+            return super().norm(x, spec, name, shape, groups, module)
+        graph, rows = self.graph, (*x.shape[:-1], 1)
+        weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
+        bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
+        out = graph.new(x.shape, x.dtype)
+        statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
+        ins = [one for one in (x, weight, bias) if one is not None]
+        shapes = [(one.shape, one.dtype) for one in ins]
+
+        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+
+        return record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def do_linear(self, step: Step) -> None:
+        chunked = self.choices.cross_entropy == "chunked" and self.trained and self.graph.enabled
+        if not (chunked and step.outs[0] is self.result):
+            super().do_linear(step)
+            return
+        bias = self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.how["bias"] else None
+        self.head = (self.matrix(step), bias)
+        self.bind(step.outs[0], self.flat(step.ins[0]))
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.choices.cross_entropy == "fused":
+            return self._over_logits(self.t.flatten(logits, 0, 1))
+        if self.head is not None:
+            (weight, bias), self.head = self.head, None
+            return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias)
+        return super().loss(logits, labels)
+
+    def _over_logits(self, logits: Tensor) -> Tensor:
+        """Source: linkedin/Liger-Kernel, ops/cross_entropy.py: the forward pass writes the gradient over the logits."""
+        graph = self.graph
+        losses = graph.new(logits.shape[:1], logits.dtype)
+        out = graph.new((), logits.dtype)
+        del losses
+        return record(graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
+
+    def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Source: linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py: gradients are made in the forward pass.
+
+        x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
+        """
+        graph = self.graph
+        tokens, vocabulary = x.shape[0], weight.shape[0]
+        chunks = ceil_div(vocabulary, x.shape[1])
+        size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
+        ins = [one for one in (x, weight, bias) if one is not None]
+        gradients = [graph.new(one.shape, one.dtype) for one in ins]
+        losses = graph.new((tokens,), FLOAT32)
+        for at in range(0, tokens, size):
+            rows = min(size, tokens - at)
+            logits = graph.new((rows, vocabulary), x.dtype)
+            part = graph.new((rows, x.shape[1]), x.dtype)
+            del logits, part
+        out = graph.new((), FLOAT32)
+        del losses
+        return record(graph, "linear_cross_entropy", ins, out, lambda g, _, *made: made, *gradients)

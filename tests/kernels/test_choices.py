@@ -1,0 +1,105 @@
+"""Attention without scores, torch's fallback in float32, and fused norms hold what torch's operations hold on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from llmcalc.components.layers.block import Block
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.lowering import Unsupported
+from llmcalc.model import ModelSpec
+from tests.contracts.test_parts import around_a_model
+from tests.kernels.models import by_torch, without_values
+
+
+def _flash(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+def _math(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def cores(core: Callable[..., Any], repeats: bool, module: Any) -> None:
+    """Replaces the attention scores, which then need no mask. repeats: whether keys are repeated before."""
+    for name, part in module.named_modules():
+        if name.endswith("core"):
+            part.forward = core
+        if hasattr(part, "_seen"):
+            part._seen = lambda *_: (None, None)
+            part.kv_heads = part.kv_heads if repeats else part.heads
+
+
+def norms(module: Any) -> None:
+    for part in module.modules():
+        if getattr(part, "kind", "") == "layernorm":
+            part.forward = partial(_layer_norm, part)
+
+
+def _layer_norm(part: Any, x: Any) -> Any:
+    return F.layer_norm(x, x.shape[-1:], part.weight, part.bias)
+
+
+def spec(number: int) -> ModelSpec:
+    return around_a_model(Block.examples()[number])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 12, 13])
+@pytest.mark.parametrize("kind", ["flash", "sdpa-math"])
+def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
+    choices = Choices(attention=kind, workspace=False)
+    change = partial(cores, _flash if kind == "flash" else _math, kind != "flash")
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec(number), log=ours, choices=choices)._replace(saved=0)
+    assert held == by_torch(spec(number), log=theirs, change=change), "\n".join([*ours, "=====", *theirs])
+
+
+@pytest.mark.parametrize("number", [1, 12, 13])
+def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(spec(number), log=ours, choices=Choices(norm="fused"))._replace(saved=0)
+    assert held == by_torch(spec(number), log=theirs, change=norms), "\n".join([*ours, "=====", *theirs])
+
+
+def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> None:
+    wide = around_a_model(Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=96))
+    meta, gpu = (without_values(wide, choices=Choices("flash", workspace=more)) for more in (False, True))
+    assert (meta.saved, meta.live, meta.forward, meta.after) == (gpu.saved, gpu.live, gpu.forward, gpu.after)
+    assert meta.backward < gpu.backward
+
+
+def test_a_loss_in_chunks_never_has_all_logits() -> None:
+    """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
+    whole, over, chunked = (
+        without_values(spec(0), batch=2, seq=8, choices=Choices(cross_entropy=how))
+        for how in ("eager", "fused", "chunked")
+    )
+    logits = 2 * 8 * 50
+    assert whole.saved - over.saved == 4 * logits + 4 - 2 * logits  # log-probabilities and the sum of their weights
+    assert over.saved - chunked.saved == 2 * logits - 2 * 50 * 24  # it keeps gradients of its input and weight instead
+    assert over.forward < whole.forward
+
+
+def test_chunks_need_less_where_tokens_are_many() -> None:
+    over, chunked = (
+        without_values(spec(9), batch=1, seq=512, choices=Choices("flash", cross_entropy=how))
+        for how in ("fused", "chunked")
+    )
+    assert chunked.forward < over.forward
+
+
+def test_what_cannot_be_fused_is_refused() -> None:
+    sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
+    with pytest.raises(
+        Unsupported, match="layers.self_attn.core: --attention-implementation flash takes no bias, no sinks"
+    ):
+        without_values(sunk, choices=Choices("flash"))
