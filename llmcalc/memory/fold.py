@@ -33,6 +33,11 @@ class Loop:
     repeats: int
 
     @property
+    def layers(self) -> int:
+        """The layers before the pattern and in its whole repeats."""
+        return self.before + self.period * self.repeats
+
+    @property
     def folds(self) -> bool:
         """Whether two runs of a few repeats are shorter than one of all."""
         return self.repeats > 2 * FEW + 1

@@ -4,10 +4,13 @@ Each function here allocates and frees what the function that it names allocates
 variable stands for the local variable of that name: what it holds lives until it gets another value or the function
 returns. Hyperparameters are the defaults of each library; they decide which steps make copies.
 
-Sources, torch 2.13: torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py. Their numbers are compared with torch's to
-the byte (tests/memory/test_optimizers.py).
-adamw-8bit is from the source code of bitsandbytes 0.50 (bitsandbytes/optim/optimizer.py, `Optimizer2State`), whose
-kernels write into the states and the parameter.
+Sources:
+- adamw, sgd, adafactor, muon: torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py of torch 2.13; equal to the bytes of
+  torch's steps (tests/memory/test_optimizers.py).
+- adamw-8bit: the source code of bitsandbytes 0.50 (bitsandbytes/optim/optimizer.py, `Optimizer2State`), whose kernels
+  write into the states and the parameter. Its states equal those of a run on the CPU, which is not among the tests.
+Not counted: what a kernel takes for itself, which are the partial sums of a norm (Adafactor, Muon) and the workspace of
+a matrix product (Muon, Adafactor).
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ ALIASES = {"adam8bit": "adamw-8bit"}
 
 MAP_ENTRIES = 256
 """Entries of a code map of 8-bit states: one fp32 value per code."""
+
+WITH_MAPS = 6
+"""The number of states of the first tensor with 8-bit states: two of each of states, scales and code maps."""
 
 ITERATIONS = 5
 """Newton-Schulz iterations of a step of Muon."""
@@ -111,7 +117,7 @@ def step(
                 _muon(Aten(graph), [one for one in ready if _by_muon(one)])
                 _adamw(Aten(graph), [one for one in ready if not _by_muon(one)], chosen)
             case "adamw-8bit":
-                _adamw_8bit(Aten(graph), ready, any(len(one.states) > 4 for one in trained))
+                _adamw_8bit(Aten(graph), ready, any(len(one.states) == WITH_MAPS for one in trained))
 
 
 def _by_muon(one: Trained) -> bool:

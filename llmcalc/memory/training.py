@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from ..flow.record import Flow
 from ..kernels.autograd import Graph, backward
+from ..kernels.choices import EAGER, Choices
 from ..kernels.lowering import NONE, Recompute
 from ..kernels.meter import Device, Meter, Peak, Place
 from ..kernels.profiles.eager import Eager
-from ..kernels.tensor import DTYPES, FLOAT32, INT64, Tensor, empty
+from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Storage, Tensor, empty
 from ..model import ModelSpec
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
@@ -35,7 +36,10 @@ class Training:
     microbatches: the number of micro-batches per step, whose gradients are accumulated; 1 by default.
     dtype: number format of weights, gradients and activations.
     master: whether the optimizer updates an fp32 copy of the weights; it reads fp32 copies of the gradients.
-    optimizer, implementation, momentum: as in `optimizers.step`.
+    optimizer, implementation, momentum: as in `optimizers.step`; by default the library's own implementation.
+    choices: which kernels run where people choose.
+    autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), false by default.
+    include: the names of the optional parts that are trained too (`llmcalc.optional`), none by default.
     recompute: what runs again in the backward pass, nothing by default.
     keeps_gradients: whether gradients are set to zero after a step instead of being freed, false by default.
     """
@@ -47,9 +51,12 @@ class Training:
     dtype: str = "bfloat16"
     master: bool = False
     optimizer: str = "adamw"
-    implementation: Implementation = "foreach"
+    implementation: Implementation | None = None
     momentum: bool = False
     recompute: Recompute = NONE
+    choices: Choices = EAGER
+    autocast: bool = False
+    include: frozenset[str] = frozenset()
     keeps_gradients: bool = False
 
 
@@ -73,17 +80,31 @@ class Replayed:
 
 
 class TrainingRun:
-    """Replays steps of a model. layers: how many layers of each stack run; all by default (see `fold`)."""
+    """Replays steps of a model.
+
+    device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
+    by default (see `fold`). workspace: bytes that the forward and the backward thread take at their first product.
+    """
 
     def __init__(
-        self, spec: ModelSpec, how: Training, device: Device | None = None, layers: Mapping[int, int] | None = None
+        self,
+        spec: ModelSpec,
+        how: Training,
+        device: Device | None = None,
+        layers: Mapping[int, int] | None = None,
+        workspace: int = 0,
     ) -> None:
-        self.spec, self.how = spec, how
+        self.spec, self.how, self.workspace = spec, how, workspace
+        self.workspaces: list[Storage] = []
         self.meter = Meter(device)
         self.graph = Graph(self.meter)
-        sight = Sight(Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training"))
+        sight = Sight(
+            Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
+        )
         self.program: Flow = spec.program()
-        self.lowering = Eager(self.graph, sight, DTYPES[how.dtype], recompute=how.recompute)
+        self.lowering = Eager(
+            self.graph, sight, DTYPES[how.dtype], recompute=how.recompute, include=how.include, choices=how.choices
+        )
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None
         self.trained: list[Trained] = []
@@ -116,18 +137,23 @@ class TrainingRun:
         self.meter.place = Place("forward")
         with self._counted_as("activations"):
             self._batch()
+        self.graph.autocast = BFLOAT16 if self.how.autocast else None
         logits = self.lowering.run(self.program)
         self.meter.place = Place("forward", path="loss")
-        loss = self.lowering.loss(logits, self._labels) if self.labels is not None else logits
+        loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
         del logits
+        self.graph.leave_autocast()
+        self._take_workspace(1)
         self.meter.place = Place("backward", path="loss")
+        self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
         backward(self.graph, loss, seed)
 
-    @property
-    def _labels(self) -> Tensor:
-        assert self.labels is not None
-        return self.labels
+    def _take_workspace(self, threads: int) -> None:
+        """The workspace of a thread that has none yet."""
+        if self.workspace and len(self.workspaces) < threads:
+            with self._counted_as("overhead"):
+                self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
         """The token ids, whose names get those of the next batch; they are their own labels."""
@@ -171,10 +197,14 @@ class TrainingRun:
 
 
 def replay(
-    spec: ModelSpec, how: Training, device: Device | None = None, layers: Mapping[int, int] | None = None
+    spec: ModelSpec,
+    how: Training,
+    device: Device | None = None,
+    layers: Mapping[int, int] | None = None,
+    workspace: int = 0,
 ) -> Replayed:
-    """Replays set-up and two steps. Raises `Unsupported` for a step of the model without kernels."""
-    run = TrainingRun(spec, how, device, layers)
+    """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels."""
+    run = TrainingRun(spec, how, device, layers, workspace)
     run.set_up()
     found = Replayed(set_up=run.meter.now)
     run.step()
@@ -190,4 +220,3 @@ def replay(
     found.after = run.meter.now
     found.reserved = getattr(device, "peak_reserved", 0)
     return found
-

@@ -55,7 +55,7 @@ def by_torch(spec: ModelSpec, how: Training) -> Step:
     named = dict(module.named_parameters())
     ordered = [named[name] for name in names(spec, how)]  # a loop over tensors still names the one before
     assert len(ordered) == len(named)
-    optimizer = torch.optim.AdamW(ordered, foreach=how.implementation == "foreach")
+    optimizer = torch.optim.AdamW(ordered, foreach=how.implementation != "loop")
     found: dict[str, int] = {}
     with mode:
         for _ in range(2):
