@@ -10,13 +10,13 @@ from ..kernels.meter import KINDS, Peak, Place
 from ..model import ModelSpec
 from .allocator import CachingAllocator
 from .fold import Loop, folded, loops
-from .runtime import Runtime
+from .runtime import HOPPER, Runtime
 from .training import PHASES, Replayed, Training, replay
 
 Status: TypeAlias = Literal["exact", "source", "estimate"]
 
 MANY = 24
-"""Layers up to which a run is replayed in full on the allocator. More are folded: their reserved bytes are estimated."""
+"""Layers up to which a run is replayed in full on the allocator; of more, the reserved bytes are extrapolated."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class DeviceMemory:
     terms: tuple[Term, ...]
 
 
-def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = Runtime()) -> DeviceMemory:
+def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
     stacks = loops(spec)
     exact = folded(lambda few: replay(spec, how, None, few), stacks)
@@ -140,9 +140,7 @@ def _terms(exact: Peak, peak: Peak, blocks: Replayed, runtime: Runtime, whole: b
             "free blocks",
             blocks.reserved - peak.bytes,
             "estimate",
-            "the allocator replayed"
-            if whole
-            else "the allocator replayed for some layers, and the rest by their number",
+            "the allocator replayed" if whole else "the allocator replayed for some layers, extrapolated to all",
         ),
         Term("CUDA context", runtime.context, "estimate", "0.4 to 0.6 GiB by GPU and driver"),
     )

@@ -1,4 +1,4 @@
-"""A run of many layers from runs of a few: bytes at a place are linear in the number of equal layers below and above it.
+"""A run of many layers from runs of a few: bytes at a place are linear in the number of equal layers.
 
 A stack repeats a pattern of kinds of layers (one kind, or five with a window and one without). A run with 3 repeats
 and one with 4 give the bytes of any number: what stands at a given distance from the first or the last layer grows by

@@ -13,7 +13,7 @@ WORKSPACE = (4096 * 2 + 16 * 8) * 1024
 """
 
 CONTEXT = 512 << 20
-"""Bytes of a CUDA context with torch's kernels loaded as they are used. An estimate: 0.4 to 0.6 GiB by GPU and driver."""
+"""Bytes of a CUDA context, with kernels loaded as they are used. An estimate: 0.4 to 0.6 GiB by GPU and driver."""
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class Runtime:
     expandable: bool = False
 
 
-NO_RUNTIME = Runtime(0, 0)
-"""Nothing beside the tensors."""
+HOPPER = Runtime()
+"""An H100 or H200 with torch's defaults."""
