@@ -43,6 +43,17 @@ def test_counting_imports_nothing_heavy(args: list[str]) -> None:
     assert imported_by(*args) == set()
 
 
+@pytest.mark.parametrize("command", ["params", "flops", "kv"])
+def test_counting_loads_no_kernels(command: str) -> None:
+    code = (
+        f"import sys\nsys.argv = ['llmcalc', {command!r}, 'llama3-8b']\nfrom llmcalc.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in sys.modules if m.startswith(('llmcalc.kernels', 'llmcalc.memory'))], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip().splitlines()[-1] == "[]"
+
+
 def test_the_test_can_fail() -> None:
     assert imported_by("params", "gpt2", first="import numpy") == {"numpy"}
 
