@@ -351,8 +351,9 @@ class Aten:
         return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
-        out = self.like(x, mask, dtype=x.dtype)
-        return record(self.graph, "masked_fill", (x,), out, lambda g, _, m: (self.like(g),), mask)
+        out = self.graph.new(broadcast(x.shape, mask.shape), x.dtype)
+        back: Backward = lambda g, _, m: (self.graph.new(g.shape, g.dtype),)  # noqa: E731
+        return record(self.graph, "masked_fill", (x,), out, back, mask)
 
     def compare(self, *xs: Tensor) -> Tensor:
         """A comparison or a logical operation: no gradient."""
@@ -370,6 +371,11 @@ class Aten:
         """The gradient where the condition holds, else a zero, which is a tensor of its own."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Dropout in training, by one kernel, which keeps a mask of one byte for each element."""
+        mask = self.like(x, dtype=BOOL)
+        return record(self.graph, "dropout", (x,), self.like(x), lambda g, _, mask: (self.like(g),), mask)
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
@@ -503,6 +509,20 @@ class Aten:
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
 
+    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """bias plus [n, r, k] times [n, k, c]."""
+        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        shapes = a.shape, b.shape
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], g.dtype) if needs[1] else None
+            return g if needs[0] else None, of_a, self.graph.new(shapes[1], g.dtype) if needs[2] else None
+
+        shape = a.shape[0], a.shape[1], b.shape[2]
+        return record(
+            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), back, *saves
+        )
+
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of the last two axes; the axes before them are the same, or broadcast."""
         a, b = self._low(a), self._low(b)
@@ -535,12 +555,18 @@ class Aten:
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
         """The elements of the last axis at these indices."""
         shape = x.shape
-
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            zeros = self.graph.new(shape, g.dtype)
-            return (zeros if self.graph.adds_in_place else self.like(zeros),)
-
+        back: Backward = lambda g, _, *__: (self._scattered(shape, g.dtype),)  # noqa: E731
         return record(self.graph, "gather", (x,), lambda: self.graph.new(index.shape, x.dtype), back, index, x)
+
+    def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
+        """x with other elements at these indices of the last axis: those of `source`, or a constant."""
+        shapes = x.shape, index.shape
+
+        def back(g: Tensor, needs: Needs, _: Tensor) -> Sequence[Gradient]:
+            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)]
+
+        ins = (x,) if source is None else (x, source)
+        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), back, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Rows of x, by indices of any number of axes."""

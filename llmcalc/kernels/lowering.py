@@ -20,6 +20,7 @@ from ..flow.value import Value, Weight
 from ..run.derived import QueryKeyPairs
 from ..run.rows import ONCE, SOURCE, TOKENS
 from ..run.sight import Sight
+from .adapters import Adapters
 from .aten import Aten
 from .autograd import Graph
 from .checkpoint import Run, checkpoint, reentrant
@@ -81,6 +82,7 @@ class Lowering:
     recompute: what runs again in the backward pass, nothing by default.
     include: the names of the optional parts that run (`llmcalc.optional`), none by default.
     choices: which kernels run where people choose.
+    adapters: what is trained in the place of the weights; None if the weights are.
     result: the value that the program computes. head: the output layer, where the loss computes its product.
     further: the further results of the last run, such as the logits of multi-token-prediction modules.
     store: what each cache keeps between passes, by its path; None if no pass follows.
@@ -95,9 +97,10 @@ class Lowering:
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
         choices: Choices = EAGER,
+        adapters: Adapters | None = None,
     ) -> None:
         self.graph, self.sight, self.dtype, self.trained = graph, sight, dtype, trained
-        self.recompute, self.include, self.choices = recompute, include, choices
+        self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}
@@ -203,12 +206,16 @@ class Lowering:
         self.weights[inside] = made = self.weight(f"{name}.weight", shape)
         return made
 
-    def _parameter(self, key: Any, shape: Shape, trained: bool = True) -> Tensor:
+    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        """The parameter or buffer of that path, made when it is first needed."""
         if key not in self.weights:
             self.graph.meter.kind, before = "weights", self.graph.meter.kind
-            self.weights[key] = empty(self.graph.meter, shape, self.dtype, leaf=self.trained and trained)
+            self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
             self.graph.meter.kind = before
         return self.weights[key]
+
+    def _parameter(self, key: Path, shape: Shape, trained: bool = True) -> Tensor:
+        return self.parameter(key, shape, self.dtype, trained and self.adapters is None)
 
     def module_path(self, above: int = 0) -> Path:
         """The path of the module that runs, with the indices of the layers that own its parameters.
@@ -260,7 +267,7 @@ class Lowering:
 
     def prepare(self, program: Flow) -> None:
         """Makes all parameters, in the order in which the program uses them."""
-        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include, choices=self.choices)
+        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include, choices=self.choices, adapters=self.adapters)
         dry.graph.enabled, dry.run_only = False, self.run_only
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.run(program)

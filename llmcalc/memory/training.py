@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..flow.record import Flow
 from ..kernels.autograd import Graph, backward
+from ..kernels.adapters import Adapters
 from ..kernels.choices import EAGER, Choices
 from ..kernels.lowering import NONE, Recompute
 from ..kernels.meter import Device, Meter, Peak, Place
@@ -39,6 +40,7 @@ class Training:
     optimizer, implementation, momentum: as in `optimizers.step`; by default the library's own implementation.
     choices: which kernels run where people choose.
     autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), false by default.
+    adapters: what is trained in the place of the weights; None (default) if the weights are.
     include: the names of the optional parts that are trained too (`llmcalc.optional`), none by default.
     recompute: what runs again in the backward pass, nothing by default.
     keeps_gradients: whether gradients are set to zero after a step instead of being freed, false by default.
@@ -56,6 +58,7 @@ class Training:
     recompute: Recompute = NONE
     choices: Choices = EAGER
     autocast: bool = False
+    adapters: Adapters | None = None
     include: frozenset[str] = frozenset()
     keeps_gradients: bool = False
 
@@ -103,7 +106,13 @@ class TrainingRun:
         )
         self.program: Flow = spec.program()
         self.lowering = Eager(
-            self.graph, sight, DTYPES[how.dtype], recompute=how.recompute, include=how.include, choices=how.choices
+            self.graph,
+            sight,
+            DTYPES[how.dtype],
+            recompute=how.recompute,
+            include=how.include,
+            choices=how.choices,
+            adapters=how.adapters,
         )
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None

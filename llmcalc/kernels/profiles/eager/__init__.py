@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from .attention import AttentionKernels
+from .attention_variants import AttentionVariantKernels
 from .basic import BasicKernels
 from .convolution import ConvolutionKernels
 from .elementwise import ElementwiseKernels
 from .experts import ExpertKernels
 from .fused import FusedKernels
 from .local import LocalKernels
+from .lora import LoraKernels
 from .positions import PositionKernels
+from .rows import RowKernels
 from .scans import ScanKernels
 from .streams import StreamKernels
 
@@ -19,8 +22,11 @@ class Eager(
     ExpertKernels,
     LocalKernels,
     PositionKernels,
+    AttentionVariantKernels,
     FusedKernels,
+    LoraKernels,
     AttentionKernels,
+    RowKernels,
     StreamKernels,
     ConvolutionKernels,
     ElementwiseKernels,

@@ -18,8 +18,6 @@ class BasicKernels(Lowering):
 
     def do_linear(self, step: Step) -> None:
         x, out = self.flat(step.ins[0]), step.outs[0]
-        if len(step.ins) > 1:
-            raise self.unsupported("no kernels for a projection of two sequences", step.name)
         bias = None
         if step.how["bias"]:
             lent = step.how.get("lent")
@@ -28,7 +26,19 @@ class BasicKernels(Lowering):
         rows = self.sight.new(out.rows)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
-        self.set(out, self.t.linear(x, self.matrix(step), bias))
+        self.modules[id(out)] = self.module_path(), step.name
+        self.set(out, self.multiplied(step, x, self.matrix(step), bias))
+
+    def do_again(self, step: Step) -> None:
+        """The linear layer of another step."""
+        x, out = self.flat(step.ins[0]), step.outs[0]
+        module, name = self.modules[id(step.how["like"])]
+        bias = self.weight(f"{name}.bias", (out.width,), module) if step.how["bias"] else None
+        self.set(out, self.t.linear(x, self.weight(f"{name}.weight", (out.width, x.shape[-1]), module), bias))
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Wᵀ + b."""
+        return self.t.linear(x, weight, bias)
 
     def do_table(self, step: Step) -> None:
         out = step.outs[0]
@@ -71,9 +81,9 @@ class BasicKernels(Lowering):
             x = self.flat(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         groups, like = step.how.get("groups"), step.how.get("like")
-        module = self.module_path() if like is None else self.modules[id(like)]
-        self.modules[id(step.outs[0])] = module
-        y = self.norm(x, spec, step.name, shape, 1 if groups is None else groups.size, module)
+        module, name = (self.module_path(), step.name) if like is None else self.modules[id(like)]
+        self.modules[id(step.outs[0])] = module, name
+        y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
         self.set(step.outs[0], y if heads is None else self.t.transpose(y, 1, 2))
 
     def norm(
@@ -109,9 +119,6 @@ class BasicKernels(Lowering):
         if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
-
-    def do_add(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.add(*map(self.get, step.ins)))
 
     def do_scale(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
@@ -167,6 +174,8 @@ class BasicKernels(Lowering):
 
     def do_state(self, step: Step) -> None:
         """Nothing is kept where no pass follows."""
+        if self.store is not None:
+            raise self.unsupported("no kernels for a pass that keeps states", step.name)
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
