@@ -22,8 +22,8 @@ class Adapters:
 
     rank: the width of each adapter. targets: names of the linear layers that have one (`q_proj`).
     dropout: whether its input passes dropout. dtype: the number format of adapters and of their computation.
-    base: how the frozen weights of linear layers in the layers are stored: as the model's own numbers (empty), in 4 bits
-        (`nf4`), or in 4 bits with scales that are quantised themselves (`nf4-dq`).
+    base: how the frozen matrices of the layers are stored: as the model's own numbers (empty), in 4 bits (`nf4`), or in
+        4 bits with scales that are quantised themselves (`nf4-dq`).
     """
 
     rank: int

@@ -374,8 +374,8 @@ class Aten:
 
     def dropout(self, x: Tensor) -> Tensor:
         """Dropout in training, by one kernel, which keeps a mask of one byte for each element."""
-        mask = self.like(x, dtype=BOOL)
-        return record(self.graph, "dropout", (x,), self.like(x), lambda g, _, mask: (self.like(g),), mask)
+        out, mask = self.like(x), self.like(x, dtype=BOOL)
+        return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
 
     # --- reductions --------------------------------------------------------------------------------------------------
 

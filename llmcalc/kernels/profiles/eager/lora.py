@@ -1,4 +1,4 @@
-"""Linear layers with frozen weights and an adapter, as peft runs them; frozen weights in 4 bits, as bitsandbytes does."""
+"""Linear layers with frozen weights and an adapter, as peft runs them; weights in 4 bits, as in bitsandbytes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class LoraKernels(BasicKernels):
         down = self.adapter(f"{step.name}.lora_A.weight", (how.rank, n_in))
         up = self.adapter(f"{step.name}.lora_B.weight", (n_out, how.rank))
         read = t.to(x, how.dtype)
-        read = t.dropout(read) if how.dropout else read
-        result = t.add(result, t.scale(t.linear(t.linear(read, down), up)))
+        low = t.linear(t.dropout(read) if how.dropout else read, down)
+        result = t.add(result, t.scale(t.linear(low, up)))
         return t.to(result, dtype)
 
     def _frozen(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
