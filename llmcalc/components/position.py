@@ -161,14 +161,18 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
     return positions[:, None].float() * theta**-exponents
 
 
-def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float) -> Tensor:
-    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`."""
+def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False) -> Tensor:
+    """RoPE on the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
+
+    back: whether it is undone, false by default.
+    """
     end = start + x.shape[-2]
 
     def turns() -> tuple[Tensor, Tensor]:
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
-    return _rotated(x, dim, *run.once(("rope", start, end, dim, theta, x.dtype), turns))
+    cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
+    return _rotated_back(x, dim, cos, sin) if back else _rotated(x, dim, cos, sin)
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
@@ -186,3 +190,10 @@ def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
 
     left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], -1)
+
+
+def _rotated_back(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    import torch
+
+    left, right, rest = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
+    return torch.cat([left * cos + right * sin, right * cos - left * sin, rest], -1)

@@ -234,8 +234,11 @@ class Stack(Component):
                 f.memo[name] = f.part(name, part, x, **more)
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
+        mixers = [layer.attention for layer in self.kinds().values()]
+        f.memo["lends"] = any(isinstance(mixer, TokenMixer) and mixer.borrows() for mixer in mixers)
         f.memo["embedded"] = x
         f.keep(embedded=x)
+        x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
@@ -255,7 +258,7 @@ class Stack(Component):
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.seen(*below)
         if self.position is not None:
-            x = f.add(x, f.part("embed_positions", self.position, x))
+            x = f.add(x, f.in_format_of(x, f.part("embed_positions", self.position, x)))
         if self.token_types is not None:
             with f.function():
                 x = self.token_types.flow(f, x)

@@ -48,7 +48,7 @@ class ConvStem(Component):
 
     def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
         """width: the encoder's width. x: token embeddings where the stem is recorded alone."""
-        read = x if x.fixed else self.frames_read()
+        read = f.frames = x if x.fixed else self.frames_read()
         wide = width or x.axes
         y = f.act(f.conv("conv1", read, *wide, kernel=3, bias=True), "gelu")
         return f.act(f.conv("conv2", y, *wide, kernel=3, bias=True, rows=self.positions), "gelu")

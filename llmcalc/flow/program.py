@@ -60,11 +60,12 @@ class Scope:
     over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs `gives` are stacked.
     slice: for such a scope, the slice of `reads` that each run reads; None if each reads all of it.
     apart: whether it runs as a model of its own, which shares no masks and angles with what is around it.
+    per_layer: whether each layer has parameters of its own here, in a module whose parameters layers share.
     after: for a module that runs right after the first of the layers that follow it: the value that stands for that
         layer's output. `reads` is the layer's input, and `gives` replaces its output.
     """
 
-    __slots__ = ("about", "after", "apart", "gives", "items", "name", "nth", "over", "reads", "slice", "takes")
+    __slots__ = ("about", "after", "apart", "gives", "items", "name", "nth", "over", "per_layer", "reads", "slice", "takes")
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name, self.about = name, about
@@ -75,7 +76,7 @@ class Scope:
         self.reads: Value | None = None
         self.over: Axis | None = None
         self.slice: Value | None = None
-        self.apart = False
+        self.apart = self.per_layer = False
         self.after: Value | None = None
 
     def node(self) -> Node:

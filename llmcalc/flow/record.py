@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from .. import ops
-from ..algebra import Number, same
+from ..algebra import Number, exact_div, is_zero, same
 from ..ops.base import Op
-from ..run.rows import ONCE, TOKENS, Routed, Rows
+from ..run.rows import ONCE, SEQUENCES, TOKENS, Routed, Rows
 from .axis import Axis, Beside, Shape, extent
 from .program import Alternatives, Scope, Step
 from .tree import Node, Role
@@ -49,12 +49,14 @@ class Flow:
     causal: whether the recorded stack is causal.
     memory: the encoder's output that the stack may attend to; None without one.
     result: the value that the whole program computes.
+    frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
         self.root = self.here = Scope(name, {})
         self.causal, self.memory = causal, memory
         self.result: Value | None = None
+        self.frames: Value | None = None
         self.memo: dict[Any, Any] = {}
         self._whole = False
 
@@ -234,7 +236,7 @@ class Flow:
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
-        beside: Value | None = None,
+        counted: Rows | None = None,
         lent: str = "",
         **about: Any,
     ) -> Value:
@@ -242,22 +244,21 @@ class Flow:
 
         weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
         rows: the rows of x that are projected, all by default.
-        beside: a value of another sequence that the same layer projects; its rows follow those of x.
+        counted: the rows that the op counts, with those of further steps (`again`); those that are projected by default.
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         """
         seen = x.rows if rows is None else rows
-        if beside is not None:
-            from ..run.derived import Joined
-
-            seen = Joined(first=seen, second=beside.rows)
         tied = weight is not None and weight.made
         if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, seen, tied, x.fixed)
+        op = ops.Linear(x.width, self.n(out), bias, seen if counted is None else counted, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
-        ins = (x,) if beside is None else (x, beside)
         made = Value(seen, out)
-        return self.step("linear", name, ins, made, op=op, weight=weight, about=about, bias=bias, lent=lent)
+        return self.step("linear", name, (x,), made, op=op, weight=weight, about=about, bias=bias, lent=lent)
+
+    def again(self, x: Value, like: Value, bias: bool = False) -> Value:
+        """The linear layer that made the value `like`, on another value; the first step counts both."""
+        return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         """Applies a part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
@@ -298,6 +299,13 @@ class Flow:
         weight = Weight(name, (experts, *out), x.axes)
         how = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=about, **how)
+
+    def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
+        """A separate linear layer per group: each maps its equal part of x. Every row passes through all groups."""
+        each = exact_div(x.width, groups.size)
+        op = ops.ExpertLinear(groups.size, groups.size, each, out.size, False, x.rows)
+        weight = Weight(name, (groups, out), (Axis("group_width", each),))
+        return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
         self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **about: Any
@@ -369,7 +377,8 @@ class Flow:
         op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
         how = {"kernel": kernel, "groups": groups, "bias": bias}
         weight = Weight(name, out, x.axes)
-        return self.step("conv", name, (x,), Value(seen, out), op=op, weight=weight, about=about, **how)
+        made = Value(seen, out) if is_zero(overlap) else Value(_with_more(seen, overlap), out)
+        return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **how)
 
     def vector(
         self, name: str, *axes: Axis | Beside, heads: Axis | None = None, many: Number = None, **about: Any
@@ -377,6 +386,14 @@ class Flow:
         """A parameter that is added or multiplied elementwise. heads, many: `heads` and `rows` of `ops.Weight`."""
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, many)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
+
+    def padded(self, x: Value, more: Number) -> Value:
+        """x with `more` rows before its first: zeros, or cached rows of an earlier pass."""
+        return self.step("padded", "", (x,), Value(_with_more(x.rows, more), x.axes), more=more)
+
+    def zeros(self, x: Value) -> Value:
+        """One row of zeros per sequence, with the axes of x."""
+        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True))
 
     def buffer(self, name: str, *axes: Axis | Beside, **about: Any) -> Value:
         """A buffer that is stored in the checkpoint and not trained."""
@@ -399,6 +416,7 @@ class Flow:
         bias: Value | None = None,
         sinks: bool = False,
         masked: bool = True,
+        selection: Value | None = None,
         **limits: Any,
     ) -> Value:
         """softmax(q·kᵀ)·v. Axes are (heads, size). There may be fewer key and value heads, which a kernel may repeat.
@@ -411,28 +429,118 @@ class Flow:
         bias: the value added to the scores, none by default.
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
+        selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
         heads, *qk = q.axes
         value = v.axes[1:]
         cross = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(heads.size, self.n(tuple(qk)), self.n(value), causal, rows=q.rows, keys=cross, **limits)
         out = Value(q.rows, (heads, *value))
-        ins = (q, k, v) if bias is None else (q, k, v, bias)
+        ins = (q, k, v, *(each for each in (bias, selection) if each is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         how = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
-        how["masked"] = masked and cross is None
+        how["masked"], how["narrowed"] = masked and cross is None, selection is not None
         how |= {"kv_heads": kv_heads, "cache": k.cache}
         return self.step("attention", name, ins, out, op=op, about=about, **how)
 
-    def scores(self, name: str, q: Value, k: Value, weights: Value | None = None) -> Value:
+    def scores(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        *,
+        weights: Value | None = None,
+        values: Value | None = None,
+        cross: bool = False,
+        core: Callable[..., Op] = ops.AttentionCore,
+        **limits: Any,
+    ) -> Value:
         """q·kᵀ alone, without softmax and values; keys may have no heads.
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
+        values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
+        cross: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
         """
         heads, *qk = q.axes
-        op = ops.AttentionCore(heads.size, self.n(tuple(qk)), 0 if weights is None else 1, rows=q.rows)
+        v_dim = 0 if values is None else values.axes[-1].size
+        v_dim = v_dim if weights is None else 1
+        keys = k.rows if cross else None
+        op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
         ins = (q, k) if weights is None else (q, k, weights)
-        return self.step("scores", name, ins, Value(q.rows, (heads,) if weights is None else ()), op=op)
+        made = _pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
+        return self.step("scores", name, ins, made, op=op)
+
+    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
+        """The strengths of the keys that each query may attend to, of which only the `keep` strongest are kept.
+
+        strength: that of each key and head. window: as in `attention`.
+        """
+        made = _pairs(q.rows, *strength.axes, batched=True)
+        return self.step("strongest", "", (strength, q, k), made, keep=keep, causal=True, window=window)
+
+    def select(self, scores: Value, k: Value, top_k: Number) -> None:
+        """Selects the `top_k` keys of each query with the highest scores, for this layer and those above that share it."""
+        self.record("select", "", (scores, k), top_k=top_k, causal=True)
+
+    def selected(self, q: Value, k: Value) -> Value:
+        """The mask of the keys that were selected last, in this layer or a lower one."""
+        return self.step("selected", "", (q, k), _pairs(q.rows, fixed=True, batched=True), causal=True)
+
+    def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
+        """The mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
+        made = _pairs(scores.rows, *scores.axes, fixed=True, batched=True)
+        return self.step("select_blocks", "", (scores, k), made, block=block, blocks=blocks)
+
+    def joint_softmax(
+        self,
+        q: Value,
+        k: Value,
+        *scores: Value,
+        cap: float | None = None,
+        window: Number = None,
+        sinks: bool = False,
+        selection: Value | None = None,
+    ) -> Value:
+        """One softmax over the scores of a token's own sequence, which are masked, and other scores.
+
+        cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
+        """
+        ins = (*scores, q, k) if selection is None else (*scores, q, k, selection)
+        how = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **how)
+
+    def weighted(self, weights: Value, values: Value) -> Value:
+        """The sum of values with their weights, of which `weights` may have more for other values."""
+        return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
+
+    # --- entries of several rows each ---------------------------------------------------------------------------------
+
+    def windows(self, x: Value, rate: Axis) -> Value:
+        """The rows of x in whole windows of `rate` rows."""
+        from ..run.derived import Blocks
+
+        return self.step("windows", "", (x,), Value(Blocks(of=x.rows, block=rate.size), (rate, *x.axes)))
+
+    def weighted_mean(self, values: Value, gate: Value) -> Value:
+        """The mean over the rows of a window, weighted with a softmax of the gate, for each element."""
+        return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
+
+    def keep_entries(self, op: Op, entries: Value, *rest: Value) -> None:
+        """Caches entries, and the rows that fill none yet."""
+        self.record("keep_entries", "cache", (entries, *rest), op=op)
+
+    def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
+        """The mask of the entries whose `rate` tokens are all before a query or are the query's own."""
+        return self.step("whole_entries", "", (q, entries), _pairs(q.rows, fixed=True), rate=rate)
+
+    def choose_entries(self, scores: Value, weights: Value, mask: Value, top_k: Number) -> Value:
+        """The `top_k` entries of each query with the highest scores: those of its heads, with these weights."""
+        made = _pairs(weights.rows, fixed=True, batched=True)
+        return self.step("choose_entries", "", (scores, weights, mask), made, top_k=top_k)
+
+    def among(self, mask: Value, chosen: Value) -> Value:
+        """The mask of the chosen entries."""
+        return self.step("among", "", (mask, chosen), Value(chosen.rows, (), fixed=True))
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
         """Which keys each query may attend to; equal layers share it."""
@@ -628,17 +736,29 @@ class Flow:
         """The previous row of each row; before the first row, the cached row of an earlier pass or zeros."""
         return self.step("shift", "", (x,), Value(x.rows, x.axes))
 
-    def scan(self, *ins: Value, axes: Shape) -> Value:
-        """An elementwise recurrence along the rows, which is not a module."""
-        return self.step("scan", "", ins, Value(ins[0].rows, axes))
+    def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
+        """An elementwise recurrence along the rows, which is not a module. kind: which recurrence it is."""
+        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
+
+    def complement(self, x: Value) -> Value:
+        """1 − x, of a share."""
+        return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
+
+    def delayed(self, x: Value, first: Value) -> Value:
+        """The previous row of each row. first: what is before the first row."""
+        return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
     def dropout(self, x: Value) -> Value:
         """Marks a place where published models apply dropout in training."""
         return self.step("dropout", "", (x,), Value(x.rows, x.axes))
 
-    def rope(self, x: Value, spec: Any) -> Value:
-        """RoPE. spec: the rotated dimensions and their angles; layers with equal specs share the cos and sin tables."""
-        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec)
+    def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
+        """RoPE. spec: the rotated dimensions and their angles; layers with equal specs share the cos and sin tables.
+
+        back: whether it is undone, false by default.
+        every: the number of positions from one row to the next; by default rows are tokens.
+        """
+        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=back, every=every)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Views of parts of one storage, which lie side by side along the last axis."""
@@ -680,12 +800,24 @@ class Flow:
         """Sinusoidal positions of these rows, shared by all sequences: a module that the tree shows."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 
+    def in_format_of(self, x: Value, value: Value) -> Value:
+        """A value in the number format of x."""
+        return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
+
     def cross_entropy(self, logits: Value) -> Value:
         return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))
+
+
+def _with_more(rows: Rows, more: Number) -> Rows:
+    """Rows with more rows before their first."""
+    from ..run.derived import WithMore
+
+    return WithMore(of=rows, more=more)
 
 
 def _pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:
     """A value for each query and key of these rows. batched: whether each sequence has its own; false by default."""
     from ..run.derived import QueryKeyPairs
 
+    of = of.of if isinstance(of, QueryKeyPairs) else of
     return Value(QueryKeyPairs(of=of, batched=batched), axes, fixed=fixed)

@@ -36,9 +36,7 @@ class Aten:
         if len(xs) == 1:
             shape, made = xs[0].shape, xs[0].dtype
         else:
-            shape, made = broadcast(*[x.shape for x in xs]), xs[0].dtype
-            for x in xs[1:]:
-                made = promoted(made, x.dtype)
+            shape, made = broadcast(*[x.shape for x in xs]), result_type(*xs)
         strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
         return self.graph.new(shape, made if dtype is None else dtype, strides)
 
@@ -360,7 +358,7 @@ class Aten:
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        out = self.like(condition, a, b, dtype=promoted(a.dtype, b.dtype))
+        out = self.like(condition, a, b, dtype=result_type(a, b))
 
         def back(g: Tensor, needs: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(self._chosen(g, condition) if need else None for need in needs)
@@ -534,6 +532,8 @@ class Aten:
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
+        if self.graph.autocast is not None:
+            x, weight, bias = self._low(x), self._low(weight), None if bias is None else self._low(bias)
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
         shapes = [each.shape for each in ins]
 
@@ -620,3 +620,14 @@ def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
     """The shape and strides of a matrix's gradient: stored by columns where the matrix is (`mm_mat1_backward`)."""
     by_columns = is_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None
+
+
+def result_type(*xs: Tensor) -> Dtype:
+    """The type of an elementwise result. A tensor without axes only counts where it alone is floating."""
+    with_axes = [x for x in xs if x.shape]
+    if with_axes and (any(x.dtype.floating for x in with_axes) or not any(x.dtype.floating for x in xs)):
+        xs = tuple(with_axes)
+    made = xs[0].dtype
+    for x in xs[1:]:
+        made = promoted(made, x.dtype)
+    return made

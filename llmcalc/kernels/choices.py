@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
 CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked"]
+Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,15 @@ class Choices:
     norm: `eager` normalizes step by step in float32; `fused` is one kernel.
     cross_entropy: `eager` copies the logits to float32; `fused` writes their gradient over them; `chunked` computes
         them, and their gradients, for a few tokens at a time.
+    mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
+        its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
     workspace: whether fused kernels take the temporary memory that they take on a GPU; on meta they take none.
     """
 
     attention: AttentionImplementation = "eager"
     norm: NormImplementation = "eager"
     cross_entropy: CrossEntropy = "eager"
+    mamba2: Mamba2Implementation = "combined"
     workspace: bool = True
 
 

@@ -122,6 +122,7 @@ def broadcast(*shapes: Shape) -> Shape:
         for shape in shapes:
             at = axis - longest + len(shape)
             if at >= 0 and not is_one(shape[at]):
+                assert is_one(size) or type(size) is not int or type(shape[at]) is not int or size == shape[at], shapes
                 size = shape[at]
         out.append(size)
     return tuple(out)

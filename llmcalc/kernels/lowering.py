@@ -229,7 +229,8 @@ class Lowering:
                 path.append(frame.scope.nth)
             if frame.turn is not None:
                 shared = any(above.scope.about.get("role") == "shared" for above in self.frames[i:])
-                path.append(frame.owner if shared else frame.turn)
+                own = any(above.scope.per_layer for above in self.frames[i:])
+                path.append(frame.owner if shared and not own else frame.turn)
         return tuple(path)
 
     # --- running ----------------------------------------------------------------------------------------------------
@@ -270,6 +271,7 @@ class Lowering:
         dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include, choices=self.choices, adapters=self.adapters)
         dry.graph.enabled, dry.run_only = False, self.run_only
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
+        dry.take_frames(program)
         dry.run(program)
         self.graph.meter.kind, before = "weights", self.graph.meter.kind
         made: dict[int, Tensor] = {}
@@ -278,6 +280,13 @@ class Lowering:
                 made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
             self.weights[key] = made[id(weight)]
         self.graph.meter.kind = before
+
+    def take_frames(self, program: Flow) -> None:
+        """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""
+        if program.frames is not None:
+            batch, rows, values = self.shape(program.frames)
+            frames = self.graph.new((batch, values, rows), self.dtype)
+            self.given[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
@@ -402,7 +411,7 @@ class Lowering:
         assert first.takes is not None
         assert final.gives is not None
         now = self.get(first.takes)
-        self.forget(first.takes.storage)
+        self._leave(first.takes)
         owners: dict[str, int] = {}
         order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
         self.loops += 1
@@ -433,6 +442,12 @@ class Lowering:
         self.forget(scope.gives.storage)
         return out
 
+    def _leave(self, takes: Value) -> None:
+        """Lets go of the input of a layer; if other layers read it too, under another value, only of its own name."""
+        self.values.pop(id(takes), None)
+        if id(takes.storage) not in self.kept:
+            self.forget(takes.storage)
+
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the one below it."""
         scope, what = frame.scope, self.recompute
@@ -443,8 +458,7 @@ class Lowering:
             self.values[id(takes)] = x
             self.module(frame)
             out = self.get(gives)
-            self.values.pop(id(takes), None)  # it may be a view of a value from outside
-            self.forget(takes.storage)
+            self._leave(takes)
             self.forget(gives.storage)
             return out
         return self.checkpointed(self.replayed(frame, takes, gives), [x])
@@ -529,6 +543,13 @@ def folded(order: list[Scope], turns: int | None) -> list[Scope]:
     return [*order[:first], *order[first : first + period] * turns, *order[first + period * whole :]]
 
 
+def _view_of(value: Value | None, whole: Value | None) -> bool:
+    """Whether a value is another one, or a view of it."""
+    while value is not None and value is not whole:
+        value = value.of
+    return value is not None
+
+
 def last_readers(root: Scope, run: Lowering) -> tuple[dict[int, int], set[int]]:
     """Value that owns a storage → the last step that reads it; and values that other layers read, which have none."""
     last: dict[int, int] = {}
@@ -547,7 +568,7 @@ def last_readers(root: Scope, run: Lowering) -> tuple[dict[int, int], set[int]]:
                 for value in item.ins:
                     key = id(value.storage)
                     last[key], reader[key] = id(item), layer
-                    if layer is not root and made.get(key, layer) is not layer:
+                    if layer is not root and made.get(key, layer) is not layer and not _view_of(value, layer.takes):
                         kept.add(key)
                 for value in item.outs:
                     made[id(value)] = layer

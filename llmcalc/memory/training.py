@@ -169,7 +169,8 @@ class TrainingRun:
         how, given = self.how, self.lowering.given
         ids = empty(self.meter, (how.batch, how.seq), INT64)
         given[TOKENS] = ids
-        if self.spec.kind == "encoder-decoder":
+        self.lowering.take_frames(self.program)
+        if self.spec.kind == "encoder-decoder" and self.program.frames is None:
             source = how.seq if how.source is None else how.source
             given[SOURCE] = empty(self.meter, (how.batch, source), INT64)
         if self.spec.kind == "encoder":

@@ -64,10 +64,7 @@ def without_values(
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)
-    stem = None if spec.encoder is None else spec.encoder.stem
-    if stem is not None:
-        frames = empty(meter, stem.frames(batch), run.dtype)
-        run.given[stem.frames_read().rows] = run.t.transpose(frames, 1, 2)
+    run.take_frames(program)
     meter.kind = "temporary"
 
     def once() -> Tensor:
@@ -136,5 +133,4 @@ def by_torch(
             return loss
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    found = measured(run, outside, log, device)
-    return found if change is None else found._replace(saved=0)
+    return measured(run, outside, log, device, saves=change is None)

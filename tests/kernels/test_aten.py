@@ -58,6 +58,9 @@ CASES: dict[str, Case] = {
     "mul a row": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, ROW),
     "mul a column": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, COLUMN),
     "mul wider": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, of((2, 3, 8), F32), Y),
+    "mul by a wider number": Case(
+        lambda t, a, b: t.mul(t.select(b, 0), a), lambda a, b: b[0] * a, X, of((2,), F32)
+    ),
     "div": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, Y),
     "div by a column": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, COLUMN),
     "by itself": Case(lambda t, a: t.mul(a, a), lambda a: a * a, X),
@@ -78,6 +81,18 @@ CASES: dict[str, Case] = {
     },
     "to float": Case(lambda t, a: t.to(a, DTYPES["float32"]), lambda a: a.float(), X),
     "masked fill": Case(lambda t, a, m: t.masked_fill(a, m), lambda a, m: a.masked_fill(m, 0.0), X, of((3, 8), BOOL)),
+    "masked fill, turned": Case(
+        lambda t, a, m: t.flatten(t.masked_fill(t.transpose(a, 1, 2), m), 1, 2),
+        lambda a, m: a.transpose(1, 2).masked_fill(m, 0.0).flatten(1, 2),
+        X,
+        of((3,), BOOL),
+    ),
+    "masked fill, repeated": Case(
+        lambda t, a, m: t.masked_fill(t.expand(a, (2, 3, 8)), m),
+        lambda a, m: a.expand(-1, -1, 8).masked_fill(m, 0.0),
+        COLUMN,
+        of((3, 8), BOOL),
+    ),
     "where": Case(lambda t, m, a, b: t.where(m, a, b), torch.where, of((2, 3, 8), BOOL), X, Y),
     "mean": Case(lambda t, a: t.mean(a), lambda a: a.mean(-1, keepdim=True), X),
     "sum": Case(lambda t, a: t.sum(a), lambda a: a.sum(-1), X),
@@ -164,6 +179,9 @@ CASES: dict[str, Case] = {
         of((3, 4)),
         of((5, 6)),
     ),
+    "baddbmm": Case(
+        lambda t, c, a, b: t.baddbmm(c, a, b), torch.baddbmm, of((2, 1, 7)), of((2, 3, 6)), of((2, 6, 7))
+    ),
     "pad": Case(lambda t, x: t.scale(t.pad(x, 5, 1)), lambda x: F.pad(x, (0, 0, 0, 2)) * 2, X),
     "write into zeros": Case(
         lambda t, x: t.scale(t.written(t.new((2, 5, 8), x.dtype), x)),
@@ -198,6 +216,21 @@ CASES: dict[str, Case] = {
         of((8, 3, 3)),
     ),
     "embedding": Case(lambda t, i, w: t.embedding(w, i), F.embedding, of((2, 3), LONG), of((9, 8))),
+    "gather": Case(lambda t, x, i: t.gather(x, i), lambda x, i: x.gather(-1, i), X, of((2, 3, 5), LONG)),
+    "gather, index repeated": Case(
+        lambda t, x, i: t.scale(t.transpose(t.gather(x, t.expand(i, (2, 3, 5))), 1, 2)),
+        lambda x, i: x.gather(-1, i.expand(2, 3, 5)).transpose(1, 2) * 2,
+        X,
+        of((3, 5), LONG),
+    ),
+    "scatter": Case(
+        lambda t, x, i, y: t.scatter(x, i, y), lambda x, i, y: x.scatter(-1, i, y), X, of((2, 3, 5), LONG), of((2, 3, 5))
+    ),
+    "scatter a number": Case(lambda t, x, i: t.scatter(x, i), lambda x, i: x.scatter(-1, i, 1.0), X, of((2, 3, 5), LONG)),
+    "permute": Case(lambda t, x: t.scale(t.permute(x, (2, 0, 1))), lambda x: x.permute(2, 0, 1) * 2, X),
+    "permute, flat": Case(
+        lambda t, x: t.flatten(t.permute(x, (2, 0, 1)), 1), lambda x: x.permute(2, 0, 1).flatten(1), X
+    ),
     "index select": Case(
         lambda t, x, i: t.index_select(x, i), lambda x, i: x.index_select(0, i), of((6, 8)), of((10,), LONG)
     ),

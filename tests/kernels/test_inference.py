@@ -28,7 +28,7 @@ PARTS = {
     for i, example in enumerate(part.examples())
     if f"{part.__name__}-{i}" not in WITHOUT
 }
-NOT_YET = {"Attention-3", "MLA-0", "MLA-1", "MLA-2", "MLA-4", "MLA-5", "Block-14"}
+NOT_YET = {"Attention-3", "Attention-10", "MLA-0", "MLA-1", "MLA-2", "MLA-3", "MLA-4", "MLA-5", "Block-14"}
 """Examples whose decoding pass is not lowered as the reference runs it yet."""
 
 BATCH, SEQ = 2, 7

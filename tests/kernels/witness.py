@@ -65,29 +65,48 @@ class Alive(TorchDispatchMode):
             self.log.append(f"-{size:>12,} {self.now:>12,}")
 
 
+def saved_bytes(out: torch.Tensor, known: set[Any], device: str) -> int:
+    """The bytes of all storages that the graph behind `out` keeps, beside the known ones."""
+    kept: dict[int, int] = {}
+    for tensor in saved_tensors(out):
+        storage = tensor.untyped_storage()
+        number = tensor.dtype in (torch.float64, torch.int64) and not tensor.shape  # of Python, on the host everywhere
+        if tensor.device.type == device and storage._cdata not in known and not number:
+            kept[storage._cdata] = storage.nbytes()
+    return sum(kept.values())
+
+
+def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
+    """Every tensor that a node of the graph behind `out` saves for the backward pass."""
+    found: list[torch.Tensor] = []
+    todo: list[Any] = [out.grad_fn]
+    seen: set[Any] = set(todo)
+    while todo:
+        node = todo.pop()
+        names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+        leaves = tree_leaves([getattr(node, name) for name in names])
+        found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+    return found
+
+
 def measured(
     run: Callable[[], torch.Tensor],
     outside: Iterable[torch.Tensor],
     log: list[str] | None = None,
     device: str = "meta",
+    saves: bool = True,
 ) -> Held:
-    """Measures a forward pass and the backward pass of its result. outside: weights and inputs."""
+    """Measures a forward pass and the backward pass of its result. outside: weights and inputs.
+
+    saves: whether to look at what the graph saves, which would run checkpointed parts again; 0 is returned if not.
+    """
     outside = list(outside)
     known = {t.untyped_storage()._cdata for t in outside}
-    kept: dict[int, Any] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        number = tensor.dtype is torch.float64 and not tensor.shape  # a Python number, on the host wherever the model is
-        if tensor.device.type == device and storage._cdata not in known and not number:
-            kept[storage._cdata] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = run()
-    saved = sum(storage.nbytes() for storage in kept.values())
-    del out
-    kept.clear()
+    saved = saved_bytes(run(), known, device) if saves else 0
     mode = Alive(outside, log is not None, device)
     with mode:
         out = run()

@@ -111,7 +111,8 @@ class SharedBlock(Part):
             return f.linear("up", f.linear("down", x, Axis("rank", self.adapter_rank)), *out)
 
         about: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
-        with f.scope("adapters", indices=range(1), **about):
+        with f.scope("adapters", indices=range(1), **about) as own:
+            own.per_layer = True
             y = mapped()
         if others is not None:
             number, role = others

@@ -260,7 +260,8 @@ class Attention(TokenMixer):
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
         else:
-            limits = self.block_indexer.flow(f, x)
+            theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
+            limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), heads)
         cap = self.attn_logit_softcapping
         y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
         f.hold(out=y)
@@ -312,6 +313,9 @@ class Attention(TokenMixer):
             keys, values = f.cache("cache", held, keys, values, limit=limit)
         if not crossing:
             made.append((self, keys, values))
+        if not crossing and f.memo.get("lends"):
+            alike = self.attends_like()
+            f.keep(**{f"keys of {alike}": keys, f"values of {alike}": values})
         return keys, values
 
     def _held(self, crossing: bool) -> tuple[Number, str]:

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, HeadDim, Heads, Part, Standing, TopK, Window
 from ..norm import Norm, norm_reference
-from ..position import rotate
+from ..position import Rope, rotate
 from ..runtime import Run, cache_class
 
 if TYPE_CHECKING:
@@ -64,16 +64,23 @@ class BlockIndexer(Part):
         """The largest number of tokens that one token attends to."""
         return self.index_block_size * self.index_topk_blocks
 
-    def flow(self, f: Flow, x: Value) -> dict[str, Any]:
-        """Records the selection of blocks, and returns the arguments for the core of the attention."""
+    def flow(self, f: Flow, x: Value, position: Rope, all_heads: Axis) -> dict[str, Any]:
+        """Records the selection of blocks, and returns the arguments for the core of the attention.
+
+        position: RoPE on queries and keys. all_heads: the heads of the attention.
+        """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        block, blocks = self.index_block_size, self.index_topk_blocks
         with f.scope("indexer", role="no_grad"):
-            q = f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,))
-            keys = f.norm("k_norm", f.linear("k_proj", x, dim), self.norm)
+            q = f.rope(f.norm("q_norm", f.linear("q_proj", x, heads, dim), self.norm, (dim,)), position)
+            f.hold(q=q)
+            keys = f.rope(f.norm("k_norm", f.linear("k_proj", x, dim), self.norm), position)
             (keys,) = f.cache("cache", "indexer", keys)
-            keys = keys.seen(Axis("one", 1), dim)
-            f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("none", 0)))
-        return {"core": ops.BlockCore, "block": self.index_block_size, "blocks": self.index_topk_blocks}
+            f.hold(k=keys)
+            mask = f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
+        mask = f.repeat(mask, all_heads)
+        f.hold(mask=mask)
+        return {"core": ops.BlockCore, "block": block, "blocks": blocks, "selection": mask}
 
     def reference(self, context: Context, theta: float) -> nn.Module:
         return _reference()(self, context.hidden_size, theta)
@@ -130,7 +137,9 @@ def _reference() -> type[nn.Module]:
             """k, v: [batch, heads, keys, d] → the keys and values that are read, and their mask [batch, heads, tokens,
             keys].
             """
-            seen = self(x, run).repeat_interleave(k.shape[1] // self.spec.index_n_heads, 1)
+            seen, group = self(x, run), k.shape[1] // self.spec.index_n_heads
+            if group > 1:
+                seen = seen.repeat_interleave(group, 1)
             if not run.past or x.shape[1] > 1:
                 return k, v, seen
             end, size = k.shape[-2], self.spec.index_block_size

@@ -30,7 +30,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..norm import Norm
+from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=0.0)
+UNIT_LENGTH = Norm(type="rmsnorm", weight=False, eps=1e-12)
 """The norm of queries and keys, which are divided by their length and multiplied by √d."""
 
 
@@ -102,17 +102,18 @@ class CompressedConvAttention(WindowedMixer):
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = f.linear("q_proj", x, heads, dim, bias=biased)
         k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
-        q, k = self._mixed(f, q, k)
+        with f.function():
+            q, k = self._mixed(f, q, k)
+        f.hold(q=q, k=k)
         q = self._placed(f, q)
         k = f.mul(self._placed(f, k), f.vector("key_scale", kv_heads))
-        k, v = f.cache(
-            "cache",
-            self.cache_kind,
-            k,
-            self._values(f, x, kv_heads, dim),
-            limit=window,
-        )
-        y = f.attention("core", q, f.repeat(k, heads), f.repeat(v, heads), causal=f.causal, window=window)
+        k, v = f.cache("cache", self.cache_kind, k, self._values(f, x, kv_heads, dim), limit=window)
+        f.mask(q, k, causal=f.causal, window=window)
+        f.hold(q=q, k=k, v=v)
+        k, v = f.repeat(k, heads), f.repeat(v, heads)
+        f.hold(k=k, v=v)
+        y = f.attention("core", q, k, v, causal=f.causal, window=window)
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _mixed(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
@@ -120,22 +121,36 @@ class CompressedConvAttention(WindowedMixer):
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         mixed, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
         both = f.cat(q, k, axes=(mixed, dim))
+        f.hold(q=q, k=k, joined=both)
         f.state("conv_state", mixed, dim, Axis("steps", t0 + t1 - 2), kind="conv_state")
-        both = f.conv("conv_channels", both, mixed, dim, kernel=t0, groups=both.width, bias=True, overlap=t1 - 1)
-        both = f.conv("conv_heads", both, mixed, dim, kernel=t1, groups=mixed.size, bias=True)
-        after_q, after_k = f.split(both, q.axes, k.axes)
+        seen = f.padded(both, t0 + t1 - 2)
+        f.hold(seen=seen)
+        of: dict[str, Any] = {"bias": True, "rows": q.rows}
+        both = f.conv("conv_channels", seen, mixed, dim, kernel=t0, groups=both.width, overlap=t1 - 1, **of)
+        both = f.conv("conv_heads", both, mixed, dim, kernel=t1, groups=mixed.size, **of)
+        f.hold(mixed=both)
         assert isinstance(heads, Axis)
-        mean = f.add(q, f.repeat(k, heads))
-        mean_of_keys = f.step("mean", "", (mean,), Value(k.rows, k.axes))  # over the queries that share a key
+        assert isinstance(kv_heads, Axis)
+        mean = f.scale(f.add(q, f.repeat(k, heads)), 0.5)
+        group = Axis("group", exact_div(heads.size, kv_heads.size))
+        mean_of_keys = f.sum(mean.seen(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
+        f.hold(mean_q=mean, mean_k=mean_of_keys)
+        after_q, after_k = f.split(both, q.axes, k.axes)
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)
 
     def _values(self, f: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
         """Values: one half is computed from the token itself, the other half from the previous token."""
         half = Axis("half", exact_div(kv_heads.size * dim.size, 2))
-        before = f.linear("v_proj_before", x, half, bias=self.attention_bias, rows=WithStart(of=x.rows))
-        f.state("value_state", half)
-        own = f.linear("v_proj", x, half, bias=self.attention_bias)
-        return f.cat(own, before.seen(half, rows=x.rows), axes=(kv_heads, dim))
+        biased = self.attention_bias
+        with f.function():
+            made = f.linear("v_proj_before", x, half, bias=biased, counted=WithStart(of=x.rows))
+            first = f.again(f.zeros(x), made, biased)
+            f.hold(made=made, first=first)
+            f.state("value_state", half)
+            late = f.delayed(made, first)
+            f.hold(late=late)
+            values = f.cat(f.linear("v_proj", x, half, bias=biased), late, axes=(kv_heads, dim))
+        return values
 
     def _placed(self, f: Flow, x: Value) -> Value:
         return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
@@ -195,7 +210,7 @@ def _reference() -> type[nn.Module]:
                 softmax_core_class()(),
                 cache_class()(spec.sliding_window),
             )
-            self.o_proj = nn.Linear(a * d, h, bias=bias)
+            self.unit_length, self.o_proj = norm_reference(UNIT_LENGTH, d), nn.Linear(a * d, h, bias=bias)
 
         def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """q: [batch, tokens, heads, d], k: [batch, tokens, kv_heads, d] → same shapes, after both convolutions."""
@@ -205,23 +220,28 @@ def _reference() -> type[nn.Module]:
             seen = nn.functional.pad(joined, (reach, 0)) if held is None else torch.cat([held[0], joined], -1)
             self.conv_state.keep(run, seen[..., seen.shape[-1] - reach :])
             mixed = self.conv_heads(self.conv_channels(seen)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
-            mean_q = (q + k.repeat_interleave(q.shape[2] // kv_heads, 2)) / 2
+            mean_q = (q + self._repeated(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
-            return mixed[:, :, : q.shape[2]] + mean_q, mixed[:, :, q.shape[2] :] + mean_k
+            after_q, after_k = mixed.split([q.shape[2], kv_heads], 2)
+            return after_q + mean_q, after_k + mean_k
+
+        def _repeated(self, x: Tensor, axis: int) -> Tensor:
+            """Keys or values for each query head."""
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return x if group == 1 else x.repeat_interleave(group, axis)
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
             """[batch, tokens, hidden] → [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            held, next_ones = self.value_state.held(run), self.v_proj_before(x)
-            before = self.v_proj_before(torch.zeros_like(x[:, :1]).detach())[:, 0] if held is None else held[0]
-            self.value_state.keep(run, next_ones[:, -1])
-            late = torch.cat([before[:, None], next_ones[:, :-1]], 1)
+            held, made = self.value_state.held(run), self.v_proj_before(x)
+            first = self.v_proj_before(torch.zeros_like(x[:, :1])) if held is None else held[0][:, None]
+            self.value_state.keep(run, made[:, -1])
+            late = torch.cat([first, made[:, :-1]], 1)
             values: Tensor = torch.cat([self.v_proj(x), late], -1).unflatten(-1, (-1, self.spec.head_dim))
             return values
 
         def _placed(self, x: Tensor, run: Run) -> Tensor:
             """[batch, tokens, heads, d] → [batch, heads, tokens, d]: each vector scaled to length √d, with RoPE."""
-            x = nn.functional.normalize(x.float(), dim=-1).to(x.dtype) * x.shape[-1] ** 0.5
-            return self.spec.position.rotated(x.transpose(1, 2), run, run.past)
+            return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
@@ -241,12 +261,9 @@ def _reference() -> type[nn.Module]:
                 causal=self.causal,
                 window=self.spec.sliding_window,
             )
-            group = q.shape[1] // k.shape[1]
-            out: Tensor = self.o_proj(
-                self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
-                .transpose(1, 2)
-                .flatten(2)
-            )
-            return out
+            k, v = self._repeated(k, 1), self._repeated(v, 1)
+            out = self.core(q, k, v, mask)
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
 
     return CCAReference

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ... import ops
-from ...algebra import exact_div
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...ops.sparse import COMPRESSED
-from ...run.derived import Blocks
-from ...run.rows import Routed
 from ..base import (
     Context,
     Flag,
@@ -134,44 +131,60 @@ class CompressedAttention(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """One softmax covers the scores of tokens, entries and sinks; each core has the products with its own keys."""
-        heads, dim, one = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), Axis("one", 1)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         turned = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         without_weights = Norm(type="rmsnorm", weight=False, eps=self.norm.eps)
         small = f.norm("q_a_norm", f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm)
-        q = f.normalized(f.linear("q_b_proj", small, heads, dim), without_weights, (dim,))
-        q, k = f.rope(q, turned), f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), turned)
+        q = f.linear("q_b_proj", small, heads, dim)
+        f.hold(small=small, q=q)
+        q = f.rope(f.normalized(q, without_weights, (dim,)), turned)
+        f.hold(q=q)
+        k = f.rope(f.norm("kv_norm", f.linear("kv_proj", x, dim), self.norm), turned)
         held = "sliding_attention" if self.compress_rate is None else COMPRESSED
         (k,) = f.cache("cache", held, k, limit=self.sliding_window)
-        k = k.seen(one, dim)
-        y = f.attention("core", q, k, k, window=self.sliding_window)
+        f.hold(k=k)
+        f.mask(q, k, causal=True, window=self.sliding_window)
+        scores = [f.scores("core", q, k, values=k, window=self.sliding_window)]
+        entries: Value | None = None
+        mask: Value | None = None
         if self.compress_rate is not None:
-            entries = self._compressed(f, "compressor", x, dim, turned).seen(one, dim)
-            chosen = None
-            if self.indexer is not None:
-                chosen = self.indexer.index_topk
-                self._choice(f, self.indexer, x, small, turned)
-            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": chosen}
-            y = f.add(y, f.attention("entry_core", q, entries, entries, core=ops.EntryScores, **limits))
+            with f.function():
+                entries = self._compressed(f, "compressor", x, dim, turned)
+                f.hold(entries=entries)
+                mask = f.whole_entries(q, entries, self.compress_rate)
+                f.hold(seen=mask)
+                if self.indexer is not None:
+                    chosen = self._choice(f, self.indexer, x, small, mask, turned)
+                    f.hold(chosen=chosen)
+                    mask = f.among(mask, chosen)
+            f.hold(entries=entries, entries_seen=mask)
+            limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
+            more: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
+            scores.append(f.scores("entry_core", q, entries, **more))
+        shares = f.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
+        f.hold(shares=shares)
+        y = f.weighted(shares, k)
+        f.hold(out=y)
+        if entries is not None:
+            y = f.add(y, f.weighted(shares, entries))
+            f.hold(out=y)
         f.vector("sinks", heads)
-        return self._out(f, f.rope(y, turned), x.axes)
+        y = f.rope(y, turned, back=True)
+        mapped = f.per_group("o_a_proj", y, Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank))
+        return f.linear("o_b_proj", mapped, *x.axes)
 
-    def _out(self, f: Flow, y: Value, out: Shape) -> Value:
-        """The output of the heads, projected per group and then jointly. Every token passes through all groups."""
-        groups, lora = Axis("groups", self.o_groups), Axis("o_lora", self.o_lora_rank)
-        each = Axis("group_width", exact_div(y.width, groups.size))
-        apart = y.seen(each, rows=Routed(of=y.rows, top_k=groups.size))
-        mapped = f.experts("o_a_proj", apart, groups, groups.size, lora)
-        return f.linear("o_b_proj", mapped.seen(groups, lora, rows=y.rows), *out)
-
-    def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, turned: Rope) -> None:
-        """Records the scores that select entries. small: the compressed query."""
+    def _choice(self, f: Flow, indexer: EntryIndexer, x: Value, small: Value, mask: Value, turned: Rope) -> Value:
+        """The entries that each token attends to. small: the compressed query. mask: the entries that it may choose."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with f.scope("indexer", role="no_grad"):
-            entries = self._compressed(f, "compressor", x, dim, turned).seen(Axis("one", 1), dim)
-            q = f.rope(f.linear("q_proj", small, heads, dim), turned)
-            nothing = entries.seen(Axis("one", 1), Axis("none", 0))
-            scores = f.attention("core", q, entries, nothing, core=ops.EntryScores, rate=self.compress_rate)
-            f.mul(scores, f.linear("weights_proj", x, heads))
+            entries = self._compressed(f, "compressor", x, dim, turned)
+            q = f.linear("q_proj", small, heads, dim)
+            f.hold(entries=entries, q=q)
+            q = f.rope(q, turned)
+            f.hold(q=q)
+            more: dict[str, Any] = {"cross": True, "core": ops.EntryScores, "rate": self.compress_rate}
+            scores = f.act(f.scale(f.scores("core", q, entries, **more), indexer.index_head_dim**-0.5), "relu")
+            return f.choose_entries(scores, f.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _compressed(self, f: Flow, name: str, x: Value, dim: Axis, turned: Rope) -> Value:
         """All entries so far, of width `dim`."""
@@ -179,19 +192,32 @@ class CompressedAttention(TokenMixer):
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
         with f.scope(name):
-            kv, gate = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
-            rest = kv, gate
+            rest = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            f.hold(rest_kv=rest[0], rest_gate=rest[1])
+            kv, gate = (f.windows(each, rate) for each in rest)
             gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
-            if self.overlap:  # the first half of each series is delayed by one window, the second is not
+            f.hold(kv=kv, gate=gate)
+            if self.overlap:
                 f.record("state", "last_window", (kv, gate), op=ops.LastWindow(dim.size, rate.size, rows=x.rows))
-                kv, gate = (f.cat(*f.split(v, (dim,), (dim,)), axes=series) for v in (kv, gate))
-            weights = f.act(gate, "softmax")
-            entries = f.step("weighted_mean", "", (kv, weights), Value(Blocks(of=x.rows, block=rate.size), (dim,)))
-            entries = f.rope(f.norm("norm", entries, self.norm), turned)
-            seen = entries.seen(dim)
-            op = ops.EntryCache(dim.size, rate.size, 2 * kv.width, rows=x.rows)
-            f.record("cache", "cache", (entries, *rest), (seen,), op=op)
-        return seen
+                kv, gate = self._with_last_window(f, kv, gate, rate, dim)
+                f.hold(kv=kv, gate=gate)
+            entries = f.norm("norm", f.weighted_mean(kv, gate), self.norm)
+            f.hold(new=entries)
+            entries = f.rope(entries, turned, every=rate.size)
+            f.hold(new=entries)
+            f.keep_entries(ops.EntryCache(dim.size, rate.size, 2 * rest[0].width, rows=x.rows), entries, *rest)
+        return entries
+
+    def _with_last_window(self, f: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis) -> tuple[Value, Value]:
+        """Windows of both series, of which the first is delayed by one window."""
+        both = Beside(((rate,), (rate,)))
+        with f.function():
+            (before, now), (gate_before, gate_now) = (f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate))
+            first, gate_first = f.zeros(before), f.zeros(before)
+            f.hold(first=first, gate_first=gate_first)
+            late, gate_late = f.delayed(before, first), f.delayed(gate_before, gate_first)
+            f.hold(late=late, gate_late=gate_late)
+            return f.cat(late, now, axes=(both, dim)), f.cat(gate_late, gate_now, axes=(both, dim))
 
     def _of_entries(self, f: Flow, name: str, x: Value, out: Shape) -> Value:
         """A projection whose outputs entries are computed from."""
@@ -268,7 +294,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             kv, gate, held = self.kv_proj(x), self.gate_proj(x), self.cache.held(run)
-            entries = kv.new_zeros(kv.shape[0], 0, self.width)
+            entries: Tensor | None = None
             if held is not None:
                 entries, kv, gate = held[0], torch.cat([held[1], kv], 1), torch.cat([held[2], gate], 1)
             windows = kv.shape[1] // self.rate
@@ -280,11 +306,14 @@ def _reference() -> type[nn.Module]:
                 if self.last_window is not None:
                     kv, gate = self._with_last_window(kv, gate, run)
                 new = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
-                at = (torch.arange(windows, device=x.device) + entries.shape[1]) * self.rate
-                entries = torch.cat([entries, rotate_at(new, at, self.rope, self.theta)], 1)
+                first = 0 if entries is None else entries.shape[1]
+                at = (torch.arange(windows, device=x.device) + first) * self.rate
+                new = rotate_at(new, at, self.rope, self.theta)
+                entries = new if entries is None else torch.cat([entries, new], 1)
+            if entries is None:
+                entries = kv.new_zeros(kv.shape[0], 0, self.width)
             self.cache.keep(run, entries, *rest)
-            all_of_them: Tensor = entries
-            return all_of_them
+            return entries
 
     class Chooser(nn.Module):
         """Returns the entries that each token attends to, [batch, tokens, index_topk at most]."""
@@ -302,9 +331,8 @@ def _reference() -> type[nn.Module]:
             entries = self.compressor(x, run)
             q = self.q_proj(small).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-            scores = (
-                (torch.relu(self.core(q, entries)) * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            )
+            scores = torch.relu(self.core(q, entries) * q.shape[-1] ** -0.5)
+            scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             best = scores.masked_fill(~seen, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             chosen: Tensor = best[..., : self.topk]
             return chosen
@@ -315,9 +343,7 @@ def _reference() -> type[nn.Module]:
         """
 
         def forward(self, q: Tensor, k: Tensor, shares: Tensor | None = None) -> Tensor:
-            scores: Tensor = (
-                q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5 if shares is None else shares @ k[:, None]
-            )
+            scores: Tensor = q @ k[:, None].transpose(-1, -2) if shares is None else shares @ k[:, None]
             return scores
 
     class CompressedAttentionReference(nn.Module):
@@ -330,6 +356,7 @@ def _reference() -> type[nn.Module]:
                 nn.Linear(hidden, spec.q_lora_rank, bias=False),
                 norm_reference(spec.norm, spec.q_lora_rank),
             )
+            self.unit = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm.eps), spec.head_dim)
             self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
             self.kv_proj, self.kv_norm = (
                 nn.Linear(hidden, spec.head_dim, bias=False),
@@ -346,15 +373,8 @@ def _reference() -> type[nn.Module]:
             if spec.indexer is not None:
                 self.indexer = Chooser(spec, hidden)
 
-        def _rotate(self, x: Tensor, run: Run) -> Tensor:
-            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
-
-        def _rotate_back(self, x: Tensor, run: Run) -> Tensor:
-            """The inverse rotation: swap the two halves, rotate, and swap them back."""
-            half = self.spec.qk_rope_head_dim // 2
-            left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-            back = self._rotate(torch.cat([right, left, rest], -1), run)
-            return torch.cat([back[..., half : 2 * half], back[..., :half], rest], -1)
+        def _rotate(self, x: Tensor, run: Run, back: bool = False) -> Tensor:
+            return rotate(x, run, run.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta, back)
 
         def _entries(self, x: Tensor, small: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
@@ -377,23 +397,24 @@ def _reference() -> type[nn.Module]:
             spec = self.spec
             small = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(small).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            q = self._rotate(
-                q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + spec.norm.eps).to(q.dtype), run
-            )
+            q = self._rotate(self.unit(q), run)
             (k,) = self.cache(run, self._rotate(self.kv_norm(self.kv_proj(x)), run))
             end, keys = run.past + x.shape[1], k.shape[1]
             mask = allowed(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
-            scores = self.core(q, k).masked_fill(~mask, float("-inf"))
-            entries = None
+            scores, entries, seen = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                entries, seen = self._entries(x, small, run)
-                scores = torch.cat([scores, self.entry_core(q, entries).masked_fill(~seen, float("-inf"))], -1)
+                entries, entries_seen = self._entries(x, small, run)
+                scores = torch.cat([scores, self.entry_core(q, entries)], -1)
+            scores = scores * spec.head_dim**-0.5
+            if entries is not None:
+                seen = torch.cat([mask.expand(*entries_seen.shape[:-1], -1), entries_seen], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            scores = scores.masked_fill(~seen, float("-inf"))
             shares = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
             out = self.core(q, k, shares[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, shares[..., keys:])
-            out = self._rotate_back(out, run).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
+            out = self._rotate(out, run, back=True).transpose(1, 2).flatten(2).unflatten(-1, (spec.o_groups, -1))
             result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
             return result
 

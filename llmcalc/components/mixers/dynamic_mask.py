@@ -75,11 +75,21 @@ class DynamicMaskAttention(WindowedMixer):
         k = f.norm("k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased), self.norm, (dim,))
         k, v = f.rope(k, self.position), f.linear("v_proj", x, kv_heads, dim, bias=biased)
         k, v = f.cache("cache", self.cache_kind, k, v, limit=window)
-        steps = f.linear("dt_proj", v, kv_heads, bias=biased, rows=WithPast(of=x.rows, window=window))
-        strength = f.act(f.mul(f.act(steps, "softplus"), f.vector("A", kv_heads)), "exp")
-        k, v, strength = (f.repeat(value, heads) for value in (k, v, strength))
         kept: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
-        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=strength, **kept)
+        f.hold(q=q, k=k, v=v)
+        f.mask(q, k, causal=True, window=window)
+        with f.function():
+            rows = WithPast(of=x.rows, window=window)
+            steps = f.act(f.linear("dt_proj", v, kv_heads, bias=biased, rows=rows), "softplus")
+            f.hold(steps=steps)
+            strength = f.act(f.mul(steps, f.vector("A", kv_heads)), "exp")
+            f.hold(strength=strength)
+            mask = f.strongest(strength, q, k, **kept)
+        f.hold(mask=mask)
+        k, v, mask = (f.repeat(value, heads) for value in (k, v, mask))
+        f.hold(k=k, v=v, mask=mask)
+        y = f.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **kept)
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def describe(self, hidden_size: int) -> str:
@@ -140,7 +150,7 @@ def _reference() -> type[nn.Module]:
         def _mask(self, v: Tensor, seen: Tensor) -> Tensor:
             """v: [batch, heads, keys, d], seen: [queries, keys] → the strength of each selected key, else −∞."""
             steps = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
-            strength = (self.A.weight * steps).exp().transpose(1, 2)[:, :, None]
+            strength = (steps * self.A.weight).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, seen.shape[0], -1).masked_fill(~seen, float("-inf"))
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
@@ -158,7 +168,10 @@ def _reference() -> type[nn.Module]:
             seen = allowed(
                 run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
             )
-            out = self.core(q, *(t.repeat_interleave(group, 1) for t in (k, v, self._mask(v, seen))))
+            mask = self._mask(v, seen)
+            if group > 1:
+                k, v, mask = (t.repeat_interleave(group, 1) for t in (k, v, mask))
+            out = self.core(q, k, v, mask)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result
 

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Flag, HeadDim, Heads, Part, TopK
 from ..norm import Norm, norm_reference
-from ..position import rotate
+from ..position import Rope, rotate
 from ..runtime import Run, cache_class
 
 if TYPE_CHECKING:
@@ -43,17 +43,26 @@ class Indexer(Part):
     def source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
 
-    def flow(self, f: Flow, x: Value, compressed: Value | None = None) -> Value:
-        """The scores of all earlier tokens. compressed: the compressed query, which the indexer's queries come from."""
+    def flow(self, f: Flow, x: Value, compressed: Value | None = None, position: Rope | None = None) -> Value:
+        """Scores all earlier tokens and selects some of them.
+
+        compressed: the compressed query, which the indexer's queries come from. position: RoPE on queries and keys.
+        """
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         assert compressed is not None
+        assert position is not None
         q = f.linear("q_proj", compressed, heads, dim)
+        f.hold(small=compressed, q=q)
         keys = f.norm("k_norm", f.linear("k_proj", x, dim), Norm(type="layernorm"))
+        keys = f.rope(keys, position)
         weights = f.linear("weights_proj", x, heads)
+        f.hold(weights=weights)
         (keys,) = f.cache("cache", "indexer", keys)
-        keys = keys.seen(Axis("one", 1), dim)
-        scores = f.attention("core", q, keys, keys.seen(Axis("one", 1), Axis("one", 1)))  # then summed with weights
-        return f.mul(scores, weights)
+        f.hold(k=keys)
+        scores = f.scores("core", f.rope(q, position), keys, weights=weights)
+        f.hold(scores=scores)
+        f.select(scores, keys, self.index_topk)
+        return scores
 
     def reference(self, context: Context, query: int, rope: int, theta: float) -> nn.Module:
         """query: the width of the compressed query. rope: the number of dimensions with RoPE in a query and a key."""
@@ -89,16 +98,15 @@ def _reference() -> type[nn.Module]:
 
         def _rotated(self, x: Tensor, run: Run) -> Tensor:
             """RoPE on the first dimensions of x: [batch, …, tokens, d]."""
-            return torch.cat(
-                [rotate(x[..., : self.rope], run, run.past, self.rope, self.theta), x[..., self.rope :]], -1
-            )
+            return rotate(x, run, run.past, self.rope, self.theta)
 
         @torch.no_grad()
         def forward(self, x: Tensor, small: Tensor, mask: Tensor, run: Run) -> Tensor:
             spec = self.spec
             q = self.q_proj(small).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
-            (k,) = self.cache(run, self._rotated(self.k_norm(self.k_proj(x)), run))
-            scores = self.core(self._rotated(q, run).transpose(1, 2), k, self.weights_proj(x)).float()
+            k, weights = self._rotated(self.k_norm(self.k_proj(x)), run), self.weights_proj(x)
+            (k,) = self.cache(run, k)
+            scores = self.core(self._rotated(q, run).transpose(1, 2), k, weights).float()
             best = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             chosen: Tensor = best[..., : spec.index_topk]
             return chosen

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
+from ...run.derived import Joined
 from ...run.rows import SOURCE
 from ..base import Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
@@ -81,16 +82,24 @@ class MergedAttention(WindowedMixer):
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
         q = f.rope(q, self.position)
-        keys = self._normed(f, "k_norm", f.linear("k_proj", x, kv_heads, dim, bias=biased, beside=memory), dim)
-        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, beside=memory)
-        near, near_values = (v.seen(kv_heads, dim, rows=x.rows) for v in (keys, values))
-        far, far_values = (v.seen(kv_heads, dim, rows=memory.rows) for v in (keys, values))
-        near, near_values = f.cache("cache", self.cache_kind, f.rope(near, self.position), near_values, limit=window)
-        far, far_values = f.cache("cross_cache", "cross_attention", far, far_values)
+        both = Joined(first=x.rows, second=memory.rows)
+        keys = f.linear("k_proj", x, kv_heads, dim, bias=biased, counted=both)
+        normed = self._normed(f, "k_norm", keys, dim)
+        near = f.rope(normed, self.position)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=both)
+        near, near_values = f.cache("cache", self.cache_kind, near, values, limit=window)
+        far = f.again(memory, keys, biased)
+        far = far if self.norm is None else f.normalized(far, self.norm, (dim,), like=normed)
+        far, far_values = f.cache("cross_cache", "cross_attention", far, f.again(memory, values, biased))
+        f.hold(q=q, k=near, v=near_values, far_k=far, far_v=far_values)
         near, near_values, far, far_values = (f.repeat(v, heads) for v in (near, near_values, far, far_values))
-        cap = self.attn_logit_softcapping
-        y = f.attention("core", q, near, near_values, cap=cap, window=window)
-        y = f.add(y, f.attention("cross_core", q, far, far_values, cap=cap))
+        f.hold(k=near, v=near_values, far_k=far, far_v=far_values)
+        own = f.scores("core", q, near, values=near_values, window=window)
+        other = f.scores("cross_core", q, far, values=far_values, cross=True)
+        weights = f.joint_softmax(q, near, own, other, cap=self.attn_logit_softcapping, window=window)
+        f.hold(weights=weights)
+        y = f.add(f.weighted(weights, near_values), f.weighted(weights, far_values))
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
@@ -166,16 +175,19 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
             q, k = (spec.position.rotated(self._heads_of(which, x), run, run.past) for which in ("q", "k"))
+            k, v = self.cache(run, k, self._heads_of("v", x))
+            far_k, far_v = self._of_the_source(run)
             group = spec.num_attention_heads // spec.num_key_value_heads
-            own = self.cache(run, k, self._heads_of("v", x))
-            k, v, far_k, far_v = (t.repeat_interleave(group, 1) for t in (*own, *self._of_the_source(run)))
-            near, far = self.core(q, k.transpose(-1, -2)), self.cross_core(q, far_k.transpose(-1, -2))
-            scores = torch.cat([near, far], -1) * spec.head_dim**-0.5
+            if group > 1:
+                k, v, far_k, far_v = (t.repeat_interleave(group, 1) for t in (k, v, far_k, far_v))
+            scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, far_k.transpose(-1, -2))], -1)
+            scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
             seen = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
             seen = torch.cat([seen, seen.new_ones(tokens, far_k.shape[-2])], -1)
-            weights = torch.softmax(scores.masked_fill(~seen, float("-inf")).float(), -1).to(v.dtype)
+            scores = scores.masked_fill(~seen, float("-inf"))
+            weights = torch.softmax(scores.float(), -1).to(v.dtype)
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], far_v)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

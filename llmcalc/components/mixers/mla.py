@@ -131,9 +131,15 @@ class MLA(TokenMixer):
         c, k_rope = f.split(both, (latent,), (rope,))
         c, k_rope = f.norm("kv_a_norm", c, self.norm), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
+        f.mask(query, c, causal=f.causal)
         if self.indexer is not None and not self.indexer.shared:
-            f.part("indexer", self.indexer, x, compressed=compressed, role="no_grad")
+            turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+            f.part("indexer", self.indexer, x, compressed=compressed, position=turning, role="no_grad")
         limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+        selection = None if self.indexer is None else f.selected(query, c)
+        if selection is not None:
+            f.hold(mask=selection)
+        more: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
         head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -142,7 +148,7 @@ class MLA(TokenMixer):
             k_nope, values = f.split(made, (heads, nope), (heads, size))
             q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             f.hold(k=k, v=values)
-            return f.attention("core", q, k, values, causal=f.causal, sinks=self.sinks, **limits)
+            return f.attention("core", q, k, values, **more)
 
         def absorbed() -> Value:
             """The projections of the expansion are applied to query and output; attention runs on the latents."""
@@ -150,7 +156,7 @@ class MLA(TokenMixer):
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, seen))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), seen))
             f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), causal=f.causal, sinks=self.sinks, **limits)
+            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), **more)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)

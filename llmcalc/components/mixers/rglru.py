@@ -69,7 +69,7 @@ class RGLRU(TokenMixer):
         log_decay = f.mul(speed, f.act(f.vector("recurrent_param", width), "softplus"))
         kept = f.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         entering = f.mul(u, f.act(f.blocks("input_gate", u, blocks, width, bias=True), "sigmoid"))
-        states = f.scan(f.act(log_decay, "exp"), f.mul(entering, kept), axes=(width,))
+        states = f.scan("rglru", f.act(log_decay, "exp"), f.mul(entering, kept), axes=(width,))
         f.state("recurrent_state", width, bits=32)
         return f.linear("linear_out", f.mul(states, gate), *x.axes, bias=True)
 

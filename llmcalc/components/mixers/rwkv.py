@@ -32,7 +32,7 @@ SOURCE = "Peng et al. 2023, §3"
 def _mixed(f: Flow, x: Value, previous: Value, name: str) -> Value:
     """The token shift: an interpolation between the token and the previous one, with a learned weight per channel."""
     share = f.vector(f"time_mix_{name}", *x.axes)
-    return f.add(f.mul(x, share), f.mul(previous, share))
+    return f.add(f.mul(x, share), f.mul(previous, f.complement(share)))
 
 
 class RwkvTimeMix(TokenMixer):
@@ -58,9 +58,10 @@ class RwkvTimeMix(TokenMixer):
         key, value, receptance = (
             f.linear(name, _mixed(f, x, previous, name), channels) for name in ("key", "value", "receptance")
         )
+        f.hold(previous=previous, k=key, v=value, r=receptance)
         opened = f.act(receptance, "sigmoid")
-        first, decay = f.vector("time_first", channels), f.act(f.vector("time_decay", channels), "exp")
-        average = f.scan(key, value, first, decay, axes=(channels,))
+        first, decay = f.vector("time_first", channels), f.vector("time_decay", channels)
+        average = f.scan("wkv", key, value, first, decay, axes=(channels,))
         f.state("recurrent_state", Beside(((channels,), (channels,), (channels,))), bits=32)
         return f.linear("output", f.mul(opened, average), *x.axes)
 
@@ -99,8 +100,10 @@ class RwkvChannelMix(Network):
     def flow(self, f: Flow, x: Value) -> Value:
         previous = f.shift(x)
         f.state("shift_state", *x.axes, kind="shift_state")
+        f.hold(previous=previous)
         inner = f.act(f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size)), "relu2")
         opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
+        f.hold(inner=inner, open_by=opened)
         return f.mul(opened, f.linear("value", inner, *x.axes))
 
     def describe(self, hidden_size: int) -> str:

@@ -15,18 +15,18 @@ from ...algebra import Number, ceil_div, exact_div, minimum, same
 from ..aten import Aten
 from ..autograd import Gradient
 from ..tensor import FLOAT32, Tensor
-from .function import H100, Device, Optional, applied, power_of_two
+from .function import H100, Accelerator, Optional, applied, power_of_two
 
 CHUNK = 64
 """The tokens that a kernel computes at once."""
 
 HOPPER, ADA = 232448, 101376
-"""The shared memory per block from which fla takes larger tiles (fla/utils/_device.py:196)."""
+"""The shared memory per block from which fla takes larger tiles (fla/utils/_accelerator.py:196)."""
 
 
-def tile(size: Number, device: Device) -> int:
+def tile(size: Number, accelerator: Accelerator) -> int:
     """The width of a tile of a head (fla/ops/common/chunk_o.py:730)."""
-    most = 128 if device.shared_memory >= HOPPER else 64 if device.shared_memory >= ADA else 32
+    most = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
     return min(max(power_of_two(size), 16), most)
 
 
@@ -60,7 +60,7 @@ def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, act
 # --- norms -----------------------------------------------------------------------------------------------------------
 
 
-def rms_norm_gated(t: Aten, x: Tensor, g: Tensor, weight: Tensor, device: Device = H100) -> Tensor:
+def rms_norm_gated(t: Aten, x: Tensor, g: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
     """fla/modules/fused_norm_gate.py:649 (`LayerNormGatedFunction`, is_rms_norm): norm(x) · activation(g)."""
     graph, shape = t.graph, x.shape
 
@@ -70,7 +70,7 @@ def rms_norm_gated(t: Aten, x: Tensor, g: Tensor, weight: Tensor, device: Device
     def backward(dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
         dy = t.contiguous(dy)
         dx, dg = t.new(x.shape, x.dtype), t.new(x.shape, x.dtype)
-        dw = t.new((minimum(device.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
+        dw = t.new((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
         dw = t.to(t.sum(dw, 0), weight.dtype)
         return t.reshape(dx, shape), t.reshape(dg, shape), dw
 
@@ -109,7 +109,7 @@ def _by_group(t: Aten, x: Tensor, heads: Number) -> Tensor:
 
 
 def _gate_bwd(t: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, of A and of the bias."""
+    """fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
     rows = g.shape[0] * g.shape[1]
     dg = t.like(g, dtype=FLOAT32)
     da = t.new((ceil_div(rows, 32), *a_log.shape), FLOAT32)
@@ -148,7 +148,7 @@ def _gdn_bwd(
     g_input: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
-    device: Device,
+    accelerator: Accelerator,
 ) -> tuple[Tensor, ...]:
     """fla/ops/gated_delta_rule/chunk.py:117 (`chunk_gated_delta_rule_bwd`)."""
     heads, size = v.shape[2], k.shape[3]
@@ -156,18 +156,18 @@ def _gdn_bwd(
     _h, _v_new = _fwd_h(t, k, u, heads, size)
     dv = t.like(do)
     _dh, dv = _bwd_dhu(t, q, dv, heads, size)
-    dq, dk, _dw, dg = _dqkwg(t, q, k, g, w, device)
+    dq, dk, _dw, dg = _dqkwg(t, q, k, g, w, accelerator)
     _dk2, dv, db, _dg2 = _wy_bwd(t, k, v, g, beta)
     dg = t.like(dg)
     dg, da, dbias = _gate_bwd(t, g_input, a_log, dt_bias)
     return dq, dk, dv, db, dg, da, dbias
 
 
-def _dqkwg(t: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, device: Device) -> tuple[Tensor, ...]:
+def _dqkwg(t: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Accelerator) -> tuple[Tensor, ...]:
     """fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
     heads, size = k.shape[2:]
     dq, dk = t.new(w.shape, q.dtype), t.new(w.shape, k.dtype)
-    dg = t.new((ceil_div(size, tile(size, device)), *g.shape), FLOAT32)
+    dg = t.new((ceil_div(size, tile(size, accelerator)), *g.shape), FLOAT32)
     dw = t.like(w)
     if not same(heads, w.shape[2]):
         dq = _by_group(t, dq, heads)
@@ -195,7 +195,7 @@ def chunk_gated_delta_rule(
     beta: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
-    device: Device = H100,
+    accelerator: Accelerator = H100,
 ) -> Tensor:
     """fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`): L2 norms, gate and sigmoid inside.
 
@@ -219,7 +219,7 @@ def chunk_gated_delta_rule(
         dt_bias: Tensor,
     ) -> Sequence[Gradient]:
         do = t.contiguous(do)
-        dq, dk, dv, db, dg, da, dbias = _gdn_bwd(t, q, k, v, g, beta, do, g_input, a_log, dt_bias, device)
+        dq, dk, dv, db, dg, da, dbias = _gdn_bwd(t, q, k, v, g, beta, do, g_input, a_log, dt_bias, accelerator)
         dq = t.like(q)
         dk = t.like(k)
         db = t.like(beta_raw)
@@ -237,12 +237,12 @@ def chunk_gated_delta_rule(
 
 def _kda_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
-    batch, tokens, heads, size = g.shape
+    heads, size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(t, q)
     k, k_rstd = _l2norm_fwd(t, k)
     beta = t.like(beta, dtype=FLOAT32)
     _g = t.like(g, dtype=FLOAT32)
-    aqk, akk, w, u, _kg = _kda_intra_fwd(t, k, v, heads)
+    aqk, akk, _w, u, _kg = _kda_intra_fwd(t, k, v, heads)
     _h, v_new = _fwd_h(t, k, u, heads, size)
     o = t.like(v_new)
     return o, q, q_rstd, k, k_rstd, beta, aqk, akk
@@ -250,9 +250,9 @@ def _kda_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) 
 
 def _kda_intra_fwd(t: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
     """fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
-    batch, tokens, _, size = k.shape
-    aqk, akk = (t.new((batch, tokens, heads, CHUNK), k.dtype) for _ in range(2))
-    _diagonal = t.new((batch, tokens, heads, 16), FLOAT32)
+    rows = *k.shape[:2], heads
+    aqk, akk = t.new((*rows, CHUNK), k.dtype), t.new((*rows, CHUNK), k.dtype)
+    _diagonal = t.new((*rows, 16), FLOAT32)
     return aqk, akk, *_kda_w_u(t, k, v, heads)
 
 

@@ -13,7 +13,7 @@ Optional = Tensor | None
 
 
 @dataclass(frozen=True)
-class Device:
+class Accelerator:
     """What a kernel asks of the device to size its workspaces.
 
     multiprocessors: the number of streaming multiprocessors.
@@ -24,7 +24,7 @@ class Device:
     shared_memory: int
 
 
-H100 = Device(132, 232448)
+H100 = Accelerator(132, 232448)
 """NVIDIA H100 SXM: 132 multiprocessors, 227 KiB per block (CUDA C Programming Guide, technical specifications)."""
 
 

@@ -16,7 +16,7 @@ from ..autograd import Gradient
 from ..layout import is_one
 from ..tensor import FLOAT32, Dtype, Tensor
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
-from .function import H100, Device, Optional, applied, power_of_two
+from .function import H100, Accelerator, Optional, applied, power_of_two
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
@@ -200,8 +200,7 @@ def mamba_inner_fn(
     ) -> Sequence[Gradient]:
         batch = xz.shape[0]
         x, z = halves(t, xz)
-        if not is_one(dout.strides[-1]):
-            dout = t.contiguous(dout)
+        dout = _along(t, dout, -1)
         conv1d_out = causal_conv1d_fwd(t, x)
         delta = _delta(t, x_dbl, delta_proj_weight, batch)
         dxz = t.like(xz)
@@ -309,11 +308,16 @@ def _along(t: Aten, x: Tensor, axis: int) -> Tensor:
     return x if is_one(x.strides[axis]) else t.contiguous(x)
 
 
-def _splits(x: Tensor, chunks: Number, groups: Number, device: Device) -> Number:
+def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
+    """rearrange(x, "... (h d) -> ... h d")."""
+    return t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+
+
+def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
     """Into how many parts the heads of a group are split, so that all multiprocessors work (ssd_chunk_scan.py:1485)."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
-    return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, device.multiprocessors), ratio))
+    return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
 
 
 def _summed(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
@@ -334,7 +338,7 @@ def _combined_bwd(
     d: Tensor,
     z: Optional,
     dt_bias: Tensor,
-    device: Device,
+    accelerator: Accelerator,
     dx: Optional = None,
     ddt: Optional = None,
     db: Optional = None,
@@ -368,7 +372,7 @@ def _combined_bwd(
     dstates = t.new((batch, chunks, heads, dim, state), states.dtype)
     dstates, _dda_chunk, states = _state_passing_bwd(t, states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(t, x, d, (batch, heads, chunks, chunk), dx)
-    splits = _splits(x, chunks, groups, device)
+    splits = _splits(x, chunks, groups, accelerator)
     dda_next = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _summed(t, (batch, tokens, splits, groups, state), 2)
     dda_prev = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
@@ -410,7 +414,7 @@ def mamba_chunk_scan_combined(
     d: Tensor,
     z: Optional,
     dt_bias: Tensor,
-    device: Device = H100,
+    accelerator: Accelerator = H100,
 ) -> Tensor:
     """ssd_combined.py:593 (`MambaChunkScanCombinedFn`). x, z: [batch, tokens, heads, dim]; dt: [batch, tokens, heads];
     b, c: [batch, tokens, groups, state]; a: [heads] in float32; d, dt_bias: [heads].
@@ -431,7 +435,7 @@ def mamba_chunk_scan_combined(
         dt_bias: Tensor,
     ) -> Sequence[Gradient]:
         dx, ddt, da, db, dc, dd, dz, dbias, _ = _combined_bwd(
-            t, dout, x, dt, a, b, c, out, chunk, d, z, dt_bias, device
+            t, dout, x, dt, a, b, c, out, chunk, d, z, dt_bias, accelerator
         )
         return dx, ddt, da, db, dc, dd, dz, dbias
 
@@ -463,7 +467,7 @@ def mamba_split_conv1d_scan_combined(
     rmsnorm_weight: Optional,
     outproj_weight: Tensor,
     outproj_bias: Optional,
-    device: Device = H100,
+    accelerator: Accelerator = H100,
 ) -> Tensor:
     """ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): all of Mamba-2 after its input projection.
 
@@ -480,18 +484,15 @@ def mamba_split_conv1d_scan_combined(
         z, u, dt = t.split(x, [inner, inner + 2 * groups * state, heads])
         return z, u, dt
 
-    def by_head(x: Tensor) -> Tensor:
-        return t.unflatten(x, -1, (heads, dim))
-
     def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x, B and C after the convolution (`ensure_stride` copies nothing where widths are multiples of 8)."""
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), mixed)
-        return by_head(x), t.unflatten(b, -1, (groups, state)), t.unflatten(c, -1, (groups, state))
+        return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
-        z = by_head(z)
+        z = by_size(t, dim, z)
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
@@ -523,22 +524,39 @@ def mamba_split_conv1d_scan_combined(
         dz, du, ddt = parts(dzxbcdt)
         dxbc = t.like(u)
         dx, db, dc = t.split(dxbc, mixed)
-        z, dx = by_head(z), by_head(dx)
-        db, dc = t.unflatten(db, -1, (groups, state)), t.unflatten(dc, -1, (groups, state))
+        z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
-        dout = by_head(t.linear(dout, t.transpose(outproj_weight, 0, 1)))
+        dout = by_size(t, dim, t.linear(dout, t.transpose(outproj_weight, 0, 1)))
         drmsnorm_weight: Optional = None
         _again: Optional = out_recompute
         if rmsnorm_weight is None:
             _, ddt, da, db, dc, dd, _, dbias, _again = _combined_bwd(
-                t, dout, x, dt, a, b, c, out, chunk, d, z, dt_bias, device, dx, ddt, db, dc, by_head(dz), True
+                t,
+                dout,
+                x,
+                dt,
+                a,
+                b,
+                c,
+                out,
+                chunk,
+                d,
+                z,
+                dt_bias,
+                accelerator,
+                dx,
+                ddt,
+                db,
+                dc,
+                by_size(t, dim, dz),
+                True,
             )
         else:
-            _dy, flat = dout, t.flatten(t.flatten(out, 2), 0, 1)
-            dout = by_head(t.unflatten(t.like(flat), 0, rows))
-            drmsnorm_weight = _dw(t, flat, rmsnorm_weight, groups, device)
+            _dy = dout
+            dout, drmsnorm_weight = _norm_bwd(t, out, rmsnorm_weight, groups, accelerator)
+            dout = by_size(t, dim, t.unflatten(dout, 0, rows))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
-                t, dout, x, dt, a, b, c, out, chunk, d, None, dt_bias, device, dx, ddt, db, dc
+                t, dout, x, dt, a, b, c, out, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
         doutproj_weight = t.new(outproj_weight.shape, dout_og.dtype)
         doutproj_bias = None if outproj_bias is None else t.new(outproj_bias.shape, dout_og.dtype)
@@ -572,15 +590,24 @@ def _layer_norm_fwd(t: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]
     return t.like(x), t.new((groups * x.shape[0],), FLOAT32)
 
 
-def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, device: Device) -> Tensor:
+def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
     """layernorm_gated.py:306 (in `_layer_norm_bwd`): the gradient of the weight, summed over that of each program."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
-    programs = ceil_div(device.multiprocessors * ceil_div(4, warps), groups)
+    programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
     parts = t.new((programs, x.shape[1]), FLOAT32)
     return t.to(t.sum(parts, 0), weight.dtype)
 
 
-def rmsnorm_fn(t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, device: Device = H100) -> Tensor:
+def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """layernorm_gated.py:272 (`_layer_norm_bwd`), where the gate's gradient has a place already. x: as by the scan."""
+    flat = t.flatten(t.flatten(x, 2), 0, 1)
+    dx = t.like(flat)
+    return dx, _dw(t, flat, weight, groups, accelerator)
+
+
+def rmsnorm_fn(
+    t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
+) -> Tensor:
     """layernorm_gated.py:362 (`LayerNormFn`, is_rms_norm): norm(x · silu(z)), or norm(x) · silu(z): both allocate the
     same. x, z: [batch, tokens, width].
     """
@@ -593,7 +620,7 @@ def rmsnorm_fn(t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, 
         dy = rows(dy)
         dx = t.like(x)
         dz = None if z is None else t.like(z)
-        dw = _dw(t, x, weight, groups, device)
+        dw = _dw(t, x, weight, groups, accelerator)
         return t.reshape(dx, shape), dw, None if dz is None else t.reshape(dz, shape)
 
     with graph.no_grad():

@@ -20,7 +20,7 @@ LEAST = 16
 
 def supports(chunk: Number) -> bool:
     """Whether the kernel runs chunks of that many tokens: a power of two (kernel_param_heuristics.py:44)."""
-    return chunk >= LEAST and power_of_two(chunk) == chunk
+    return bool(chunk >= LEAST and power_of_two(chunk) == chunk)
 
 
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,8 +41,8 @@ def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tens
     if same(padded, tokens):
         return _chunkwise(t, q, k, v, i, f, chunk)
     zeros = [t.new((*x.shape[:2], padded, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
-    filled = [t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True)]
-    return t.slice(_chunkwise(t, *filled, chunk=chunk), tokens, 2)
+    q, k, v, i, f = (t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
+    return t.slice(_chunkwise(t, q, k, v, i, f, chunk), tokens, 2)
 
 
 def _chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:

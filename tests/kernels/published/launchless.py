@@ -4,6 +4,8 @@
 Python allocates, then happens as written, without a GPU. CUDA extensions have stand-ins too: they do what their C++
 does to memory, transcribed from its source. Everything that depends on a device is answered as an H100 would.
 
+What torch.compile fuses makes its results and nothing else.
+
 This changes `torch` for the whole process, so only a process of its own may call it. Nothing is fetched: `missing`
 names the libraries that are not importable.
 """
@@ -182,7 +184,23 @@ def _device(torch: Any) -> None:
     torch.cuda.get_device_name = lambda *_: named.name
     torch.cuda.get_device_properties = lambda *_: named
     torch.cuda.current_device, torch.cuda.device_count = (lambda *_: 0), (lambda: 1)
-    torch.compile = lambda fn=None, **_: (lambda f: f) if fn is None else fn
+    torch.compile = compiled
+
+
+def compiled(fn: Any = None, **how: Any) -> Any:
+    """A function whose results alone are made under the modes that are on."""
+    if fn is None:
+        return compiled
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils._pytree import tree_map_only
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            made = fn(*arguments, **named)
+        return tree_map_only(torch.Tensor, torch.empty_like, made)
+
+    return run
 
 
 # --- CUDA extensions, from their C++ ---------------------------------------------------------------------------------
@@ -191,7 +209,7 @@ def _device(torch: Any) -> None:
 def scan_forward(
     u: Any, delta: Any, a: Any, b: Any, c: Any, d: Any, z: Any, delta_bias: Any, softplus: Any
 ) -> tuple[Any, ...]:
-    """state-spaces/mamba csrc/selective_scan/selective_scan.cpp:227, `selective_scan_fwd`."""
+    """Source: state-spaces/mamba csrc/selective_scan/selective_scan.cpp:227, `selective_scan_fwd`."""
     import torch
 
     out_z = None if z is None else torch.empty_like(z)
@@ -217,7 +235,7 @@ def scan_backward(
     softplus: Any,
     recompute_out_z: bool,
 ) -> tuple[Any, ...]:
-    """state-spaces/mamba csrc/selective_scan/selective_scan.cpp:338, `selective_scan_bwd`."""
+    """Source: state-spaces/mamba csrc/selective_scan/selective_scan.cpp:338, `selective_scan_bwd`."""
     import torch
 
     if z is not None and dz is None:
@@ -233,7 +251,9 @@ def scan_backward(
 
 
 def conv_backward(x: Any, weight: Any, bias: Any, dout: Any, *rest: Any, **named: Any) -> None:
-    """Dao-AILab/causal-conv1d csrc/causal_conv1d.cpp, `causal_conv1d_bwd`: a copy of a gradient in another order."""
+    """Source: Dao-AILab/causal-conv1d csrc/causal_conv1d.cpp, `causal_conv1d_bwd`: it copies a gradient in another
+    order.
+    """
     channels_last = x.stride(1) == 1 and x.stride(2) > 1
     if not channels_last and dout.stride(2) != 1:
         dout = dout.contiguous()

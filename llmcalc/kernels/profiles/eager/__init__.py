@@ -7,6 +7,7 @@ from .attention_variants import AttentionVariantKernels
 from .basic import BasicKernels
 from .convolution import ConvolutionKernels
 from .elementwise import ElementwiseKernels
+from .entries import EntryKernels
 from .experts import ExpertKernels
 from .fused import FusedKernels
 from .local import LocalKernels
@@ -20,6 +21,7 @@ from .streams import StreamKernels
 class Eager(
     ScanKernels,
     ExpertKernels,
+    EntryKernels,
     LocalKernels,
     PositionKernels,
     AttentionVariantKernels,
@@ -32,4 +34,4 @@ class Eager(
     ElementwiseKernels,
     BasicKernels,
 ):
-    """Runs a program as the reference does."""
+    """Runs a program as the reference does, and recurrent parts by the kernels that people train them with."""

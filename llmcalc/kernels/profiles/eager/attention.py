@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....components.position import Rope
 from ....flow.program import Step
+from ....run.derived import QueryKeyPairs
 from ...lowering import Lowering, Path
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 
@@ -23,24 +23,33 @@ class AttentionKernels(Lowering):
     def do_rope(self, step: Step) -> None:
         x = self.get(step.ins[0])
         by_head = len(x.shape) == 4
-        turned = self.rotated(self.heads_first(x) if by_head else x, step.how["spec"])
+        turned = self.rotated(self.heads_first(x) if by_head else x, step)
         self.set(step.outs[0], self.heads_first(turned) if by_head else turned)
 
-    def rotated(self, x: Tensor, spec: Rope) -> Tensor:
+    def rotated(self, x: Tensor, step: Step) -> Tensor:
         """RoPE on the first dimensions of x's last axis; rows are the axis before it."""
-        t, dim = self.t, spec.rotary_size(x.shape[-1])
-        cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
+        t, spec, every = self.t, step.how["spec"], step.how["every"]
+        dim = spec.rotary_size(x.shape[-1])
+        if every is None:
+            cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
+        else:
+            at = self.frames[-1].named["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
+            cos, sin = self._cos_sin(at, dim, x)
         left, right, rest = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
-        return t.cat([t.sub(t.mul(left, cos), t.mul(right, sin)), t.add(t.mul(right, cos), t.mul(left, sin)), rest])
+        first, second = (t.add, t.sub) if step.how["back"] else (t.sub, t.add)
+        return t.cat([first(t.mul(left, cos), t.mul(right, sin)), second(t.mul(right, cos), t.mul(left, sin)), rest])
 
     def _angles(self, tokens: Any, dim: Any, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of every position, made by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, like.dtype)
         if key not in self.memo:
-            angles = self._angle_table(self.span(tokens), dim)
-            self.memo[key] = self.t.to(self.t.like(angles), like.dtype), self.t.to(self.t.like(angles), like.dtype)
+            self.memo[key] = self._cos_sin(self.span(tokens), dim, like)
         found: tuple[Tensor, Tensor] = self.memo[key]
         return found
+
+    def _cos_sin(self, positions: Tensor, dim: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angle_table(positions, dim)
+        return self.t.to(self.t.like(angles), like.dtype), self.t.to(self.t.like(angles), like.dtype)
 
     def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
         t = self.t
@@ -59,6 +68,9 @@ class AttentionKernels(Lowering):
 
     def do_repeat(self, step: Step) -> None:
         x, heads = self.get(step.ins[0]), step.outs[0].axes[0].size
+        if isinstance(step.ins[0].rows, QueryKeyPairs):
+            self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
+            return
         repeat = self.t.repeat if step.how["tiled"] else self.t.repeat_interleave
         wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
         self.set(step.outs[0], self.heads_first(wide))
@@ -105,12 +117,14 @@ class AttentionKernels(Lowering):
         run(step)
 
     def attention_AttentionCore(self, step: Step) -> None:
-        if step.how.get("selected") is not None:
-            raise self.unsupported("no kernels for attention to selected tokens", step.name)
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
-        bias = self.get(step.ins[3]) if len(step.ins) > 3 else None
-        mask = self.mask(step, q.shape[2], k.shape[2]) if step.how["masked"] else None
-        sinks = self.weight("sinks.weight", (q.shape[1],)) if step.how.get("sinks") else None
+        bias = self.get(step.ins[3]) if step.how["biased"] else None
+        mask = None
+        if step.how["narrowed"]:
+            mask = self.get(step.ins[-1])
+        elif step.how["masked"]:
+            mask = self.mask(step, q.shape[2], k.shape[2])
+        sinks = self.weight("sinks", (q.shape[1],)) if step.how.get("sinks") else None
         cap = step.how["cap"]
         made = self.through(lambda *xs: self.core(*xs[:3], mask, cap, sinks, *xs[3:]), q, k, v, bias)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
@@ -119,6 +133,12 @@ class AttentionKernels(Lowering):
         """What a core computes from these tensors, by itself again in the backward pass if the run says so."""
         there = [x for x in given if x is not None]
         return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
+
+    def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
+        """The scores of one more key, which are the same for all queries of a head."""
+        t = self.t
+        wide = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
+        return t.to(t.expand(wide, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
@@ -162,8 +182,7 @@ class AttentionKernels(Lowering):
         if mask is not None:
             scores = t.masked_fill(scores, t.like(mask, dtype=BOOL))
         if sinks is not None:
-            wide = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
-            sink = t.to(t.expand(wide, (*scores.shape[:-1], 1)), scores.dtype)
+            sink = self.sink(sinks, scores)
             whole = t.softmax(t.to(t.cat([scores, sink]), FLOAT32))
             return t.matmul(t.to(t.slice(whole, scores.shape[-1]), v.dtype), v)
         return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)

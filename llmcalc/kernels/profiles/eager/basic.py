@@ -58,7 +58,7 @@ class BasicKernels(Lowering):
         if by == "positions" or by not in named:
             named[by] = self.t.new((self.sight.new(rows),), INT64)
         index: Tensor = named[by]
-        return index
+        return self.t.like(index) if by == "positions" else index  # positions have an offset
 
     def do_unread_table(self, step: Step) -> None:
         self.table(step)

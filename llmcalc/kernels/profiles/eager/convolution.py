@@ -15,7 +15,7 @@ class ConvolutionKernels(Lowering):
     def do_conv(self, step: Step) -> None:
         out = step.outs[0]
         op = step.op
-        if not isinstance(op, Conv1d) or not is_zero(op.padding) or not is_zero(op.overlap):
+        if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", step.name)
         x = self.t.transpose(self.flat(step.ins[0]), 1, 2)
         made = self.convolved(x, step, self.sight.new(out.rows))

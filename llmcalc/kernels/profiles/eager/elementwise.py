@@ -16,6 +16,9 @@ from .basic import BasicKernels
 class ElementwiseKernels(BasicKernels):
     """Sums, products and quotients by named axes."""
 
+    def do_add(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.add(*self._aligned(step)))
+
     def do_mul(self, step: Step) -> None:
         self.set(step.outs[0], self.t.mul(*self._aligned(step)))
 
@@ -28,22 +31,24 @@ class ElementwiseKernels(BasicKernels):
     def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
         """Both operands, with one element along every axis of the result that a value lacks."""
         a, b = (self.get(value) for value in step.ins)
-        longest = max(len(a.shape), len(b.shape))
-        axes = step.outs[0].axes
-        one, other = (
-            self._along(value, x, axes, longest) for value, x in zip(step.ins, (a, b), strict=True)
-        )
-        return one, other
+        longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
+        return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
 
     def _along(self, value: Value, x: Tensor, axes: Shape, longest: int) -> Tensor:
+        if value.rows is ONCE and value.axes:
+            for axis in reversed(axes):
+                if axis in value.axes:
+                    break
+                x = self.t.unsqueeze(x, -1)
+            return x
         if value.rows is ONCE or len(value.axes) == len(axes):
             return x
-        own = list(value.axes)
+        own, before = list(value.axes), len(x.shape) - len(value.axes)
         missing = [i for i, axis in enumerate(axes) if not (own and own[0] == axis and own.pop(0))]
-        if own:  # it has other axes: a gate per head, of heads under another name
-            missing = list(range(len(value.axes), longest - 2))
+        if own:  # axes of other names (a gate per head) come first
+            missing = list(range(len(value.axes), longest - before))
         for i in missing:
-            x = self.t.unsqueeze(x, 2 + i)
+            x = self.t.unsqueeze(x, before + i)
         return x
 
     def do_plus(self, step: Step) -> None:
@@ -63,8 +68,13 @@ class ElementwiseKernels(BasicKernels):
         self.set(step.outs[0], t.to(size, x.dtype))
 
     def do_added_sinusoids(self, step: Step) -> None:
-        """SinusoidalReference.forward; its result, [rows, width], gets the type of what it is added to."""
-        self.set(step.outs[0], self.t.to(self._sinusoids(self.sight.new(step.outs[0].rows), step.outs[0].width), self.dtype))
+        """SinusoidalReference.forward: [rows, width] in float32."""
+        out = step.outs[0]
+        self.set(out, self._sinusoids(self.sight.new(out.rows), out.width))
+
+    def do_in_format_of(self, step: Step) -> None:
+        x, value = map(self.get, step.ins)
+        self.set(step.outs[0], self.t.to(value, x.dtype))
 
     def _sinusoids(self, rows: Number, width: Number) -> Tensor:
         t, positions = self.t, self.t.new((rows,), INT64)

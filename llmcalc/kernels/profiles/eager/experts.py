@@ -94,16 +94,18 @@ class ExpertKernels(Lowering):
             order = self.sent("order")
             self.set(out, self.t.index_select(self.by_row(self.get(x), len(x.axes)), order))
             return
-        named, top_k = self.frames[-1].named, step.how["top_k"]
+        named = self.frames[-1].named
         named["expert"], named["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
         named["token"] = self.t.like(named["order"])
-        assert top_k == step.ins[1].axes[0].size
         self.set(out, self.t.index_select(self.by_row(self.get(x)), named["token"]))
 
     def sent(self, name: str) -> Tensor:
         """Of each row in the order of the experts: its `expert`, its `token`, or its place in the `order` of tokens."""
-        tensor: Tensor = next(frame.named[name] for frame in reversed(self.frames) if name in frame.named)
-        return tensor
+        for frame in reversed(self.frames):
+            if name in frame.named:
+                tensor: Tensor = frame.named[name]
+                return tensor
+        raise self.unsupported("no kernels for experts without a router")
 
     def do_to_tokens(self, step: Step) -> None:
         value = step.ins[0]

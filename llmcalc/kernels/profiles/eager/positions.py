@@ -7,10 +7,10 @@ from typing import Any
 from ....algebra import ceil_div
 from ....flow.program import Step
 from ...tensor import FLOAT32, INT64, Tensor
-from .attention import AttentionKernels
+from .attention_variants import AttentionVariantKernels
 
 
-class PositionKernels(AttentionKernels):
+class PositionKernels(AttentionVariantKernels):
     """What goes by the distance between a query and a key."""
 
     def _away(self, queries: Any, keys: Any) -> Tensor:
@@ -84,17 +84,8 @@ class PositionKernels(AttentionKernels):
     def _sines_and_cosines(self, angles: Tensor) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), self.dtype)
 
-    def do_scores(self, step: Step) -> None:
-        if len(step.ins) > 2 or step.ins[1].rows.batched:
-            raise self.unsupported("no kernels for scores of this kind", step.name)
-        self.bind(step.outs[0], self._by_row(self.get(step.ins[0]), self.get(step.ins[1])))
-
-    def _by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
-        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
-
     def core_TableScores(self, step: Step) -> None:
-        self.bind(step.outs[0], self._by_row(self.get(step.ins[0]), self.get(step.ins[1])))
+        self.bind(step.outs[0], self.scores_by_row(self.get(step.ins[0]), self.get(step.ins[1])))
 
     def core_DistanceScores(self, step: Step) -> None:
         """Every query by the projected distances of its own sequence."""

@@ -1,9 +1,9 @@
 """Recurrent parts as they are trained: by the kernels that their authors publish, not by the reference's loop.
 
-A part whose published module computes the same runs as that module does, line by line: Mamba and Mamba-2 of mamba_ssm,
-gated DeltaNet and Kimi delta attention of fla. Another part (extra norms, another activation) runs its own steps, and
-the published kernel of its scan among them. All parameters are in the run's type, as after `model.to(dtype)`. The local
-variables of a method stand for those of the published forward: each keeps its tensor until the module returns.
+A part whose published module computes the same runs as that module does, line by line. Another part (extra norms,
+another activation) runs its own steps, and the published kernel of its scan among them. All parameters are in the run's
+type, as after `model.to(dtype)`. The local variables of a method stand for those of the published forward: each keeps
+its tensor until the module returns; one whose name begins with an underscore is only held.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ....algebra import exact_div, is_zero
 from ....components.norm import Norm
 from ....flow.program import Alternatives, Item, Scope, Step
-from ....ops import ChunkedScan, DeltaRule, SelectiveScan
-from ...published import causal_conv1d, fla, mamba_ssm
-from ...published.function import H100, Device
-from ...tensor import FLOAT32, Tensor
+from ....ops import BlockLinear, ChunkedScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan
+from ...autograd import record, recorded
+from ...published import causal_conv1d, fla, lightning_attn, mamba_ssm, mlstm_kernels, rwkv
+from ...published.function import H100, Accelerator
+from ...tensor import BOOL, FLOAT32, Tensor
 from .basic import BasicKernels
+from .convolution import ConvolutionKernels
 
 
 class Steps:
@@ -38,20 +41,24 @@ class Steps:
         return self.named[name]
 
 
-class ScanKernels(BasicKernels):
+class ScanKernels(ConvolutionKernels, BasicKernels):
     """Recurrences over the tokens.
 
-    device: what kernels ask of the device that runs them.
-    split_scan: whether Mamba-2 runs as one function that saves little (mamba_ssm's `use_mem_eff_path`), true by default.
+    accelerator: what kernels ask of the device that runs them.
+    left: what a module keeps after it ran, until it runs again.
     """
 
-    device: Device = H100
-    split_scan: bool = True
+    accelerator: Accelerator = H100
+
+    def __init__(self, *run: Any, **how: Any) -> None:
+        super().__init__(*run, **how)
+        self.left: dict[Any, Tensor] = {}
 
     def whole(self, scope: Scope) -> Callable[[], None] | None:
         """The kernels that run a module at once: those of the scan in it."""
         for step in own_steps(scope):
-            run = getattr(self, f"module_{type(step.op).__name__}", None) if step.verb == "core" else None
+            kind = {"core": type(step.op).__name__, "scan": step.how.get("kind", "")}.get(step.verb, "")
+            run = getattr(self, f"module_{kind}", None)
             if run is not None:
                 return lambda: self._at_once(scope, run)
         return super().whole(scope)
@@ -61,8 +68,7 @@ class ScanKernels(BasicKernels):
         assert scope.reads is not None
         if self.graph.autocast is not None:
             raise self.unsupported("no published kernels under autocast")
-        if self.store is not None:
-            raise self.unsupported("no published kernels for a pass that keeps states")
+        self._keeps_nothing()
         steps = Steps(scope)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
         for step in every_step(scope.items):
@@ -70,11 +76,24 @@ class ScanKernels(BasicKernels):
                 if self.last.get(id(value.storage)) == id(step):
                     self.forget(value.storage)
 
+    def _keeps_nothing(self) -> None:
+        if self.store is not None:
+            raise self.unsupported("no published kernels for a pass that keeps states")
+
     # --- what the modules share ---------------------------------------------------------------------------------------
 
     def projected(self, step: Step, x: Tensor) -> Tensor:
         """A linear layer."""
-        return self.t.linear(x, self.matrix(step), self.bias(step))
+        return self.multiplied(step, x, self.matrix(step), self.bias(step))
+
+    def raw(self, step: Step) -> Tensor:
+        """The weight of a linear layer that a published module reads itself, instead of calling the layer."""
+        if self.adapters is not None and (self.adapters.base or step.name in self.adapters.targets):
+            raise self.unsupported(
+                "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
+                step.name,
+            )
+        return self.matrix(step)
 
     def bias(self, step: Step) -> Tensor | None:
         """The bias of a linear layer or of a convolution."""
@@ -87,26 +106,43 @@ class ScanKernels(BasicKernels):
 
     def by_head(self, x: Tensor, size: Any) -> Tensor:
         """rearrange(x, "... (h d) -> ... h d")."""
-        return self.t.unflatten(x, -1, (x.shape[-1] // size, size))
+        return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
     def decay(self, shape: tuple[Any, ...]) -> Tensor:
         """A = -exp(A_log.float())."""
         return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
     def causal_conv(self, step: Step, x: Tensor, kind: str | None = None) -> Tensor:
-        """A causal convolution and the activation after it, none by default. x: [batch, channels, tokens]."""
-        kernel = step.how["kernel"]
-        if not 2 <= kernel <= 4:
-            raise self.unsupported(f"causal_conv1d has kernels for 2 to 4 tokens, not for {kernel}", step.name)
-        y = causal_conv1d.causal_conv1d_fn(self.t, x, self.filters(step), self.bias(step))
-        return y if kind in (None, "silu") else self.activated(y, kind)
+        """A causal convolution and the activation after it, none by default. x: [batch, channels, tokens].
 
-    # --- Mamba ---------------------------------------------------------------------------------------------------------
+        For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
+        """
+        t, kernel = self.t, step.how["kernel"]
+        if 2 <= kernel <= 4:
+            y = causal_conv1d.causal_conv1d_fn(t, x, self.filters(step), self.bias(step))
+            return y if kind in (None, "silu") else self.activated(y, kind)
+        weight = self.weight(f"{step.name}.weight", (step.outs[0].width, 1, kernel))
+        y = t.slice(t.convolution(x, weight, self.bias(step), x.shape[2] + kernel - 1), x.shape[2])
+        return y if kind is None else self.activated(y, kind)
+
+    def do_conv(self, step: Step) -> None:
+        if is_zero(getattr(step.op, "padding", 0)):
+            super().do_conv(step)
+            return
+        self._keeps_nothing()
+        self.set(step.outs[0], self.t.transpose(self.causal_conv(step, self.channels(step)), 1, 2))
+
+    def channels(self, step: Step) -> Tensor:
+        """The input of a convolution, [batch, channels, tokens]."""
+        return self.t.transpose(self.flat(step.ins[0]), 1, 2)
+
+    # --- Mamba --------------------------------------------------------------------------------------------------------
 
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        if "dt_norm" in steps or steps["x_proj"].verb != "linear" or set(steps.acts) != {"silu", "softplus"}:
-            raise self.unsupported("not yet")
-        return self.mamba(steps, x)
+        if steps["x_proj"].verb == "experts":
+            return self.mamba_of_heads(steps, x)
+        fused = 2 <= steps["conv1d"].how["kernel"] <= 4 and steps.acts[0] == "silu"
+        return self.mamba(steps, x) if fused and "dt_norm" not in steps else self.mamba_of_steps(steps, x)
 
     def mamba(self, steps: Steps, x: Tensor) -> Tensor:
         """mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
@@ -114,7 +150,7 @@ class ScanKernels(BasicKernels):
         assert isinstance(op, SelectiveScan)
         batch = x.shape[0]
         hidden = t.flatten(t.transpose(t.transpose(x, 1, 2), 0, 1), 1, 2)
-        xz = mamba_ssm.split_tokens(t, t.mm(self.matrix(steps["in_proj"]), hidden), batch)
+        xz = mamba_ssm.split_tokens(t, t.mm(self.raw(steps["in_proj"]), hidden), batch)
         del hidden
         bias = self.bias(steps["in_proj"])
         if bias is not None:
@@ -128,18 +164,18 @@ class ScanKernels(BasicKernels):
                 xz,
                 self.filters(conv),
                 self.bias(conv),
-                self.matrix(steps["x_proj"]),
-                self.matrix(steps["dt_proj"]),
-                self.matrix(out_proj),
+                self.raw(steps["x_proj"]),
+                self.raw(steps["dt_proj"]),
+                self.raw(out_proj),
                 a,
                 t.to(d, FLOAT32),
                 t.to(dt_bias, FLOAT32),
             )
         u, z = mamba_ssm.halves(t, xz)
         u = self.causal_conv(conv, u)
-        x_dbl = t.linear(mamba_ssm.tokens_first(t, u), self.matrix(steps["x_proj"]))
+        x_dbl = self.projected(steps["x_proj"], mamba_ssm.tokens_first(t, u))
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
-        dt = t.mm(self.matrix(steps["dt_proj"]), t.transpose(dt, 0, 1))
+        dt = t.mm(self.raw(steps["dt_proj"]), t.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(t, dt, batch)
         b, c = self._dense(b, batch), self._dense(c, batch)
         d, dt_bias = t.to(d, FLOAT32), t.to(dt_bias, FLOAT32)
@@ -150,28 +186,92 @@ class ScanKernels(BasicKernels):
 
     def _dense(self, x: Tensor, batch: Any) -> Tensor:
         """rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
-        return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, x.shape[0] // batch)), 1, 2))
+        return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
-    # --- Mamba-2 -------------------------------------------------------------------------------------------------------
+    def mamba_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
+        """transformers/models/jamba/modeling_jamba.py (`JambaMambaMixer.forward`): norms on Δ, B and C. An activation
+        that the kernels do not have runs after them.
+        """
+        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        assert isinstance(op, SelectiveScan)
+        projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
+        a = self.decay((op.inner, op.state))
+        u, gate = mamba_ssm.halves(t, projected)
+        u = t.transpose(self.causal_conv(steps["conv1d"], u, kind), 1, 2)
+        rank = steps["x_proj"].outs[0].width - 2 * op.state
+        dt, b, c = t.split(self.projected(steps["x_proj"], u), [rank, op.state, op.state])
+        if "dt_norm" in steps:
+            dt, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+        dt = t.contiguous(t.transpose(t.linear(dt, self.raw(steps["dt_proj"])), 1, 2))
+        dt_bias = self.bias(steps["dt_proj"])
+        assert dt_bias is not None
+        dt_bias = t.to(dt_bias, FLOAT32)
+        d = t.to(self.weight("D", (op.inner,)), FLOAT32)
+        u, b, c = t.transpose(u, 1, 2), t.transpose(b, 1, 2), t.transpose(c, 1, 2)
+        y = mamba_ssm.selective_scan_fn(t, u, dt, a, b, c, d, gate if kind == "silu" else None, dt_bias)
+        if kind != "silu":
+            y = t.mul(y, self.activated(gate, kind))
+        return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
+
+    def _normed_by(self, step: Step, x: Tensor) -> Tensor:
+        return self.norm(x, step.how["spec"], step.name, x.shape[-1:])
+
+    def mamba_of_heads(self, steps: Steps, x: Tensor) -> Tensor:
+        """transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`): a scan for each head."""
+        t, op, kind = self.t, steps["scan"].op, steps.acts[0]
+        assert isinstance(op, SelectiveScan)
+        heads = steps["x_proj"].how["experts"].size
+        (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
+        rank = steps["x_proj"].outs[0].width - 2 * op.state
+        projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
+        u, gate = t.split(t.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
+        u = t.contiguous(t.reshape(u, (batch, op.inner, tokens)))
+        gate = t.transpose(t.reshape(gate, (batch, heads, size, tokens)), 0, 1)
+        u = self.causal_conv(steps["conv1d"], u, kind)
+        u = t.transpose(t.unflatten(u, 1, (heads, size)), 0, 1)
+        x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, size))
+        low = t.transpose(t.matmul(t.unsqueeze(x_proj, 1), u), 2, 3)
+        dt, b, c = t.split(low, [rank, op.state, op.state])
+        dt_proj = self.weight("dt_proj.weight", (heads, size, rank))
+        dt = t.matmul(t.unsqueeze(dt_proj, 1), t.transpose(dt, 2, 3))
+        dt_bias = t.to(self.weight("dt_proj.bias", (heads, size)), FLOAT32)
+        a, d = self.decay((heads, size, op.state)), self.weight("D", (heads, size))
+        outs = []
+        for _ in range(heads):
+            y = mamba_ssm.selective_scan_fn(
+                t,
+                t.select(u, 0),
+                t.select(dt, 0),
+                t.select(a, 0),
+                t.transpose(t.select(b, 0), 1, 2),
+                t.transpose(t.select(c, 0), 1, 2),
+                t.to(t.select(d, 0), FLOAT32),
+                t.select(gate, 0) if kind == "silu" else None,
+                t.select(dt_bias, 0),
+            )
+            outs.append(y if kind == "silu" else t.mul(y, self.activated(t.select(gate, 0), kind)))
+        y = t.cat(outs, 1)
+        return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
+
+    # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     def module_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
         norm: Norm | None = steps["norm"].how["spec"] if "norm" in steps else None
         plain = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
-        if not plain or set(steps.acts) != {"silu"}:
-            raise self.unsupported("not yet")
-        return self.mamba2(steps, x)
+        fused = 2 <= steps["conv1d"].how["kernel"] <= 4 and steps.acts[0] == "silu"
+        return (self.mamba2 if plain and fused else self.mamba2_of_steps)(steps, x)
 
     def mamba2(self, steps: Steps, x: Tensor) -> Tensor:
         """mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
         t, op, conv, out_proj = self.t, steps["scan"].op, steps["conv1d"], steps["out_proj"]
         assert isinstance(op, ChunkedScan)
         inner, heads = op.heads * op.head_dim, (op.heads,)
-        shared = (conv.outs[0].width - inner) // 2
-        groups = shared // op.state
+        shared = exact_div(conv.outs[0].width - inner, 2)
+        groups = exact_div(shared, op.state)
         zxbcdt = self.projected(steps["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm = self.weight("norm.weight", (inner,)) if "norm" in steps else None
-        if self.split_scan:
+        if self.choices.mamba2 == "combined":
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 t,
                 zxbcdt,
@@ -184,9 +284,9 @@ class ScanKernels(BasicKernels):
                 op.head_dim,
                 groups,
                 norm,
-                self.matrix(out_proj),
+                self.raw(out_proj),
                 self.bias(out_proj),
-                self.device,
+                self.accelerator,
             )
         z, xbc, dt = t.split(zxbcdt, [inner, inner + 2 * shared, op.heads])
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2)), 1, 2)
@@ -202,14 +302,36 @@ class ScanKernels(BasicKernels):
             d,
             self.by_head(z, op.head_dim) if norm is None else None,
             dt_bias,
-            self.device,
+            self.accelerator,
         )
         y = t.flatten(y, 2)
         if norm is not None:
-            y = mamba_ssm.rmsnorm_fn(t, y, norm, z, groups, self.device)
+            y = mamba_ssm.rmsnorm_fn(t, y, norm, z, groups, self.accelerator)
         return self.projected(out_proj, y)
 
-    # --- the delta rules -----------------------------------------------------------------------------------------------
+    def mamba2_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
+        """`Mamba2.forward` of the reference, with the library's convolution and scan."""
+        t, op, conv, kind = self.t, steps["scan"].op, steps["conv1d"], steps.acts[0]
+        assert isinstance(op, ChunkedScan)
+        inner, heads = op.heads * op.head_dim, (op.heads,)
+        shared = exact_div(conv.outs[0].width - inner, 2)
+        gate, xbc, dt = t.split(self.projected(steps["in_proj"], x), [inner, inner + 2 * shared, op.heads])
+        xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2), kind), 1, 2)
+        x, b, c = t.split(xbc, [inner, shared, shared])
+        x, b, c = self.by_head(x, op.head_dim), self.by_head(b, op.state), self.by_head(c, op.state)
+        a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
+        y = t.flatten(
+            mamba_ssm.mamba_chunk_scan_combined(t, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator), 2
+        )
+        opened = self.activated(gate, kind)
+        for step in steps.all:
+            if step.verb == "mul":
+                y = t.mul(y, opened)
+            if step.verb == "norm":
+                y = self.norm(y, step.how["spec"], step.name, (inner,), exact_div(shared, op.state))
+        return self.projected(steps["out_proj"], y)
+
+    # --- the delta rules ----------------------------------------------------------------------------------------------
 
     def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
         assert isinstance(steps["core"].op, DeltaRule)
@@ -231,10 +353,10 @@ class ScanKernels(BasicKernels):
         beta = self.projected(steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
         o = fla.chunk_gated_delta_rule(
-            t, q, k, v, self.projected(steps["a_proj"], x), beta, a_log, dt_bias, self.device
+            t, q, k, v, self.projected(steps["a_proj"], x), beta, a_log, dt_bias, self.accelerator
         )
         g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
-        o = fla.rms_norm_gated(t, o, g, self.weight("norm.weight", (op.value_dim,)), self.device)
+        o = fla.rms_norm_gated(t, o, g, self.weight("norm.weight", (op.value_dim,)), self.accelerator)
         o = t.flatten(o, 2)
         return self.projected(steps["o_proj"], o)
 
@@ -253,7 +375,7 @@ class ScanKernels(BasicKernels):
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         o = fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
-        o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.device)
+        o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
         o = t.flatten(o, 2)
         return self.projected(steps["o_proj"], o)
 
@@ -266,6 +388,157 @@ class ScanKernels(BasicKernels):
         if f"{name}_proj" in steps:
             return self.projected(steps[f"{name}_proj"], x)
         return self.projected(steps[f"{name}_b_proj"], self.projected(steps[f"{name}_a_proj"], x))
+
+    # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
+
+    def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
+        """`LightningAttention.forward` of the reference, with the library's kernel."""
+        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        assert isinstance(op, LightningCore)
+        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
+        del made
+        out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
+        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        opened = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        return self.projected(steps["o_proj"], t.mul(opened, normed))
+
+    def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+        """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
+        t, op = self.t, steps["core"].op
+        assert isinstance(op, MatrixMemory)
+        if not mlstm_kernels.supports(op.chunk):
+            expected = f"expected a power of two from {mlstm_kernels.LEAST}"
+            raise self.unsupported(f"mlstm_kernels has no kernel for chunks of {op.chunk} tokens; {expected}", "core")
+        q, k, v = (self.projected(steps[name], x) for name in "qkv")
+        opened = self.projected(steps["ogate"], x)
+        entry, forget = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
+        q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
+        v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
+        entry, forget = t.transpose(entry, 1, 2), t.transpose(forget, 1, 2)
+        h = t.transpose(mlstm_kernels.mlstm_chunkwise(t, q, k, v, entry, forget, op.chunk), 1, 2)
+        norm = steps["norm"]
+        normed = self.norm(t.flatten(h, 2), norm.how["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
+        out = t.mul(t.function("sigmoid", opened), normed)
+        return self.projected(steps["out_proj"], out)
+
+    def _capped(self, x: Tensor) -> Tensor:
+        """cap · tanh(x / cap)."""
+        return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
+
+    def do_scan(self, step: Step) -> None:
+        """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
+        run = getattr(self, f"scan_{step.how['kind']}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for a scan of the kind '{step.how['kind']}'", step.name)
+        self._keeps_nothing()
+        run(step)
+
+    def scan_wkv(self, step: Step) -> None:
+        key, value, first, decay = map(self.get, step.ins)
+        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value))
+
+    def do_shift(self, step: Step) -> None:
+        self._keeps_nothing()
+        x = self.get(step.ins[0])
+        before = self.t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
+        self.set(step.outs[0], self.t.cat([before, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+
+    def do_complement(self, step: Step) -> None:
+        self.set(step.outs[0], self.t.scale(self.get(step.ins[0]), "rsub"))
+
+    # --- RG-LRU -------------------------------------------------------------------------------------------------------
+
+    def module_rglru(self, steps: Steps, x: Tensor) -> Tensor:
+        """transformers/models/recurrent_gemma/modeling_recurrent_gemma.py (`RecurrentGemmaRecurrentBlock.forward`).
+
+        No library publishes a kernel of this scan: it runs as a loop over the tokens.
+        """
+        t = self.t
+        y = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
+        u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
+        conv = steps["conv_1d"]
+        weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.how["kernel"]))
+        u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.how["kernel"] - 1)
+        u = self._rglru(t.transpose(t.slice(u, x.shape[1]), 1, 2), steps["input_gate"])
+        out = t.mul(u, y)
+        return self.projected(steps["linear_out"], out)
+
+    def _rglru(self, u: Tensor, gate: Step) -> Tensor:
+        """`RecurrentGemmaRglru.forward`."""
+        t, (batch, tokens, width) = self.t, u.shape
+        assert isinstance(gate.op, BlockLinear)
+        blocks = gate.op.blocks
+        size = exact_div(width, blocks)
+        reset = t.new((1, tokens, 1), BOOL)
+        parts = t.transpose(t.reshape(u, (batch * tokens, blocks, size)), 0, 1)
+
+        def gated(name: str) -> tuple[Tensor, Tensor]:
+            bias = t.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
+            res = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
+            return res, t.function("sigmoid", t.reshape(t.transpose(res, 0, 1), (batch, tokens, width)))
+
+        _res, input_gate = gated("input_gate")
+        _res, recurrent_gate = gated("recurrent_gate")
+        param = self.weight("recurrent_param", (width,))
+        log_gate = t.mul(t.scale(recurrent_gate), t.function("softplus", param))
+        recurrent_gate = t.exp(log_gate)
+        square = t.exp(t.scale(log_gate))
+        gated_inputs = t.mul(u, input_gate)
+        multiplier = self._bounded_sqrt(t.scale(square, "rsub"))
+        multiplier = t.add(reset, t.mul(t.like(reset), multiplier))
+        x = t.mul(gated_inputs, multiplier)
+        return self._loop(x, recurrent_gate, reset)
+
+    def _bounded_sqrt(self, x: Tensor) -> Tensor:
+        """`SqrtBoundDerivative`."""
+        t = self.t
+
+        def back(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
+            clipped = t.like(t.like(x))
+            return [t.like(g, t.like(clipped))]
+
+        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), back, x)
+
+    def _loop(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
+        """`RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
+        t, (batch, tokens, width) = self.t, x.shape
+        gate = t.mul(gate, t.like(reset))
+        state, states = t.new((batch, width), FLOAT32), t.like(x)
+        if tokens > ONE_BY_ONE:
+            states, state = self._first_tokens(x, gate, states, state, tokens - ONE_BY_ONE)
+        for _ in range(min(tokens, ONE_BY_ONE)):
+            state = t.mul(t.to(t.select(gate, 1), FLOAT32), state)
+            state = t.add(state, t.to(t.select(x, 1), FLOAT32))
+            states = t.written(states, t.to(state, x.dtype))
+        self.left[self.module_path()] = state
+        return states
+
+    def _first_tokens(
+        self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The first tokens of the loop at once: what they keep, and one gradient of all of x and one of the gate.
+
+        The most is held while the last tokens run, and while their gradients are computed.
+        """
+        graph, (batch, _, width) = self.graph, x.shape
+
+        def back(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
+            return [graph.new(whole, dtype)]
+
+        whole, dtype = x.shape, x.dtype
+        made = Tensor(states.shape, states.dtype, states.storage, states.strides)
+        if recorded(graph, (x,)):
+            kept = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
+            record(graph, "tokens", (x,), made, back, state, *kept)
+        return made, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), back)
+
+
+ONE_BY_ONE = 4
+"""The tokens at the end of a loop that run one after the other."""
+
+NORMS = "dt_norm", "b_norm", "c_norm"
+"""The norms on Δ, B and C."""
 
 
 def own_steps(scope: Scope) -> Iterator[Step]:

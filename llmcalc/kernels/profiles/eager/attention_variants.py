@@ -1,0 +1,140 @@
+"""Attention whose scores are not those of one query and one key: merged with cross-attention, masked by strengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....algebra import ceil_div, is_zero, minimum
+from ....flow.program import Step
+from ....flow.value import Value
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from .attention import AttentionKernels
+
+
+class AttentionVariantKernels(AttentionKernels):
+    """Scores, softmax and weighted sums as separate steps, and learned masks."""
+
+    # --- scores alone -------------------------------------------------------------------------------------------------
+
+    def do_scores(self, step: Step) -> None:
+        """[batch, heads, queries, keys]."""
+        t, (q, k) = self.t, (self.get(value) for value in step.ins[:2])
+        if len(step.ins) > 2:
+            self.bind(step.outs[0], self._weighted_scores(q, k, self.get(step.ins[2])))
+            return
+        if len(step.ins[1].axes) < 2:  # every head has the same keys
+            self.bind(step.outs[0], t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2)))
+            return
+        if not step.ins[1].rows.batched:
+            self.bind(step.outs[0], self.scores_by_row(q, k))
+            return
+        self.bind(step.outs[0], t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2)))
+
+    def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
+        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
+
+    # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
+
+    def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        """IndexerReference's core, and its result in float32. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        t = self.t
+        scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
+        return t.to(t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2), FLOAT32)
+
+    def do_select(self, step: Step) -> None:
+        t, scores = self.t, self.get(step.ins[0])
+        mask = self.mask(step, *scores.shape[1:])
+        best = t.sort(t.masked_fill(scores, t.like(mask)))[1]
+        self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.how["top_k"]))
+
+    def do_selected(self, step: Step) -> None:
+        """MLAReference.forward: the mask of each sequence's own keys."""
+        if self.sight.phase == "decode":
+            raise self.unsupported("no kernels for decoding with selected tokens")
+        t, (q, k) = self.t, (self.get(value) for value in step.ins)
+        mask = self.mask(step, q.shape[1], k.shape[1])
+        selected = self.memo["selected"]
+        chosen = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
+        self.bind(step.outs[0], t.unsqueeze(t.like(mask, chosen), 1))
+
+    # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
+
+    def do_select_blocks(self, step: Step) -> None:
+        """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
+        if self.sight.phase == "decode":
+            raise self.unsupported("no kernels for decoding with selected blocks")
+        t, block, scores = self.t, step.how["block"], self.get(step.ins[0])
+        self.forget(step.ins[0].storage)
+        scores = t.to(scores, FLOAT32)
+        queries, end = scores.shape[-2:]
+        at, keys = self.span(queries), self.span(end)
+        scores = t.masked_fill(scores, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1)))
+        blocks = ceil_div(end, block)
+        scores = t.new((*scores.shape[:-1], blocks * block), FLOAT32)
+        best = t.new((*scores.shape[:-1], blocks), FLOAT32)
+        away = t.like(t.unsqueeze(t.like(at), 1), t.unsqueeze(t.new((blocks,), INT64), 0))
+        best = t.masked_fill(t.masked_fill(best, t.compare(t.compare(away), t.compare(away))), t.compare(away))
+        rank = t.sort(t.sort(best)[1])[1]
+        chosen = t.slice(t.repeat_interleave(t.compare(rank), block, 3), end)
+        self.bind(step.outs[0], t.compare(chosen, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1))))
+
+    def attention_BlockCore(self, step: Step) -> None:
+        self.attention_AttentionCore(step)
+
+    # --- merged with cross-attention (T5Gemma 2) ----------------------------------------------------------------------
+
+    def do_joint_softmax(self, step: Step) -> None:
+        """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        t, how, named = self.t, step.how, self.frames[-1].named
+        parts, (q, k, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
+        scores = self._joined(parts)
+        scores = t.scale(scores)
+        if how["cap"] is not None:
+            scores = t.scale(t.function("tanh", t.scale(scores)))
+        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], k.shape[1]), scores, selection)
+        scores = named["scores"] = t.masked_fill(scores, t.like(seen))
+        if how["sinks"]:
+            sink = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
+            whole = t.softmax(t.to(t.cat([scores, sink]), FLOAT32))
+            self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), q.dtype))
+            return
+        self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), q.dtype))
+
+    def _joined(self, parts: Sequence[Value]) -> Tensor:
+        """All scores side by side, of which only these remain."""
+        scores = [self.get(part) for part in parts]
+        for part in parts:
+            self.forget(part.storage)
+        return scores[0] if len(scores) == 1 else self.t.cat(scores)
+
+    def _seen_in_all(self, own: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+        """The mask of all scores: of a sequence's own keys, then of the other keys."""
+        t, others = self.t, scores.shape[-1] - own.shape[-1]
+        if selection:
+            return t.cat([t.expand(own, (*selection[0].shape[:-1], own.shape[-1])), selection[0]])
+        return own if is_zero(others) else t.cat([own, t.new((own.shape[0], others), BOOL)])
+
+    def do_weighted(self, step: Step) -> None:
+        t, weights, v = self.t, self.get(step.ins[0]), self.get(step.ins[1])
+        v = t.unsqueeze(v, 1) if len(step.ins[1].axes) < 2 else self.heads_first(v)
+        weights = weights if weights.shape[-1] == v.shape[2] else t.slice(weights, v.shape[2])
+        self.set(step.outs[0], self.heads_first(t.matmul(weights, v)))
+
+    # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
+
+    def do_strongest(self, step: Step) -> None:
+        """DynamicMaskReference._mask, from the strengths on."""
+        t = self.t
+        strength, q, k = (self.get(value) for value in step.ins)
+        by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)
+        seen = self.mask(step, q.shape[1], k.shape[1])
+        mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *seen.shape)), t.like(seen))
+        if mask.shape[-1] > step.how["keep"]:
+            ranked = t.like(mask)
+            best = t.slice(t.sort(ranked)[1], step.how["keep"])
+            mask = t.scatter(t.like(mask), best, t.gather(mask, best))
+        self.bind(step.outs[0], mask)
+
+    def attention_MaskedCore(self, step: Step) -> None:
+        self.attention_AttentionCore(step)

@@ -1,0 +1,62 @@
+"""Entries that each summarize several tokens, and what attends to them (DeepSeek-V4)."""
+
+from __future__ import annotations
+
+from ....algebra import exact_div, is_zero, minimum
+from ....flow.program import Step
+from ...tensor import FLOAT32, INT64
+from .attention_variants import AttentionVariantKernels
+
+
+class EntryKernels(AttentionVariantKernels):
+    """CompressedAttention's reference, line by line."""
+
+    def do_windows(self, step: Step) -> None:
+        t, x, out = self.t, self.get(step.ins[0]), step.outs[0]
+        shape = self.shape(out)
+        if is_zero(shape[1]):
+            raise self.unsupported("no kernels for a sequence without a whole entry")
+        whole = shape[1] * shape[2]
+        self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))
+
+    def do_weighted_mean(self, step: Step) -> None:
+        t, (values, gate) = self.t, (self.get(value) for value in step.ins)
+        self.set(step.outs[0], t.sum(t.mul(values, t.to(t.softmax(t.to(gate, FLOAT32)), values.dtype)), 2))
+
+    def do_keep_entries(self, step: Step) -> None:
+        """Nothing is kept where no pass follows."""
+        if self.store is not None:
+            raise self.unsupported("no kernels for a pass that keeps entries", step.name)
+
+    def do_whole_entries(self, step: Step) -> None:
+        t, (q, entries) = self.t, (self.get(value) for value in step.ins)
+        whole = self.frames[-1].named["whole"] = t.like(t.like(self.span(q.shape[1])))
+        at = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
+        self.bind(step.outs[0], t.compare(at, t.unsqueeze(whole, 1)))
+
+    def do_choose_entries(self, step: Step) -> None:
+        """Chooser.forward, from the scores of all heads on."""
+        t, (scores, weights, seen) = self.t, (self.get(value) for value in step.ins)
+        self.forget(step.ins[0].storage)
+        self.forget(step.ins[1].storage)
+        scores = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
+        del weights
+        scores = t.to(t.sum(scores, 1), FLOAT32)
+        best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
+        self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.how["top_k"])))
+
+    def do_among(self, step: Step) -> None:
+        t, (seen, chosen) = self.t, (self.get(value) for value in step.ins)
+        picked = t.scatter(t.expand(t.like(seen), (chosen.shape[0], *seen.shape)), chosen)
+        self.bind(step.outs[0], t.unsqueeze(t.like(seen, picked), 1))
+
+    def do_per_group(self, step: Step) -> None:
+        """GroupMap.forward."""
+        t, out = self.t, step.outs[0]
+        x, (groups, lora) = self.flat(step.ins[0]), (axis.size for axis in out.axes)
+        self.frames[-1].named["out"] = x
+        each = exact_div(x.shape[-1], groups)
+        rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, each)), 0, 1), 0, 1)
+        weight = self.weight(f"{step.name}.weight", (groups, lora, each))
+        made = t.transpose(t.bmm(rows, t.transpose(weight, 1, 2)), 0, 1)
+        self.set(out, t.unflatten(made, 0, x.shape[:2]))
