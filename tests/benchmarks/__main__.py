@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [startup|sweep|verify ...]` from the root of the repository prints every ratio with its
+"""`python -m tests.benchmarks [startup|sweep|verify|memory ...]` from the root of the repository prints every ratio with its
 target.
 
 A target is a ratio that a change should not worsen. Times differ between machines, so nothing here passes or fails.
@@ -9,9 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from . import startup, sweep, verify
+from . import memory, startup, sweep, verify
 
-BENCHMARKS: dict[str, Callable[[], None]] = {"startup": startup.main, "sweep": sweep.main, "verify": verify.main}
+BENCHMARKS: dict[str, Callable[[], None]] = {
+    "startup": startup.main,
+    "sweep": sweep.main,
+    "verify": verify.main,
+    "memory": memory.main,
+}
 
 
 def main(names: Sequence[str]) -> int:
