@@ -1,0 +1,48 @@
+"""A run of a few layers says what a run of all layers finds, at every place and by kind, to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+import llmcalc
+from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.lowering import Recompute
+from llmcalc.memory.fold import Loop, folded, loops
+from llmcalc.memory.training import Training, replay
+
+WAYS = {
+    "plain": Training(batch=2, seq=64),
+    "recomputed": Training(batch=1, seq=64, recompute=Recompute(layers=True)),
+    "flash": Training(batch=1, seq=64, choices=Choices("flash", "fused"), optimizer="sgd"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "qwen3-0.6b"])
+def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
+    spec, how = llmcalc.load(name).model, WAYS[way]
+    stacks = loops(spec)
+    assert all(loop.folds for loop in stacks)
+    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
+    whole = replay(spec, how)
+    assert (few.set_up, few.after) == (whole.set_up, whole.after)
+    assert few.peaks
+    for place, peak in few.peaks.items():
+        assert (peak.bytes, peak.by_kind) == (whole.peaks[place].bytes, whole.peaks[place].by_kind), place
+
+
+def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
+    spec = llmcalc.load("t5-v1.1-xl").model
+    stacks = loops(spec)
+    assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
+    how = Training(batch=1, seq=32, source=48)
+    few = folded(lambda layers: replay(spec, how, None, layers), stacks)
+    whole = replay(spec, how)
+    assert few.peak[1].bytes == whole.peak[1].bytes
+    assert few.after == whole.after
+
+
+def test_a_pattern_of_kinds_is_one_repeat() -> None:
+    """Gemma 3 27B: 62 layers, five with a window and one without, and two more."""
+    assert loops(llmcalc.load("gemma3-27b").model) == [Loop("layers", 0, 6, 10)]
+    assert not loops(llmcalc.load("gemma3-4b").model)[0].folds  # 34 layers: two runs of 18 and 24 would take longer
