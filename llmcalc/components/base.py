@@ -286,6 +286,12 @@ class TokenMixer(Component):
         """The bias that a stack's relative_bias can add to its scores; None where it accepts none."""
         return None
 
+    def share_bias(self, f: Flow, x: Value) -> None:
+        """Records what all layers of a stack add to their scores, before the first of them.
+
+        x: the input of the first layer.
+        """
+
     def attends_like(self) -> tuple[Any, ...] | None:
         """A key: mixers with equal keys can share results (`borrows`); None where the mixer cannot share."""
         return None

@@ -68,7 +68,7 @@ class TransformerXL(AttentionPosition):
         heads, dim = q.axes
         assert isinstance(heads, Axis)
         with f.scope("relative", source="Dai et al. 2019, §3.3"):
-            encoded = f.sinusoids(Distances(of=x.rows), *x.axes)
+            encoded = f.sinusoids(q, Distances(of=x.rows), *x.axes)
             f.hold(q=q, encoded=encoded)
             mapped = f.linear("r_proj", encoded, heads, dim)
             content = f.vector("content_bias", heads, dim, heads=heads)
@@ -122,7 +122,7 @@ class LayerBias(Buckets, AttentionPosition):
         buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
         table, _ = f.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
-        return q, f.distance_bias(table, q, keys, once=False)
+        return q, f.distance_bias(table, q)
 
     def reference(self, context: Context, heads: int) -> nn.Module:
         buckets, furthest = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -159,7 +159,7 @@ class RelativeBias(Buckets, StackPart):
         return "Raffel et al. 2020, §2.1"
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """The table of the bias. Attention looks up the buckets of its distances in it."""
+        """The table of the bias, in which the layers' attention looks up the buckets of its distances."""
         from ..run.derived import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)

@@ -232,6 +232,9 @@ class Stack(Component):
         for name, part, more in beside:
             if part is not None:  # from here on, every layer reads it under the field's name
                 f.memo[name] = f.part(name, part, x, **more)
+            if name == "relative_bias" and part is not None:
+                for layer in self.kinds().values():
+                    layer.attention.share_bias(f, x)
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
@@ -440,6 +443,9 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "input_proj"):
                 x = self.input_proj(x)
             run.bias = getattr(self, "relative_bias", None)
+            if run.bias is not None:  # no layer owns what all of them add
+                for layer in self.layers:
+                    layer.get_submodule("self_attn").share_bias(x, run)
             if hasattr(self, "relative_embedding"):
                 run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):

@@ -65,7 +65,20 @@ class Scope:
         layer's output. `reads` is the layer's input, and `gives` replaces its output.
     """
 
-    __slots__ = ("about", "after", "apart", "gives", "items", "name", "nth", "over", "per_layer", "reads", "slice", "takes")
+    __slots__ = (
+        "about",
+        "after",
+        "apart",
+        "gives",
+        "items",
+        "name",
+        "nth",
+        "over",
+        "per_layer",
+        "reads",
+        "slice",
+        "takes",
+    )
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name, self.about = name, about

@@ -494,7 +494,7 @@ class Flow:
     def joint_softmax(
         self,
         q: Value,
-        k: Value,
+        v: Value,
         *scores: Value,
         cap: float | None = None,
         window: Number = None,
@@ -503,9 +503,10 @@ class Flow:
     ) -> Value:
         """One softmax over the scores of a token's own sequence, which are masked, and other scores.
 
+        q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
-        ins = (*scores, q, k) if selection is None else (*scores, q, k, selection)
+        ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
         how = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **how)
 
@@ -574,17 +575,14 @@ class Flow:
         """ALiBi's penalty for each head, query and key, computed once in a pass."""
         return self.step("alibi", "", (q, k), _pairs(q.rows, q.axes[0], fixed=True))
 
-    def distance_bias(self, table: Value, q: Value, k: Value, *, once: bool = True) -> Value:
-        """T5's bias: for each query and key, the row of a table for the bucket of their distance.
-
-        once: whether it is computed once in a pass, for all layers; true by default.
-        """
+    def distance_bias(self, table: Value, q: Value) -> Value:
+        """T5's bias: for each query and each token so far, the row of a table for the bucket of their distance."""
         made = _pairs(q.rows, *table.axes)
-        return self.step("distance_bias", "", (table, q, k), made, causal=self.causal, once=once)
+        return self.step("distance_bias", "", (table, q), made, causal=self.causal)
 
-    def sinusoids(self, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
-        """The sines and cosines of distances. once: whether a pass keeps them instead of their angles only."""
-        return self.step("sinusoids", "", (), Value(distances, axes, fixed=True), once=once)
+    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
+        """The sines and cosines of distances, as exact as x. once: whether a pass keeps them, not only their angles."""
+        return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:
         """The rows of a table for the distances that occur in a sequence."""

@@ -152,7 +152,9 @@ class Aten:
 
     def copy(self, x: Tensor) -> Tensor:
         """A copy in the order of its axes (`clone` as it is by default)."""
-        return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved(x)), lambda g, _: (g,))
+        return record(
+            self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved(x)), lambda g, _: (g,)
+        )
 
     def contiguous(self, x: Tensor) -> Tensor:
         """The tensor itself where it is dense, else a copy."""
@@ -189,9 +191,7 @@ class Aten:
         """Joins tensors along a new axis; their gradients are views of one."""
         axis, n = axis % (len(xs[0].shape) + 1), len(xs)
         shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
-        return record(
-            self.graph, "stack", xs, self.graph.new(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis)
-        )
+        return record(self.graph, "stack", xs, self.graph.new(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis))
 
     def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """x with zeros after the end of an axis, up to that size."""
@@ -563,7 +563,9 @@ class Aten:
         shapes = x.shape, index.shape
 
         def back(g: Tensor, needs: Needs, _: Tensor) -> Sequence[Gradient]:
-            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)]
+            return [
+                self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)
+            ]
 
         ins = (x,) if source is None else (x, source)
         return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), back, index)

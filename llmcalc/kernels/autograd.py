@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
+from ..errors import InputError
 from .layout import Shape, Strides, elementwise, is_dense, is_one
 from .tensor import Dtype, Meter, Storage, Tensor, empty
 
@@ -210,7 +211,11 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
 
 def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> list[Gradient]:
     """The gradients of a node's inputs. What it saved and the gradients that came live until they are made."""
-    assert node.backward is not None
+    if node.backward is None:
+        raise InputError(
+            f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
+            "by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
+        )
     for hook in node.hooks:
         hook()
     came = [held.pop((id(node), i), None) for i in range(node.outputs)]

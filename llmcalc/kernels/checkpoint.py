@@ -163,4 +163,3 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     with graph.no_grad():
         out = run(arguments)
     return record(graph, "checkpoint", arguments, out, back, *arguments)
-

@@ -268,7 +268,15 @@ class Lowering:
 
     def prepare(self, program: Flow) -> None:
         """Makes all parameters, in the order in which the program uses them."""
-        dry = type(self)(Graph(NoMeter()), self.sight, self.dtype, self.trained, include=self.include, choices=self.choices, adapters=self.adapters)
+        dry = type(self)(
+            Graph(NoMeter()),
+            self.sight,
+            self.dtype,
+            self.trained,
+            include=self.include,
+            choices=self.choices,
+            adapters=self.adapters,
+        )
         dry.graph.enabled, dry.run_only = False, self.run_only
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.take_frames(program)
@@ -302,7 +310,8 @@ class Lowering:
                 steps = list(scope.steps(idle=False))
                 made = {id(out) for step in steps for out in step.outs}
                 read = {id(value.storage) for step in steps for value in step.ins}
-                self.makes[id(scope)], self.reads[id(scope)] = made, read - made - {id(scope.takes.storage)}
+                below = {id(scope.takes.storage)} - self.kept
+                self.makes[id(scope)], self.reads[id(scope)] = made, read - made - below
 
     def module(self, frame: Frame) -> None:
         """Runs a module. Its caller holds the input that it is given until it returns."""
@@ -471,7 +480,12 @@ class Lowering:
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = {**outside, id(takes): arguments[0]}, {}, list(above), memo
+            self.values, self.bound, self.frames, self.memo = (
+                {**outside, id(takes): arguments[0]},
+                {},
+                list(above),
+                memo,
+            )
             try:
                 self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
                 out = self.get(gives)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..flow.record import Flow
-from ..kernels.autograd import Graph, backward
 from ..kernels.adapters import Adapters
+from ..kernels.autograd import Graph, backward
 from ..kernels.choices import EAGER, Choices
 from ..kernels.lowering import NONE, Recompute
 from ..kernels.meter import Device, Meter, Peak, Place

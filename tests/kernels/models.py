@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from llmcalc.kernels.autograd import Graph, backward, saved_storages
 from llmcalc.kernels.adapters import Adapters
+from llmcalc.kernels.autograd import Graph, backward, saved_storages
 from llmcalc.kernels.choices import EAGER, Choices
 from llmcalc.kernels.lowering import NONE, Recompute
 from llmcalc.kernels.meter import Meter
@@ -60,7 +60,16 @@ def without_values(
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)
     graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
-    run = Eager(graph, Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")), DTYPES["float32" if autocast else "bfloat16"], True, recompute, include, choices, adapters)
+    run = Eager(
+        graph,
+        Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),
+        DTYPES["float32" if autocast else "bfloat16"],
+        True,
+        recompute,
+        include,
+        choices,
+        adapters,
+    )
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.given[TOKENS] = run.given[SOURCE] = empty(meter, (batch, seq), INT64)

@@ -58,9 +58,7 @@ CASES: dict[str, Case] = {
     "mul a row": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, ROW),
     "mul a column": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, X, COLUMN),
     "mul wider": Case(lambda t, a, b: t.mul(a, b), lambda a, b: a * b, of((2, 3, 8), F32), Y),
-    "mul by a wider number": Case(
-        lambda t, a, b: t.mul(t.select(b, 0), a), lambda a, b: b[0] * a, X, of((2,), F32)
-    ),
+    "mul by a wider number": Case(lambda t, a, b: t.mul(t.select(b, 0), a), lambda a, b: b[0] * a, X, of((2,), F32)),
     "div": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, Y),
     "div by a column": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, COLUMN),
     "by itself": Case(lambda t, a: t.mul(a, a), lambda a: a * a, X),
@@ -71,7 +69,9 @@ CASES: dict[str, Case] = {
     "expm1": Case(lambda t, a: t.expm1(a), lambda a: a.expm1(), X),
     "clamp": Case(lambda t, a: t.clamp(a), lambda a: a.clamp(min=0.5), X),
     "minimum": Case(lambda t, a, b: t.minimum(a, b), torch.minimum, X, Y),
-    "minimum of a number": Case(lambda t, a, b: t.minimum(a, t.select(b, 0)), lambda a, b: a.minimum(b[0]), X, of((2,))),
+    "minimum of a number": Case(
+        lambda t, a, b: t.minimum(a, t.select(b, 0)), lambda a, b: a.minimum(b[0]), X, of((2,))
+    ),
     "rsqrt": Case(lambda t, a: t.rsqrt(a), lambda a: a.rsqrt(), X),
     "sqrt": Case(lambda t, a: t.sqrt(a), lambda a: a.sqrt(), X),
     "exp": Case(lambda t, a: t.exp(a), lambda a: a.exp(), X),
@@ -179,9 +179,7 @@ CASES: dict[str, Case] = {
         of((3, 4)),
         of((5, 6)),
     ),
-    "baddbmm": Case(
-        lambda t, c, a, b: t.baddbmm(c, a, b), torch.baddbmm, of((2, 1, 7)), of((2, 3, 6)), of((2, 6, 7))
-    ),
+    "baddbmm": Case(lambda t, c, a, b: t.baddbmm(c, a, b), torch.baddbmm, of((2, 1, 7)), of((2, 3, 6)), of((2, 6, 7))),
     "pad": Case(lambda t, x: t.scale(t.pad(x, 5, 1)), lambda x: F.pad(x, (0, 0, 0, 2)) * 2, X),
     "write into zeros": Case(
         lambda t, x: t.scale(t.written(t.new((2, 5, 8), x.dtype), x)),
@@ -224,9 +222,15 @@ CASES: dict[str, Case] = {
         of((3, 5), LONG),
     ),
     "scatter": Case(
-        lambda t, x, i, y: t.scatter(x, i, y), lambda x, i, y: x.scatter(-1, i, y), X, of((2, 3, 5), LONG), of((2, 3, 5))
+        lambda t, x, i, y: t.scatter(x, i, y),
+        lambda x, i, y: x.scatter(-1, i, y),
+        X,
+        of((2, 3, 5), LONG),
+        of((2, 3, 5)),
     ),
-    "scatter a number": Case(lambda t, x, i: t.scatter(x, i), lambda x, i: x.scatter(-1, i, 1.0), X, of((2, 3, 5), LONG)),
+    "scatter a number": Case(
+        lambda t, x, i: t.scatter(x, i), lambda x, i: x.scatter(-1, i, 1.0), X, of((2, 3, 5), LONG)
+    ),
     "permute": Case(lambda t, x: t.scale(t.permute(x, (2, 0, 1))), lambda x: x.permute(2, 0, 1) * 2, X),
     "permute, flat": Case(
         lambda t, x: t.flatten(t.permute(x, (2, 0, 1)), 1), lambda x: x.permute(2, 0, 1).flatten(1), X

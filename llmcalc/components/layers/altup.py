@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from ... import ops
-from ...flow.axis import Axis
+from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ..base import Component, Context, LaurelRank
@@ -144,7 +144,7 @@ class AltUpLayer(WholeLayer):
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return f.add(x, f.core("mix", mix, weights, x, axes=x.axes)), read
 
-    def _weights(self, f: Flow, read: Value, router: Weight, *out: Axis) -> Value:
+    def _weights(self, f: Flow, read: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Weights of the streams, computed from the norm of one stream."""
         hidden = read.axes[-1]
         routed = f.linear("router", f.scale(read, 1 / hidden.size), out[0], weight=router)

@@ -219,6 +219,10 @@ class Attention(TokenMixer):
     def takes_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
+    def share_bias(self, f: Flow, x: Value) -> None:
+        if "score_bias" not in f.memo:
+            f.memo["score_bias"] = f.distance_bias(f.memo["relative_bias"], x)
+
     def borrows(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
@@ -250,8 +254,7 @@ class Attention(TokenMixer):
         if self.position is not None:
             q, bias = self.position.flow(f, x, q, keys, (self.q_bias, self.k_bias))
         if bias is None and memory is None:
-            table: Value | None = f.memo.get("relative_bias")
-            bias = None if table is None else f.distance_bias(table, q, keys)
+            bias = f.memo.get("score_bias")
         f.hold(q=q, k=keys, v=values)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
@@ -314,8 +317,8 @@ class Attention(TokenMixer):
         if not crossing:
             made.append((self, keys, values))
         if not crossing and f.memo.get("lends"):
-            alike = self.attends_like()
-            f.keep(**{f"keys of {alike}": keys, f"values of {alike}": values})
+            kind = self.attends_like()
+            f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
     def _held(self, crossing: bool) -> tuple[Number, str]:
@@ -566,13 +569,24 @@ def _reference() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
+            return mask, self._bias(run, end, queries, keys, x.device)
+
+        def _bias(self, run: Run, end: int, queries: int, keys: int, device: Any) -> Tensor | None:
+            """The term added to the scores of the last `queries` and the last `keys` tokens before `end`."""
+            spans = run.span(end - queries, end, device), run.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
-                return mask, self.relative_bias(run.span(run.past, end, x.device), run.span(end - keys, end, x.device))
+                own: Tensor = self.relative_bias(*spans)
+                return own
             make: Any = partial(alibi_bias, self.heads) if self.alibi else run.bias
             if make is None:
-                return mask, None
-            spans = run.span(run.past, end, x.device), run.span(end - keys, end, x.device)
-            return mask, run.once(("bias", self.heads, end, queries, keys), lambda: make(*spans))
+                return None
+            shared: Tensor = run.once(("bias", self.heads, end, queries, keys), lambda: make(*spans))
+            return shared
+
+        def share_bias(self, x: Tensor, run: Run) -> None:
+            """Computes the bias that all layers of a stack add, before the first of them."""
+            end = run.past + x.shape[1]
+            self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q = self._placed(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)

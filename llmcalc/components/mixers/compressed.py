@@ -213,7 +213,7 @@ class CompressedAttention(TokenMixer):
         both = Beside(((rate,), (rate,)))
         with f.function():
             (before, now), (gate_before, gate_now) = (f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate))
-            first, gate_first = f.zeros(before), f.zeros(before)
+            first, gate_first = f.zeros(before), f.zeros(gate_before)
             f.hold(first=first, gate_first=gate_first)
             late, gate_late = f.delayed(before, first), f.delayed(gate_before, gate_first)
             f.hold(late=late, gate_late=gate_late)
@@ -284,7 +284,7 @@ def _reference() -> type[nn.Module]:
             (before, now), (gate_before, gate_now) = kv.chunk(2, -1), gate.chunk(2, -1)
             held = self.last_window.held(run)
             first = (
-                (torch.zeros_like(before[:, :1]), torch.full_like(before[:, :1], float("-inf")))
+                (torch.zeros_like(before[:, :1]), torch.full_like(gate_before[:, :1], float("-inf")))
                 if held is None
                 else tuple(t[:, None] for t in held)
             )

@@ -65,6 +65,11 @@ class LocalAttention(TokenMixer):
     def takes_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
+    def share_bias(self, f: Flow, x: Value) -> None:
+        """Records the mask too, which the bias of sums is made with."""
+        tables = [f.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in f.memo]
+        f.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
+
     def with_heads(self, sizes: HeadSizes) -> Self:
         if not same(sizes.heads, sizes.kv_heads):
             raise Unscalable("each query head has its own key head; expected equal numbers of both")
@@ -90,9 +95,8 @@ class LocalAttention(TokenMixer):
         keys, values = (
             f.in_blocks(f.linear(name, read, heads, dim), size, x.rows, around=True) for name in ("k_proj", "v_proj")
         )
-        tables = [f.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in f.memo]
         f.hold(k=keys, v=values)
-        f.local_mask(x.rows, self.local_radius, block, *tables)
+        self.share_bias(f, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
         y = f.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
         f.hold(out=y)
@@ -181,9 +185,26 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def _seen(
-            self, run: Run, tokens: int, of_token: Tensor | None, sums: Tensor | None, device: Any
-        ) -> tuple[Tensor, Tensor | None]:
+        def share_bias(self, x: Tensor, run: Run) -> None:
+            """Computes the mask and the bias that all layers of a stack add, before the first of them."""
+            self._shared(run, x.shape[1], x.device)
+
+        def _shared(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+            key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
+            made: tuple[Tensor, Tensor | None] = run.once(key, lambda: self._seen(run, tokens, device))
+            return made
+
+        def _sums(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+            """The index of each token's sum, and those of all sums."""
+            size = self.spec.global_block_size
+            assert size is not None
+            last = tokens // size - 1
+            of_token: Tensor = run.once(
+                ("of_token", tokens, size), lambda: (run.span(0, tokens, device) // size).clamp(max=last)
+            )
+            return of_token, run.span(0, last + 1, device)
+
+        def _seen(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """The mask of keys for each query of a block [blocks, 1, block, keys], and the term added to the scores."""
             radius = self.spec.local_radius
             at = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
@@ -192,7 +213,8 @@ def _reference() -> type[nn.Module]:
             near = ((spots[None] - spots[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[:, None]
             mask = near[:, None]
             bias = None if run.bias is None else run.bias(spots[radius + 1 : 2 * radius + 2], spots)[None]
-            if of_token is not None and sums is not None:
+            if self.spec.global_block_size is not None:
+                of_token, sums = self._sums(run, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sums))], -1)
                 if bias is not None:
                     far = self._blocks(run.bias.blocks(of_token, sums).permute(1, 0, 2)[None])[0].transpose(1, 2)
@@ -200,19 +222,13 @@ def _reference() -> type[nn.Module]:
             return mask, bias
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            (_, tokens, _), size, device = x.shape, self.spec.global_block_size, x.device
-            of_token, sums, read = None, None, x
-            if size is not None:
-                sums = run.span(0, tokens // size, device)
-                of_token = (run.span(0, tokens, device) // size).clamp(max=tokens // size - 1)
-                summed = self.sums(x, of_token, sums)
+            tokens, read = x.shape[1], x
+            if self.spec.global_block_size is not None:
+                summed = self.sums(x, *self._sums(run, tokens, x.device))
                 read = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
             q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._around(self.get_submodule(name)(read), tokens) for name in ("k_proj", "v_proj"))
-            mask, bias = run.once(
-                ("blocks", tokens, self.spec.local_radius, size),
-                lambda: self._seen(run, tokens, of_token, sums, device),
-            )
+            mask, bias = self._shared(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))
             return result

@@ -96,7 +96,7 @@ class MergedAttention(WindowedMixer):
         f.hold(k=near, v=near_values, far_k=far, far_v=far_values)
         own = f.scores("core", q, near, values=near_values, window=window)
         other = f.scores("cross_core", q, far, values=far_values, cross=True)
-        weights = f.joint_softmax(q, near, own, other, cap=self.attn_logit_softcapping, window=window)
+        weights = f.joint_softmax(q, near_values, own, other, cap=self.attn_logit_softcapping, window=window)
         f.hold(weights=weights)
         y = f.add(f.weighted(weights, near_values), f.weighted(weights, far_values))
         f.hold(out=y)

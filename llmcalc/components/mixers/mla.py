@@ -122,15 +122,22 @@ class MLA(TokenMixer):
         heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
-        query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+        with f.function():
+            query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
+        f.hold(q=query)
+        if compressed is not None:
+            f.hold(small=compressed)
         q_nope, q_rope, *gate = f.split(
             query, (heads, nope), (heads, rope), *([(heads, size)] if self.query_gate else [])
         )
         q_rope = self._rotated(f, q_rope)
+        f.hold(q_rope=q_rope)
         both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
+        f.hold(latent=both)
         c, k_rope = f.split(both, (latent,), (rope,))
         c, k_rope = f.norm("kv_a_norm", c, self.norm), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
+        f.hold(latent=c, k_rope=k_rope)
         f.mask(query, c, causal=f.causal)
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
@@ -145,9 +152,11 @@ class MLA(TokenMixer):
         def expanded() -> Value:
             """Each head's keys and values are computed from all latents that are read, not only the new ones."""
             made = f.linear("kv_b_proj", c, heads, Beside(((nope,), (size,))), rows=WithPast(of=c.rows, **limits))
+            f.hold(expanded=made)
             k_nope, values = f.split(made, (heads, nope), (heads, size))
-            q, k = f.cat(q_nope, q_rope, axes=(heads, head)), f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
-            f.hold(k=k, v=values)
+            k = f.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
+            f.hold(k=k)
+            q = f.cat(q_nope, q_rope, axes=(heads, head))
             return f.attention("core", q, k, values, **more)
 
         def absorbed() -> Value:
@@ -166,6 +175,7 @@ class MLA(TokenMixer):
         y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
         for each in gate:
             y = f.mul(y, f.act(each, "sigmoid"))
+        f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
     def _rotated(self, f: Flow, x: Value) -> Value:
@@ -177,6 +187,7 @@ class MLA(TokenMixer):
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
         c = f.norm("q_a_norm", raw, self.norm)
+        f.hold(raw=raw, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
         both = f.cat(c, raw, axes=(Beside((c.axes, raw.axes)),))
@@ -301,7 +312,7 @@ def _reference() -> type[nn.Module]:
             )
 
         def _queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            """[batch, tokens, heads, …]: queries and the gate, if there is one; and the input of the indexer."""
+            """[batch, tokens, heads, …]: queries, and a gate beside them if there is one; and the indexer's input."""
             spec, apart = self.spec, (self.spec.num_attention_heads, -1)
             raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
             small = x if spec.q_lora_rank is None else self.q_a_norm(raw)
@@ -310,8 +321,7 @@ def _reference() -> type[nn.Module]:
                 q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
                 return q, gate, small
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(small)
-            gate = None if spec.output_gate is None else self.gate_proj(x).unflatten(-1, apart)
-            return q.unflatten(-1, apart), gate, small
+            return q.unflatten(-1, apart), None, small
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
@@ -350,7 +360,10 @@ def _reference() -> type[nn.Module]:
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
                 out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
             out = out.transpose(1, 2)
-            out = out if gate is None else out * gate.sigmoid()
+            if hasattr(self, "gate_proj"):
+                out = out * self.gate_proj(x).sigmoid().unflatten(-1, (heads, -1))
+            if gate is not None:
+                out = out * gate.sigmoid()
             result: Tensor = self.o_proj(out.flatten(2))
             return result
 

@@ -55,7 +55,7 @@ class RelativeAttention(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (f.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
-        r = f.linear("r_proj", f.sinusoids(Multiple(of=x.rows, by=2), *x.axes, once=True), heads, dim)
+        r = f.linear("r_proj", f.sinusoids(x, Multiple(of=x.rows, by=2), *x.axes, once=True), heads, dim)
         with_position = f.add(q, f.vector("position_bias", heads, dim, many=heads.size))
         scores = ops.DistanceScores(heads.size, dim.size, x.rows)
         by_distance = f.core("distances", scores, with_position, r, axes=(heads,))

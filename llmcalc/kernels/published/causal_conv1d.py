@@ -36,7 +36,7 @@ def causal_conv1d_bwd(
 
 
 def _copied(t: Aten, x: Tensor, dout: Tensor) -> None:
-    """causal_conv1d.cpp, `causal_conv1d_bwd`: a gradient whose order is not that of x is copied while it runs."""
+    """Known by source: causal_conv1d.cpp, `causal_conv1d_bwd`. It copies a gradient whose order is not that of x."""
     channels_last = is_one(x.strides[1]) and not is_one(x.strides[2])
     if not is_one(dout.strides[1] if channels_last else dout.strides[2]):
         t.clone(dout)

@@ -50,7 +50,10 @@ def split_tokens(t: Aten, x: Tensor, batch: Number) -> Tensor:
 
 
 def _scan_fwd(t: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> tuple[Tensor, Tensor, Optional]:
-    """selective_scan.cpp:227: the output, the states between chunks (and their products), and the gated output."""
+    """Known by source: selective_scan.cpp:227.
+
+    Returns the output, the states between chunks with their products, and the gated output.
+    """
     out_z = None if z is None else t.like(z)
     out = t.like(delta)
     states = t.new((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
@@ -71,7 +74,10 @@ def _scan_bwd(
     dz: Optional = None,
     recompute_out_z: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Optional]:
-    """selective_scan.cpp:338: the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again."""
+    """Known by source: selective_scan.cpp:338.
+
+    Returns the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again.
+    """
     if z is not None and dz is None:
         dz = t.like(z)
     out_z = t.like(out) if out is not None and z is not None and recompute_out_z else None

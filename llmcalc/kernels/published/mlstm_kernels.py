@@ -14,13 +14,19 @@ from ..autograd import Gradient
 from ..tensor import FLOAT32, Tensor
 from .function import applied, power_of_two
 
-LEAST = 16
-"""The fewest tokens of a chunk."""
+LEAST, WHOLE = 16, 128
+"""The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
 
 
-def supports(chunk: Number) -> bool:
-    """Whether the kernel runs chunks of that many tokens: a power of two (kernel_param_heuristics.py:44)."""
-    return bool(chunk >= LEAST and power_of_two(chunk) == chunk)
+def padded(tokens: Number, chunk: Number) -> Number:
+    """The tokens of a sequence, rounded up to whole chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
+    return ceil_div(tokens, chunk) * chunk
+
+
+def supports(tokens: Number, chunk: Number) -> bool:
+    """Whether the kernel runs such sequences and chunks: powers of two (kernel_param_heuristics.py:44)."""
+    rows = padded(tokens, chunk)
+    return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
 
 
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,15 +38,15 @@ def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tenso
 
 
 def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
-    """triton_xl_chunk/fwbw.py:18, for any number of tokens (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`).
-
-    i, f: [batch, heads, tokens], before their exponential and sigmoid.
+    """triton_xl_chunk/fwbw.py:18, for any number of tokens. i, f: [batch, heads, tokens], before their exponential and
+    sigmoid.
     """
     tokens = q.shape[2]
-    padded = ceil_div(tokens, chunk) * chunk
-    if same(padded, tokens):
+    rows = padded(tokens, chunk)
+    chunk = chunk if rows >= WHOLE else rows
+    if same(rows, tokens):
         return _chunkwise(t, q, k, v, i, f, chunk)
-    zeros = [t.new((*x.shape[:2], padded, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
+    zeros = [t.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
     q, k, v, i, f = (t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
     return t.slice(_chunkwise(t, q, k, v, i, f, chunk), tokens, 2)
 

@@ -126,7 +126,7 @@ class AttentionKernels(Lowering):
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.how.get("sinks") else None
         cap = step.how["cap"]
-        made = self.through(lambda *xs: self.core(*xs[:3], mask, cap, sinks, *xs[3:]), q, k, v, bias)
+        made = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
 
     def through(self, core: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
@@ -183,6 +183,7 @@ class AttentionKernels(Lowering):
             scores = t.masked_fill(scores, t.like(mask, dtype=BOOL))
         if sinks is not None:
             sink = self.sink(sinks, scores)
-            whole = t.softmax(t.to(t.cat([scores, sink]), FLOAT32))
-            return t.matmul(t.to(t.slice(whole, scores.shape[-1]), v.dtype), v)
+            keys = scores.shape[-1]
+            shares = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
+            return t.matmul(shares, v)
         return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)

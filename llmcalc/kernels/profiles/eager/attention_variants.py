@@ -25,6 +25,8 @@ class AttentionVariantKernels(AttentionKernels):
         if len(step.ins[1].axes) < 2:  # every head has the same keys
             self.bind(step.outs[0], t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2)))
             return
+        if k.shape[2:3] != q.shape[2:3] and step.ins[1].rows.batched:
+            raise self.unsupported("no kernels for scores of fewer key heads", step.name)
         if not step.ins[1].rows.batched:
             self.bind(step.outs[0], self.scores_by_row(q, k))
             return
@@ -86,20 +88,22 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_joint_softmax(self, step: Step) -> None:
         """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        if self.choices.attention != "eager" or self.recompute.core:
+            raise self.unsupported("no kernels for one softmax over two sequences but those that keep its scores")
         t, how, named = self.t, step.how, self.frames[-1].named
-        parts, (q, k, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
+        parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
         scores = self._joined(parts)
         scores = t.scale(scores)
         if how["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
-        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], k.shape[1]), scores, selection)
+        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
         scores = named["scores"] = t.masked_fill(scores, t.like(seen))
         if how["sinks"]:
             sink = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
             whole = t.softmax(t.to(t.cat([scores, sink]), FLOAT32))
-            self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), q.dtype))
+            self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
             return
-        self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), q.dtype))
+        self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))
 
     def _joined(self, parts: Sequence[Value]) -> Tensor:
         """All scores side by side, of which only these remain."""

@@ -86,9 +86,7 @@ class BasicKernels(Lowering):
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
         self.set(step.outs[0], y if heads is None else self.t.transpose(y, 1, 2))
 
-    def norm(
-        self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None
-    ) -> Tensor:
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """NormReference.forward. module: the module with its parameters, by default the one that runs."""
         y = x if spec.type == "affine" else self._normed(x, spec, groups)
         y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y

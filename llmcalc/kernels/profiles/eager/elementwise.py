@@ -1,8 +1,6 @@
-"""Elementwise steps of values with different axes, and activations with parameters."""
+"""Elementwise steps of values with different axes, sums over an axis, added positions, and xIELU."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from ....algebra import Number, ceil_div
 from ....flow.axis import Shape
@@ -14,7 +12,7 @@ from .basic import BasicKernels
 
 
 class ElementwiseKernels(BasicKernels):
-    """Sums, products and quotients by named axes."""
+    """Steps whose operands are matched by the names of their axes."""
 
     def do_add(self, step: Step) -> None:
         self.set(step.outs[0], self.t.add(*self._aligned(step)))
@@ -62,10 +60,7 @@ class ElementwiseKernels(BasicKernels):
         x = self.get(value)
         self.set(out, reduce(x, len(x.shape) - len(value.axes) + over, keep=False))
 
-    def do_root_mean_square(self, step: Step) -> None:
-        t, x = self.t, self.get(step.ins[0])
-        size = t.sqrt(t.clamp(t.mean(t.square(t.to(x, FLOAT32)))))
-        self.set(step.outs[0], t.to(size, x.dtype))
+    # --- positions ---------------------------------------------------------------------------------------------------
 
     def do_added_sinusoids(self, step: Step) -> None:
         """SinusoidalReference.forward: [rows, width] in float32."""
@@ -105,16 +100,3 @@ class ElementwiseKernels(BasicKernels):
         chosen = t.where(positive, squared, negative)
         del positive, squared, negative
         return t.add(chosen, t.mul(beta, x))
-
-    def do_sinkhorn(self, step: Step) -> None:
-        """HyperLayer's Connection.forward: each division makes a new matrix."""
-        matrix = self.get(step.ins[0])
-        matrix = self._divided(matrix, -2)
-        for _ in range(step.how["steps"] - 1):
-            matrix = self._divided(matrix, -1)
-            matrix = self._divided(matrix, -2)
-        self.set(step.outs[0], matrix)
-
-    def _divided(self, matrix: Tensor, axis: Any) -> Tensor:
-        t = self.t
-        return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))

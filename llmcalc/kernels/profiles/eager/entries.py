@@ -58,5 +58,5 @@ class EntryKernels(AttentionVariantKernels):
         each = exact_div(x.shape[-1], groups)
         rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, each)), 0, 1), 0, 1)
         weight = self.weight(f"{step.name}.weight", (groups, lora, each))
-        made = t.transpose(t.bmm(rows, t.transpose(weight, 1, 2)), 0, 1)
+        made = t.transpose(t.matmul(rows, t.transpose(weight, 1, 2)), 0, 1)
         self.set(out, t.unflatten(made, 0, x.shape[:2]))

@@ -25,8 +25,8 @@ class FusedKernels(AttentionKernels, BasicKernels):
             super().do_mask(step)
 
     def do_repeat(self, step: Step) -> None:
-        """Flash attention reads each key head for all of its queries."""
-        if self.choices.attention == "flash":
+        """Flash attention reads each key head for all of its queries, which follow one another."""
+        if self.choices.attention == "flash" and not step.how["tiled"]:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
             super().do_repeat(step)

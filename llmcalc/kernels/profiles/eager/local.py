@@ -13,14 +13,16 @@ from .positions import PositionKernels
 class LocalKernels(PositionKernels):
     """LocalAttention's reference, line by line."""
 
-    def _of_token(self, tokens: Any) -> Tensor:
-        """The index of each token's sum."""
-        return self.t.like(self.t.like(self.span(tokens)))
+    def _sums(self, tokens: Any, every: Any) -> tuple[Tensor, Tensor]:
+        """The index of each token's sum, made once in a pass, and those of all sums."""
+        key = ("of_token", tokens, every)
+        if key not in self.memo:
+            self.memo[key] = self.t.like(self.t.like(self.span(tokens)))
+        return self.memo[key], self.span(floor_div(tokens, every))
 
     def core_BlockSums(self, step: Step) -> None:
-        t, x, sums = self.t, self.flat(step.ins[0]), self.sight.new(step.outs[0].rows)
-        at = self.span(sums)
-        of_token = self.frames[-1].named["of_token"] = self._of_token(x.shape[1])
+        t, x = self.t, self.flat(step.ins[0])
+        of_token, at = self._sums(x.shape[1], step.op.block)  # type: ignore[union-attr]
         ones = t.to(t.like(t.unsqueeze(at, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
         self.set(step.outs[0], t.matmul(ones, x))
 
@@ -85,11 +87,10 @@ class LocalKernels(PositionKernels):
             bias = t.unsqueeze(self.bias_by_distance(tables[0], middle, spots, causal=False), 0)
         if every is None:
             return mask, bias
-        sums = floor_div(tokens, every)
-        mask = t.cat([mask, t.new((*mask.shape[:-1], sums), BOOL)])
+        of_token, sums = self._sums(tokens, every)
+        mask = t.cat([mask, t.new((*mask.shape[:-1], sums.shape[0]), BOOL)])
         if bias is not None:
-            of_token = self.frames[-1].named["of_token"]
-            by_sum = self.bias_by_distance(tables[1], of_token, self.span(sums), causal=False)
+            by_sum = self.bias_by_distance(tables[1], of_token, sums, causal=False)
             far = t.unsqueeze(t.permute(by_sum, (1, 0, 2)), 0)
             del by_sum
             far = t.transpose(t.select(self._blocks(far, block), 0), 1, 2)
@@ -100,7 +101,7 @@ class LocalKernels(PositionKernels):
         q, k, v = (self.get(value) for value in step.ins)
         tokens, op = self.sight.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]  # type: ignore[union-attr]
-        made = self.through(lambda *xs: self._local_core(*xs[:3], mask, *xs[3:]), q, k, v, bias)
+        made = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
         made = self.t.flatten(self.t.transpose(made, -2, -3), 1, 2)
         self.set(step.outs[0], self._first(made, tokens))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....flow.program import Step
-from ...tensor import FLOAT32, INT64, Tensor
+from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
@@ -39,15 +39,9 @@ class PositionKernels(AttentionVariantKernels):
         return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._away(queries, keys)))
 
     def do_distance_bias(self, step: Step) -> None:
-        out, table, causal = step.outs[0], self.get(step.ins[0]), step.how["causal"]
-        queries, keys = (self.span(length) for length in self._lengths(step))
-        if not step.how["once"]:
-            self.bind(out, self.bias_by_distance(table, queries, keys, causal))
-            return
-        key = ("bias", table.shape, queries.shape, keys.shape)
-        if key not in self.memo:
-            self.memo[key] = self.bias_by_distance(table, queries, keys, causal)
-        self.bind(out, self.memo[key])
+        table, q = step.ins
+        queries, keys = self.span(self.sight.new(q.rows)), self.span(self.sight.held(q.rows))
+        self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.how["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """T5's bias of positions: a table's row for each bucket, [heads, queries, keys]."""
@@ -66,23 +60,23 @@ class PositionKernels(AttentionVariantKernels):
 
     def do_sinusoids(self, step: Step) -> None:
         """Sines and cosines side by side, the angles in float32."""
-        out = step.outs[0]
+        out, dtype = step.outs[0], self.get(step.ins[0]).dtype
         count, width = self.sight.new(out.rows), out.width
         if not step.how["once"]:
             key = ("distances", count, width)
             if key not in self.memo:
                 self.memo[key] = self._angle_table(self.span(count), 2 * ceil_div(width, 2))
-            self.set(out, self._sines_and_cosines(self.memo[key]))
+            self.set(out, self._sines_and_cosines(self.memo[key], dtype))
             return
         key = ("away", count, width)
         if key not in self.memo:
             angles = self._angle_table(self.t.like(self.span(count)), 2 * ceil_div(width, 2))
-            self.memo[key] = self.t.expand(self._sines_and_cosines(angles), self.shape(out))
+            self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(out))
             del angles
         self.set(out, self.memo[key])
 
-    def _sines_and_cosines(self, angles: Tensor) -> Tensor:
-        return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), self.dtype)
+    def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
+        return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
 
     def core_TableScores(self, step: Step) -> None:
         self.bind(step.outs[0], self.scores_by_row(self.get(step.ins[0]), self.get(step.ins[1])))

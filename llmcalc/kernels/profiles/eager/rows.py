@@ -17,7 +17,7 @@ class RowKernels(Lowering):
 
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        self.set(out, self.t.new(self.shape(out), self.dtype))
+        self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
 
     def do_delayed(self, step: Step) -> None:
         x, first = (self.get(value) for value in step.ins)

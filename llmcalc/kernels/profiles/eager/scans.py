@@ -66,9 +66,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
     def _at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all steps of a module as `run` does, and binds the output of the last."""
         assert scope.reads is not None
-        if self.graph.autocast is not None:
-            raise self.unsupported("no published kernels under autocast")
-        self._keeps_nothing()
+        self._trains()
         steps = Steps(scope)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
         for step in every_step(scope.items):
@@ -76,7 +74,10 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
                 if self.last.get(id(value.storage)) == id(step):
                     self.forget(value.storage)
 
-    def _keeps_nothing(self) -> None:
+    def _trains(self) -> None:
+        """Raises `Unsupported` where other kernels run, or with other types."""
+        if self.graph.autocast is not None:
+            raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
         if self.store is not None:
             raise self.unsupported("no published kernels for a pass that keeps states")
 
@@ -129,7 +130,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         if is_zero(getattr(step.op, "padding", 0)):
             super().do_conv(step)
             return
-        self._keeps_nothing()
+        self._trains()
         self.set(step.outs[0], self.t.transpose(self.causal_conv(step, self.channels(step)), 1, 2))
 
     def channels(self, step: Step) -> Tensor:
@@ -407,9 +408,11 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
-        if not mlstm_kernels.supports(op.chunk):
-            expected = f"expected a power of two from {mlstm_kernels.LEAST}"
-            raise self.unsupported(f"mlstm_kernels has no kernel for chunks of {op.chunk} tokens; {expected}", "core")
+        if not mlstm_kernels.supports(x.shape[1], op.chunk):
+            found, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
+            raise self.unsupported(
+                f"mlstm_kernels has no kernel for {found}; expected powers of two from {least}", "core"
+            )
         q, k, v = (self.projected(steps[name], x) for name in "qkv")
         opened = self.projected(steps["ogate"], x)
         entry, forget = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
@@ -431,7 +434,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         run = getattr(self, f"scan_{step.how['kind']}", None)
         if run is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{step.how['kind']}'", step.name)
-        self._keeps_nothing()
+        self._trains()
         run(step)
 
     def scan_wkv(self, step: Step) -> None:
@@ -439,7 +442,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value))
 
     def do_shift(self, step: Step) -> None:
-        self._keeps_nothing()
+        self._trains()
         x = self.get(step.ins[0])
         before = self.t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
         self.set(step.outs[0], self.t.cat([before, self.t.slice(x, x.shape[1] - 1, 1)], 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ....flow.program import Step
 from ...lowering import Lowering
+from ...tensor import FLOAT32, Tensor
 
 
 class StreamKernels(Lowering):
@@ -42,3 +43,21 @@ class StreamKernels(Lowering):
         base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
         for out, part, by, offset in zip(step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True):
             self.set(out, t.add(t.mul(part, by), offset))
+
+    def do_root_mean_square(self, step: Step) -> None:
+        t, x = self.t, self.get(step.ins[0])
+        size = t.sqrt(t.clamp(t.mean(t.square(t.to(x, FLOAT32)))))
+        self.set(step.outs[0], t.to(size, x.dtype))
+
+    def do_sinkhorn(self, step: Step) -> None:
+        """HyperLayer's Connection.forward: each division makes a new matrix."""
+        matrix = self.get(step.ins[0])
+        matrix = self._divided(matrix, -2)
+        for _ in range(step.how["steps"] - 1):
+            matrix = self._divided(matrix, -1)
+            matrix = self._divided(matrix, -2)
+        self.set(step.outs[0], matrix)
+
+    def _divided(self, matrix: Tensor, axis: int) -> Tensor:
+        t = self.t
+        return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))
