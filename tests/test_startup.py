@@ -48,7 +48,7 @@ def test_counting_loads_no_kernels(command: str) -> None:
     code = (
         f"import sys\nsys.argv = ['llmcalc', {command!r}, 'llama3-8b']\nfrom llmcalc.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print([m for m in sys.modules if m.startswith(('llmcalc.kernels', 'llmcalc.memory'))], file=sys.stderr)"
+        "print([m for m in sys.modules if m.startswith(('llmcalc.kernels', 'llmcalc.device'))], file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip().splitlines()[-1] == "[]"

@@ -444,8 +444,10 @@ def _reference() -> type[nn.Module]:
                 x = self.input_proj(x)
             run.bias = getattr(self, "relative_bias", None)
             if run.bias is not None:  # no layer owns what all of them add
-                for layer in self.layers:
-                    layer.get_submodule("self_attn").share_bias(x, run)
+                for module in self.layers.modules():
+                    share: Any = getattr(module, "share_bias", None)
+                    if share is not None:
+                        share(x, run)
             if hasattr(self, "relative_embedding"):
                 run.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):

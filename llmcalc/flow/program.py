@@ -57,7 +57,7 @@ class Scope:
         the next one's input. For a branch of alternatives, `gives` is its output.
     nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
     reads: the value that it is called with; None if it is not a part of its own.
-    over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs `gives` are stacked.
+    over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs are stacked.
     slice: for such a scope, the slice of `reads` that each run reads; None if each reads all of it.
     apart: whether it runs as a model of its own, which shares no masks and angles with what is around it.
     per_layer: whether each layer has parameters of its own here, in a module whose parameters layers share.

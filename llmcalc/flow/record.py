@@ -244,7 +244,7 @@ class Flow:
 
         weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
         rows: the rows of x that are projected, all by default.
-        counted: the rows that the op counts, with those of further steps (`again`); those that are projected by default.
+        counted: the rows that the op counts, with those of further steps (`again`); by default those it projects.
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         """
         seen = x.rows if rows is None else rows
@@ -479,7 +479,7 @@ class Flow:
         return self.step("strongest", "", (strength, q, k), made, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number) -> None:
-        """Selects the `top_k` keys of each query with the highest scores, for this layer and those above that share it."""
+        """Selects the `top_k` keys of each query with the highest scores, for this layer and those that share it."""
         self.record("select", "", (scores, k), top_k=top_k, causal=True)
 
     def selected(self, q: Value, k: Value) -> Value:

@@ -473,7 +473,7 @@ class Lowering:
         return self.checkpointed(self.replayed(frame, takes, gives), [x])
 
     def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
-        """A function that runs a layer, now or again in the backward pass: what it reads beside x stays as it is now."""
+        """A function that runs a layer, now or in the backward pass: what it reads beside x stays as it is now."""
         above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
         outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
         made = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}

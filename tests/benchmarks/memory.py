@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import llmcalc
-from llmcalc.memory.fold import folded, loops
-from llmcalc.memory.training import Training, replay
+from llmcalc.device.fold import folded, loops
+from llmcalc.device.training import Training, replay
 
 from .timing import calls, line
 

@@ -586,7 +586,8 @@ def _reference() -> type[nn.Module]:
         def share_bias(self, x: Tensor, run: Run) -> None:
             """Computes the bias that all layers of a stack add, before the first of them."""
             end = run.past + x.shape[1]
-            self._bias(run, end, x.shape[1], end, x.device)
+            if not self.cross:
+                self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q = self._placed(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)

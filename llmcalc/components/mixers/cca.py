@@ -149,8 +149,7 @@ class CompressedConvAttention(WindowedMixer):
             f.state("value_state", half)
             late = f.delayed(made, first)
             f.hold(late=late)
-            values = f.cat(f.linear("v_proj", x, half, bias=biased), late, axes=(kv_heads, dim))
-        return values
+            return f.cat(f.linear("v_proj", x, half, bias=biased), late, axes=(kv_heads, dim))
 
     def _placed(self, f: Flow, x: Value) -> Value:
         return f.rope(f.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)

@@ -89,7 +89,7 @@ class AttentionVariantKernels(AttentionKernels):
     def do_joint_softmax(self, step: Step) -> None:
         """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
-            raise self.unsupported("no kernels for one softmax over two sequences but those that keep its scores")
+            raise self.unsupported("one softmax over several cores runs with eager attention, not recomputed, alone")
         t, how, named = self.t, step.how, self.frames[-1].named
         parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
         scores = self._joined(parts)

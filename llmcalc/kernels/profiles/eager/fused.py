@@ -106,7 +106,7 @@ class FusedKernels(AttentionKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Source: derivatives.yaml, `native_layer_norm` and `_fused_rms_norm`: the input, and statistics of each row."""
+        """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row."""
         if self.choices.norm == "eager" or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)

@@ -98,6 +98,8 @@ class LocalKernels(PositionKernels):
         return mask, bias
 
     def attention_LocalCore(self, step: Step) -> None:
+        if self.choices.attention != "eager":
+            raise self.unsupported("local attention runs with eager attention alone", step.name)
         q, k, v = (self.get(value) for value in step.ins)
         tokens, op = self.sight.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]  # type: ignore[union-attr]

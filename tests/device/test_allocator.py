@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcalc.memory.allocator import (
+from llmcalc.device.allocator import (
     ADDRESS_SPACE,
     BlockState,
     CachingAllocator,

@@ -192,7 +192,7 @@ class TrainingRun:
             one.gradient = None
 
     def first_update(self) -> None:
-        """The optimizer's first step by itself, from gradients that are there: what exact bytes need of a first step."""
+        """The optimizer's first step, from gradients that are there: all that exact bytes need of a first step."""
         self.meter.place = Place("backward")
         with self._counted_as("activations"):
             self._batch()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.components.layers.block import Block
-from llmcalc.memory.training import Training, TrainingRun
+from llmcalc.device.training import Training, TrainingRun
 from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.witness import Alive

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import llmcalc
+from llmcalc.device.fold import Loop, folded, loops
+from llmcalc.device.training import Training, replay
 from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import Recompute
-from llmcalc.memory.fold import Loop, folded, loops
-from llmcalc.memory.training import Training, replay
 
 WAYS = {
     "plain": Training(batch=2, seq=64),

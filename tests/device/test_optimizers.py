@@ -22,11 +22,11 @@ from torch import nn
 
 import llmcalc
 from llmcalc.costs.optimizers import ADAMW_KINDS, STEP_BYTES, Held, bytes_of, held_tensors, optimizer_state
+from llmcalc.device.optimizers import ALIASES, IMPLEMENTATIONS, Implementation, Trained, implementations, step
 from llmcalc.errors import InputError
 from llmcalc.kernels.autograd import Graph
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.tensor import DTYPES, empty
-from llmcalc.memory.optimizers import ALIASES, IMPLEMENTATIONS, Implementation, Trained, implementations, step
 from tests.kernels.witness import Alive
 
 Shape: TypeAlias = tuple[int, ...]
