@@ -445,7 +445,7 @@ def _reference() -> type[nn.Module]:
             run.bias = getattr(self, "relative_bias", None)
             if run.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
-                    share: Any = getattr(module, "share_bias", None)
+                    share: Any = getattr(module, "before_layers", None)
                     if share is not None:
                         share(x, run)
             if hasattr(self, "relative_embedding"):

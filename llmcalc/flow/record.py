@@ -581,7 +581,7 @@ class Flow:
         return self.step("distance_bias", "", (table, q), made, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
-        """The sines and cosines of distances, as exact as x. once: whether a pass keeps them, not only their angles."""
+        """Sines and cosines of distances, in x's precision. once: whether a pass keeps them, not only their angles."""
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:

@@ -16,6 +16,9 @@ FAMILIES = (
     "BloomForCausalLM-bloom-0",
     "CohereForCausalLM-cohere-0",
     "DebertaV2ForMaskedLM-deberta-v2-0",
+    "DebertaV2ForQuestionAnswering-deberta-v2-0",  # a convolution after the first layer
+    "DiffLlamaForCausalLM-diffllama-0",
+    "DogeForCausalLM-doge-0",  # a mask learned from the values
     "ElectraForPreTraining-electra-0",
     "FalconForCausalLM-falcon-0",
     "GPT2DoubleHeadsModel-gpt2-0",
@@ -25,7 +28,9 @@ FAMILIES = (
     "Gemma3nForCausalLM-gemma3n_text-0",  # AltUp
     "Gemma4ForCausalLM-gemma4_text-0",
     "LlamaForCausalLM-llama-0",
+    "LongT5ForConditionalGeneration-longt5-2",  # sums of tokens
     "ModernBertForMaskedLM-modernbert-0",
+    "MPNetForMaskedLM-mpnet-0",
     "MptForCausalLM-mpt-0",
     "OPTForCausalLM-opt-0",
     "Olmo2ForCausalLM-olmo2-0",
@@ -33,6 +38,8 @@ FAMILIES = (
     "RemBertModel-rembert-0",
     "T5ForConditionalGeneration-t5-0",
     "T5GemmaForConditionalGeneration-t5gemma-1",  # an encoder of another width
+    "T5Gemma2ForConditionalGeneration-t5gemma2-0",  # cross-attention merged with self-attention
+    "UMT5ForConditionalGeneration-umt5-0",  # a bias of each layer
     "WhisperForConditionalGeneration-whisper-0",
     "XLNetLMHeadModel-xlnet-0",
 )

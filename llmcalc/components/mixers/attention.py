@@ -583,7 +583,7 @@ def _reference() -> type[nn.Module]:
             shared: Tensor = run.once(("bias", self.heads, end, queries, keys), lambda: make(*spans))
             return shared
 
-        def share_bias(self, x: Tensor, run: Run) -> None:
+        def before_layers(self, x: Tensor, run: Run) -> None:
             """Computes the bias that all layers of a stack add, before the first of them."""
             end = run.past + x.shape[1]
             if not self.cross:

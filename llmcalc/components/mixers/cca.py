@@ -209,7 +209,8 @@ def _reference() -> type[nn.Module]:
                 softmax_core_class()(),
                 cache_class()(spec.sliding_window),
             )
-            self.unit_length, self.o_proj = norm_reference(UNIT_LENGTH, d), nn.Linear(a * d, h, bias=bias)
+            self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
+            self.o_proj = nn.Linear(a * d, h, bias=bias)
 
         def _mixed(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """q: [batch, tokens, heads, d], k: [batch, tokens, kv_heads, d] → same shapes, after both convolutions."""

@@ -185,7 +185,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
-        def share_bias(self, x: Tensor, run: Run) -> None:
+        def before_layers(self, x: Tensor, run: Run) -> None:
             """Computes the mask and the bias that all layers of a stack add, before the first of them."""
             self._shared(run, x.shape[1], x.device)
 

@@ -1,4 +1,4 @@
-"""Attention whose scores are not those of one query and one key: merged with cross-attention, masked by strengths."""
+"""Attention whose scores, softmax and weighted sums are separate steps, and attention to keys that a part selects."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from .attention import AttentionKernels
 
 
 class AttentionVariantKernels(AttentionKernels):
-    """Scores, softmax and weighted sums as separate steps, and learned masks."""
+    """Scores alone, one softmax over two kinds of keys, indexers, and masks learned from the values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
     def do_scores(self, step: Step) -> None:
         """[batch, heads, queries, keys]."""
-        t, (q, k) = self.t, (self.get(value) for value in step.ins[:2])
+        t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
         if len(step.ins) > 2:
-            self.bind(step.outs[0], self._weighted_scores(q, k, self.get(step.ins[2])))
-            return
-        if len(step.ins[1].axes) < 2:  # every head has the same keys
-            self.bind(step.outs[0], t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2)))
-            return
-        if k.shape[2:3] != q.shape[2:3] and step.ins[1].rows.batched:
+            made = self._weighted_scores(q, k, self.get(step.ins[2]))
+        elif not keys.rows.batched:
+            made = self.scores_by_row(q, k)
+        elif len(keys.axes) == 1:  # every head has the same keys
+            made = t.matmul(self.heads_first(q), t.transpose(t.unsqueeze(k, 1), -1, -2))
+        elif k.shape[2] != q.shape[2]:
             raise self.unsupported("no kernels for scores of fewer key heads", step.name)
-        if not step.ins[1].rows.batched:
-            self.bind(step.outs[0], self.scores_by_row(q, k))
-            return
-        self.bind(step.outs[0], t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2)))
+        else:
+            made = t.matmul(self.heads_first(q), t.transpose(self.heads_first(k), -1, -2))
+        self.bind(step.outs[0], made)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
         """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
@@ -84,7 +83,7 @@ class AttentionVariantKernels(AttentionKernels):
     def attention_BlockCore(self, step: Step) -> None:
         self.attention_AttentionCore(step)
 
-    # --- merged with cross-attention (T5Gemma 2) ----------------------------------------------------------------------
+    # --- one softmax over two kinds of keys (T5Gemma 2, DeepSeek-V4) --------------------------------------------------
 
     def do_joint_softmax(self, step: Step) -> None:
         """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
