@@ -155,8 +155,8 @@ def test_a_mixture_of_experts_has_more_than_one_n() -> None:
     assert found["total_2n"].error_full > 2
     part = next(part for part in MoE.examples() if part.shared_expert is not None and part.num_experts_per_tok == 3)
     assert sizes(decoder(feed_forward=part)).feed_forward == 2 * (
-        3 * 12 + 28
-    )  # in each of 2 layers, 3 experts of 12 and a shared one of 28
+        3 * 16 + 28
+    )  # in each of 2 layers, 3 experts of 16 and a shared one of 28
 
 
 def test_decoding_counts_all_tokens_in_reach() -> None:
