@@ -108,20 +108,15 @@ def _on_allocator(spec: ModelSpec, how: Training, runtime: Runtime, stacks: list
 def node_of(place: Place, stacks: list[Loop]) -> str:
     """The path of a module with the index of its layer, as it is in the tree."""
     for loop in stacks:
-        if place.turn >= 0 and (place.path == loop.path or place.path.startswith(f"{loop.path}.")):
+        if place.turn >= 0 and loop.holds(place):
             return f"{loop.path}.{place.turn}{place.path[len(loop.path) :]}"
     return place.path
 
 
 def timeline(peaks: Mapping[Place, Peak], stacks: list[Loop]) -> list[Point]:
     """The most of every module, forward, then backward, then the optimizer's step."""
-    order = {phase: i for i, phase in enumerate(PHASES)}
-    points = [(order[place.phase], i, place, peak) for i, (place, peak) in enumerate(peaks.items())]
-    return [Point(place.phase, node_of(place, stacks), peak.bytes) for _, _, place, peak in sorted(points, key=_key)]
-
-
-def _key(one: tuple[int, int, Place, Peak]) -> tuple[int, int]:
-    return one[0], one[1]
+    ordered = sorted(peaks.items(), key=lambda one: PHASES.index(one[0].phase))
+    return [Point(place.phase, node_of(place, stacks), peak.bytes) for place, peak in ordered]
 
 
 def _terms(exact: Peak, peak: Peak, blocks: Replayed, runtime: Runtime, whole: bool) -> tuple[Term, ...]:

@@ -37,6 +37,10 @@ class Loop:
         """The layers before the pattern and in its whole repeats."""
         return self.before + self.period * self.repeats
 
+    def holds(self, place: Place) -> bool:
+        """Whether a place is a layer of this stack, or in one."""
+        return place.path == self.path or place.path.startswith(f"{self.path}.")
+
     @property
     def folds(self) -> bool:
         """Whether two runs of a few repeats are shorter than one of all."""
@@ -100,8 +104,7 @@ def _grow(peak: Peak, before: Peak, after: Peak, times: int) -> None:
 
 def _moved(place: Place, loop: Loop, by: int) -> Place:
     """The same distance from the first layers, or from the last, with `by` more repeats between."""
-    inside = place.path == loop.path or place.path.startswith(f"{loop.path}.")
-    if not inside or place.turn < loop.before + (FEW - 1) * loop.period:
+    if not loop.holds(place) or place.turn < loop.before + (FEW - 1) * loop.period:
         return place
     return Place(place.phase, place.turn + by * loop.period, place.path)
 

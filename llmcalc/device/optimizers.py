@@ -15,8 +15,7 @@ a matrix product (Muon, Adafactor).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -25,7 +24,7 @@ from ..costs.optimizers import BLOCK, LEAST_8BIT
 from ..errors import InputError
 from ..kernels.aten import Aten
 from ..kernels.autograd import Graph
-from ..kernels.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Tensor
+from ..kernels.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Tensor, counted_as
 
 Implementation: TypeAlias = Literal["foreach", "fused", "loop"]
 """How a library runs a step: `foreach`, each operation over all tensors of one type at once; `fused`, one kernel for
@@ -127,16 +126,6 @@ def _by_muon(one: Trained) -> bool:
 # What the functions below share
 
 
-@contextmanager
-def _as_states(graph: Graph) -> Iterator[None]:
-    """New tensors are counted as states of the optimizer."""
-    before, graph.meter.kind = graph.meter.kind, "optimizer"
-    try:
-        yield
-    finally:
-        graph.meter.kind = before
-
-
 def _written(target: object, *read: object) -> None:
     """An operation in place: it reads tensors, writes into `target`, and makes no tensor."""
 
@@ -159,7 +148,7 @@ def _adamw(t: Aten, trained: Sequence[Trained], implementation: Implementation) 
     """`Adam.step`. The step count of a tensor is on the host, except for fused; exp_avg_sq is the last state."""
     for one in trained:
         if not one.states:
-            with _as_states(t.graph):
+            with counted_as(t.graph.meter, "optimizer"):
                 if implementation == "fused":
                     one.states.append(t.new((), FLOAT32))  # step
                 one.states.append(t.like(one.tensor))  # exp_avg
@@ -197,7 +186,7 @@ def _sgd(t: Aten, trained: Sequence[Trained], implementation: Implementation, mo
         for group in groups:
             for one in group:
                 if not one.states:
-                    with _as_states(t.graph):
+                    with counted_as(t.graph.meter, "optimizer"):
                         one.states.append(t.like(one.grad))  # momentum_buffer
 
 
@@ -208,7 +197,7 @@ def _adafactor(t: Aten, trained: Sequence[Trained], implementation: Implementati
     """`Adafactor.step`. The step count of a tensor is on the host."""
     for one in trained:
         if not one.states:
-            with _as_states(t.graph):
+            with counted_as(t.graph.meter, "optimizer"):
                 if _is_factored(one):
                     one.states.append(_reduced(t, one.grad, -1))  # row_var
                     one.states.append(_reduced(t, one.grad, -2))  # col_var
@@ -304,7 +293,7 @@ def _muon(t: Aten, trained: Sequence[Trained]) -> None:
     """`Muon.step`, with Nesterov momentum."""
     for one in trained:
         if not one.states:
-            with _as_states(t.graph):
+            with counted_as(t.graph.meter, "optimizer"):
                 one.states.append(t.like(one.grad))  # momentum_buffer
     for one in trained:
         update = t.like(one.grad, one.states[0])
@@ -338,7 +327,7 @@ def _adamw_8bit(t: Aten, trained: Sequence[Trained], has_maps: bool) -> None:
     for one in trained:
         if one.states:
             continue
-        with _as_states(t.graph):
+        with counted_as(t.graph.meter, "optimizer"):
             if one.tensor.count < LEAST_8BIT:
                 one.states = [t.like(one.tensor, dtype=FLOAT32) for _ in range(2)]  # state1, state2
                 continue

@@ -6,8 +6,7 @@ first step left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..flow.record import Flow
@@ -17,7 +16,7 @@ from ..kernels.choices import EAGER, Choices
 from ..kernels.lowering import NONE, Recompute
 from ..kernels.meter import Device, Meter, Peak, Place
 from ..kernels.profiles.eager import Eager
-from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Storage, Tensor, empty
+from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Storage, Tensor, counted_as, empty
 from ..model import ModelSpec
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
@@ -124,7 +123,7 @@ class TrainingRun:
         """Makes the parameters in the order in which the program uses them, and what training keeps beside them."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
-        with self._counted_as("weights"):
+        with counted_as(self.meter, "weights"):
             for key, weight in self.lowering.parameters:
                 updated = empty(self.meter, weight.shape, FLOAT32) if self.how.master else weight
                 self.trained.append(Trained(updated, matrix=self._is_matrix(key, weight)))
@@ -144,7 +143,7 @@ class TrainingRun:
     def forward_and_backward(self) -> None:
         """One micro-batch. Its loss is named until the backward pass has run."""
         self.meter.place = Place("forward")
-        with self._counted_as("activations"):
+        with counted_as(self.meter, "activations"):
             self._batch()
         self.graph.autocast = BFLOAT16 if self.how.autocast else None
         logits = self.lowering.run(self.program)
@@ -161,7 +160,7 @@ class TrainingRun:
     def _take_workspace(self, threads: int) -> None:
         """The workspace of a thread that has none yet."""
         if self.workspace and len(self.workspaces) < threads:
-            with self._counted_as("overhead"):
+            with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
@@ -194,9 +193,9 @@ class TrainingRun:
     def first_update(self) -> None:
         """The optimizer's first step, from gradients that are there: all that exact bytes need of a first step."""
         self.meter.place = Place("backward")
-        with self._counted_as("activations"):
+        with counted_as(self.meter, "activations"):
             self._batch()
-        with self._counted_as("gradients"):
+        with counted_as(self.meter, "gradients"):
             for weight in self.parameters:
                 weight.grad = self.graph.new(weight.shape, weight.dtype)
         self.update()
@@ -207,14 +206,6 @@ class TrainingRun:
         if not self.how.keeps_gradients:
             for weight in self.parameters:
                 weight.grad = None
-
-    @contextmanager
-    def _counted_as(self, kind: str) -> Iterator[None]:
-        before, self.meter.kind = self.meter.kind, kind
-        try:
-            yield
-        finally:
-            self.meter.kind = before
 
 
 def replay(

@@ -253,7 +253,7 @@ class Aten:
         return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        saves = _factors(a, b)
 
         def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return (
@@ -350,8 +350,7 @@ class Aten:
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         out = self.graph.new(broadcast(x.shape, mask.shape), x.dtype)
-        back: Backward = lambda g, _, m: (self.graph.new(g.shape, g.dtype),)  # noqa: E731
-        return record(self.graph, "masked_fill", (x,), out, back, mask)
+        return record(self.graph, "masked_fill", (x,), out, lambda g, _, m: (self.graph.new(g.shape, g.dtype),), mask)
 
     def compare(self, *xs: Tensor) -> Tensor:
         """A comparison or a logical operation: no gradient."""
@@ -423,7 +422,7 @@ class Aten:
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, k] times [k, m]."""
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        saves = _factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -436,7 +435,7 @@ class Aten:
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, k] times [k, m]."""
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        saves = _factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -482,7 +481,7 @@ class Aten:
 
     def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, by a matrix of its own."""
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()), ends)
+        saves = (*_factors(a, b), ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape
         ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
@@ -492,12 +491,14 @@ class Aten:
             of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
             return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
 
-        make = lambda: self.graph.made("grouped_mm", (shapes[0][0], outs), a.dtype)  # noqa: E731
-        return record(self.graph, "grouped_mm", (a, b), make, back, *saves)
+        made = shapes[0][0], outs
+        return record(
+            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", made, a.dtype), back, *saves
+        )
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, r, k] times [n, k, c]."""
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        saves = _factors(a, b)
         shapes = a.shape, b.shape
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -509,7 +510,7 @@ class Aten:
 
     def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """bias plus [n, r, k] times [n, k, c]."""
-        saves = (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
+        saves = _factors(a, b)
         shapes = a.shape, b.shape
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -555,8 +556,15 @@ class Aten:
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
         """The elements of the last axis at these indices."""
         shape = x.shape
-        back: Backward = lambda g, _, *__: (self._scattered(shape, g.dtype),)  # noqa: E731
-        return record(self.graph, "gather", (x,), lambda: self.graph.new(index.shape, x.dtype), back, index, x)
+        return record(
+            self.graph,
+            "gather",
+            (x,),
+            lambda: self.graph.new(index.shape, x.dtype),
+            lambda g, _, *__: (self._scattered(shape, g.dtype),),
+            index,
+            x,
+        )
 
     def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
         """x with other elements at these indices of the last axis: those of `source`, or a constant."""
@@ -591,8 +599,10 @@ class Aten:
         """The k highest values of the last axis, and their indices."""
         shape = (*x.shape[:-1], k)
         values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
-        back: Backward = lambda g, _, indices: (self._scattered(before, g.dtype),)  # noqa: E731
-        return record(self.graph, "topk", (x,), values, back, indices), indices
+        made = record(
+            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices
+        )
+        return made, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
         """How often each of the integers 0 … bins − 1 is there, counted in float32."""
@@ -616,6 +626,11 @@ class Aten:
             index,
             source,
         )
+
+
+def _factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """What a product saves: each factor whose gradient is wanted needs the other one."""
+    return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:

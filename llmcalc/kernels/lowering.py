@@ -27,7 +27,7 @@ from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
-from .tensor import INT64, Dtype, Tensor, empty
+from .tensor import INT64, Dtype, Tensor, counted_as, empty
 
 Path: TypeAlias = tuple[Any, ...]
 """The path of a module, with the indices of layers: whose parameters they are."""
@@ -159,8 +159,7 @@ class Lowering:
         shape = self.shape(value)
         if tensor.shape != shape and type(tensor.count) is int and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
-        self.values[id(value)] = self.t.reshape(tensor, shape)
-        self.bound.setdefault(id(value.storage), []).append(id(value))
+        self.bind(value, self.t.reshape(tensor, shape))
 
     def bind(self, value: Value, tensor: Tensor) -> None:
         """Binds a value to a tensor in a shape of its own: scores, and what belongs to pairs of a query and a key."""
@@ -209,9 +208,8 @@ class Lowering:
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """The parameter or buffer of that path, made when it is first needed."""
         if key not in self.weights:
-            self.graph.meter.kind, before = "weights", self.graph.meter.kind
-            self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
-            self.graph.meter.kind = before
+            with counted_as(self.graph.meter, "weights"):
+                self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
     def _parameter(self, key: Path, shape: Shape, trained: bool = True) -> Tensor:
@@ -281,13 +279,12 @@ class Lowering:
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.take_frames(program)
         dry.run(program)
-        self.graph.meter.kind, before = "weights", self.graph.meter.kind
         made: dict[int, Tensor] = {}
-        for key, weight in dry.weights.items():  # a shared parameter has several keys
-            if id(weight) not in made:
-                made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
-            self.weights[key] = made[id(weight)]
-        self.graph.meter.kind = before
+        with counted_as(self.graph.meter, "weights"):
+            for key, weight in dry.weights.items():  # a shared parameter has several keys
+                if id(weight) not in made:
+                    made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
+                self.weights[key] = made[id(weight)]
 
     def take_frames(self, program: Flow) -> None:
         """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""

@@ -7,6 +7,8 @@ memory here as they do there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..algebra import Number
@@ -59,6 +61,16 @@ class Meter(Protocol):
 
     def kept(self, block: Any, kind: str) -> None:
         """From here on this storage is counted under that kind (`activations`, `gradients`)."""
+
+
+@contextmanager
+def counted_as(meter: Meter, kind: str) -> Iterator[None]:
+    """New storages are counted under that kind."""
+    before, meter.kind = meter.kind, kind
+    try:
+        yield
+    finally:
+        meter.kind = before
 
 
 class Storage:

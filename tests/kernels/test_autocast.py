@@ -14,13 +14,11 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.models import by_torch, without_values
-from tests.kernels.test_eager import WITHOUT
 
 PARTS = {
     f"{part.__name__}-{i}": example
     for part in (Norm, FeedForward, Attention, MLA, Block)
     for i, example in enumerate(part.examples())
-    if f"{part.__name__}-{i}" not in WITHOUT
 }
 
 

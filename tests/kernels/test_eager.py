@@ -10,9 +10,6 @@ from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import differences, examples
 from tests.kernels.models import by_torch, without_values
 
-WITHOUT: set[str] = set()
-"""Examples that the profile does not run as torch does yet: it refuses them by the name of the step."""
-
 PUBLISHED = {
     "GatedDeltaNet-0",
     "GatedDeltaNet-1",
@@ -53,7 +50,7 @@ REFUSED = {"MLSTM-1", "MLSTM-2"}
 EXAMPLES = examples()
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in WITHOUT | PUBLISHED | REFUSED])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in PUBLISHED | REFUSED])
 def test_a_part_holds_what_torch_holds(name: str) -> None:
     spec = around_a_model(EXAMPLES[name])
     assert without_values(spec) == by_torch(spec), "\n".join(differences(EXAMPLES[name]))
@@ -84,4 +81,4 @@ def test_a_part_is_refused_where_its_kernel_does_not_run(name: str) -> None:
 
 
 def test_what_is_left_is_known() -> None:
-    assert not (WITHOUT | PUBLISHED | REFUSED) - set(EXAMPLES)
+    assert not (PUBLISHED | REFUSED) - set(EXAMPLES)

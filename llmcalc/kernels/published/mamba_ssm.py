@@ -104,9 +104,8 @@ def selective_scan_fn(
     graph, grouped = t.graph, len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
-        u, delta, b, c = (x if is_one(x.strides[-1]) else t.contiguous(x) for x in (u, delta, b, c))
-        if z is not None and not is_one(z.strides[-1]):
-            z = t.contiguous(z)
+        u, delta, b, c = (_along(t, x, -1) for x in (u, delta, b, c))
+        z = None if z is None else _along(t, z, -1)
         if not grouped:
             b, c = t.unsqueeze(b, 1), t.unsqueeze(c, 1)
         out, states, out_z = _scan_fwd(t, u, delta, a, z)

@@ -8,7 +8,7 @@ from typing import Any
 from ....flow.program import Step
 from ....run.derived import QueryKeyPairs
 from ...lowering import Lowering, Path
-from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
 
 
 class AttentionKernels(Lowering):
@@ -91,9 +91,8 @@ class AttentionKernels(Lowering):
             held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
         full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
         kept = full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]
-        before, self.graph.meter.kind = self.graph.meter.kind, "cache"
-        self.store[key] = tuple(self.t.copy(t) for t in kept)
-        self.graph.meter.kind = before
+        with counted_as(self.graph.meter, "cache"):
+            self.store[key] = tuple(self.t.copy(t) for t in kept)
         return full
 
     def _appended(self, held: Tensor, new: Tensor) -> Tensor:

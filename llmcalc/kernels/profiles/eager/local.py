@@ -6,6 +6,7 @@ from typing import Any
 
 from ....algebra import ceil_div, floor_div
 from ....flow.program import Step
+from ....ops import BlockSums, LocalCore
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .positions import PositionKernels
 
@@ -21,8 +22,9 @@ class LocalKernels(PositionKernels):
         return self.memo[key], self.span(floor_div(tokens, every))
 
     def core_BlockSums(self, step: Step) -> None:
+        assert isinstance(step.op, BlockSums)
         t, x = self.t, self.flat(step.ins[0])
-        of_token, at = self._sums(x.shape[1], step.op.block)  # type: ignore[union-attr]
+        of_token, at = self._sums(x.shape[1], step.op.block)
         ones = t.to(t.like(t.unsqueeze(at, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
         self.set(step.outs[0], t.matmul(ones, x))
 
@@ -101,8 +103,9 @@ class LocalKernels(PositionKernels):
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", step.name)
         q, k, v = (self.get(value) for value in step.ins)
+        assert isinstance(step.op, LocalCore)
         tokens, op = self.sight.new(step.outs[0].rows), step.op
-        mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]  # type: ignore[union-attr]
+        mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         made = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
         made = self.t.flatten(self.t.transpose(made, -2, -3), 1, 2)
         self.set(step.outs[0], self._first(made, tokens))
