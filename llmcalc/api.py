@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
 from .costs import params as param_costs
-from .costs import resident as memory_costs
 from .costs.cache import CacheSize
 from .costs.flops import FlopCount
 from .costs.params import ParameterCount
-from .costs.resident import MemoryPhase, MemoryUse, Setup
+from .costs.resident import MemoryPhase
 from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included
@@ -28,6 +27,9 @@ from .run.workload import Phase
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
+
+if TYPE_CHECKING:
+    from .device.memory import Memory
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -135,41 +137,27 @@ def memory(
     model: Model,
     phase: MemoryPhase = "inference",
     *,
-    dtype: str | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    kv_dtype: str | None = None,
-    precision: str | None = None,
-    grad_dtype: str | None = None,
-    master_weights: str | None = None,
-    optimizer: str | None = None,
-    optimizer_dtype: str | None = None,
-    momentum: bool | None = None,
-    quantize: str | None = None,
+    hardware: str | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
-) -> MemoryUse:
-    """Computes the memory required, in bytes: `.total_bytes`, `.parts`, `.optimizer`, and `.not_counted` (kinds of
-    memory that no part includes).
+    **settings: Any,
+) -> Memory:
+    """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
+    `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`).
 
-    `.quantized` is set if the weights are quantized, by the argument quantize or by the config. `costs.resident.Setup`
-    states the defaults. Raises `InputError` for a setting that does not apply to the phase.
+    hardware: the accelerator whose runtime is taken; default an H100.
+    settings: fields of `llmcalc.device.settings.Settings`, such as batch=2, seq=4096, recompute="full".
+    Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    maybe_whole("--batch", batch)
-    maybe_whole("--seq", seq)
+    from .device.memory import memory as on_one_device
+    from .device.runtime import runtime_of
+    from .device.settings import settings_of
+    from .sources.hardware import find_hardware
+
     preset = preset_of(model)
-    setup = Setup(
-        phase=phase,
-        dtype=dtype,
-        batch=batch,
-        seq=seq,
-        kv_dtype=kv_dtype,
-        precision=precision,
-        grad_dtype=grad_dtype,
-        master_weights=master_weights,
-        optimizer=optimizer,
-        optimizer_dtype=optimizer_dtype,
-        momentum=momentum,
-        quantize=quantize,
+    chosen = settings_of(phase=phase, **settings)
+    runtime = runtime_of(
+        None if hardware is None else find_hardware(hardware), expandable=chosen.allocator == "expandable"
     )
-    return memory_costs.memory(preset.model, setup, preset.dtype, included(with_mtp, with_towers), preset.config)
+    include = included(with_mtp, with_towers)
+    return on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)

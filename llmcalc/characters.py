@@ -10,6 +10,7 @@ STAND_INS = {
     "≥": ">=", "≠": "!=", "≈": "~", "±": "+-", "√": "sqrt ", "Σ": "sum", "∑": "sum", "∞": "inf", "⌈": "ceil(", "⌉": ")",
     "⌊": "floor(", "⌋": ")", "⊗": "(x)", "⊙": "(.)", "†": "+", "─": "-", "│": "|", "━": "-", "ℓ": "l", "§": "section ",
     "ᵀ": "^T", "⁻": "^-", "₊": "+", "₋": "-", "’": "'", "‘": "'", "“": '"', "”": '"',
+    **dict(zip("▏▁▂▃▄▅▆▇█", "|.:-=+*%#", strict=True)),
     **{character: f"^{number}" for number, character in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{character: str(number) for number, character in enumerate("₀₁₂₃₄₅₆₇₈₉")},
 }  # fmt: skip

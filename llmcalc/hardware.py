@@ -89,6 +89,7 @@ class Hardware(Record):
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
     compute_units: SMs, CUs or cores.
+    compute_capability: NVIDIA's number for a generation of GPUs, such as `9.0`.
     boost_clock_hz: the clock at which the vendor states the peaks.
     peak_flops: number format → dense peak FLOP/s of matrix products (operations/s for int8).
     tdp_watts: TDP, of the whole board if the vendor states it.
@@ -106,6 +107,7 @@ class Hardware(Record):
     interconnect: Interconnect | None = None
     nic: Nic | None = None
     compute_units: ComputeUnits | None = None
+    compute_capability: str | None = Field(default=None, pattern=r"^\d{1,2}\.\d$")
     boost_clock_hz: Amount | None = None
     peak_flops: dict[str, Amount] = {}
     tdp_watts: Amount | None = None

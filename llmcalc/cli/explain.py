@@ -1,17 +1,19 @@
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from ..costs.limits import usual_sequence
 from ..errors import InputError
-from ..formulas.explain import Asked, explain
-from ..formulas.formulas import Setting
+from ..formulas.explain import Explanation, explain
+from ..formulas.formulas import Recomputed, Setting, TrainingSetting
+from ..model import ModelSpec
 from ..optional import included
 from ..views.explain import report
 from .options import (
     AllowUnknown,
+    AttentionImplementationOption,
     ElementDtype,
     FormatOption,
     HeadOption,
@@ -26,6 +28,7 @@ from .options import (
     about,
     load_one,
     show,
+    size,
 )
 
 NodeArgument: TypeAlias = Annotated[
@@ -39,11 +42,34 @@ NodeArgument: TypeAlias = Annotated[
 ]
 
 
+Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
+"""What can be asked for; `all` is parameters, FLOPs and caches."""
+
+
 def command(
     target: Target,
     node: NodeArgument = None,
-    quantity: Annotated[Asked, typer.Option("--quantity", "-q", help="Quantity to explain.")] = "all",
+    quantity: Annotated[
+        Quantity,
+        typer.Option(
+            "--quantity",
+            "-q",
+            help="Quantity to explain. all: parameters, FLOPs and caches. activations: what a training pass keeps for "
+            "its backward pass.",
+        ),
+    ] = "all",
     seq: Seq = None,
+    batch: Annotated[
+        int | None, size("--batch", "-b", text="Of activations: sequences at once; 1 if not given.")
+    ] = None,
+    attn_implementation: AttentionImplementationOption = None,
+    recompute: Annotated[
+        Recomputed | None,
+        typer.Option(
+            help="Of activations: what runs again in the backward pass instead of being kept; none if not given.",
+            show_default=False,
+        ),
+    ] = None,
     pairs: PairsOption = "full",
     dtype: ElementDtype = "bf16",
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
@@ -61,10 +87,30 @@ def command(
     For the whole model, or for a part of it."""
     if bibtex and not latex:
         raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
+    for option, value in (
+        ("--batch", batch),
+        ("--attn-implementation", attn_implementation),
+        ("--recompute", recompute),
+    ):
+        if value is not None and quantity != "activations":
+            raise InputError(f"{option}: only of activations; expected --quantity activations too")
     include = included(with_mtp)
     preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)
     with about(preset):
-        explanation = explain(preset.model, node, quantity, setting, include)
+        if quantity == "activations":
+            training = TrainingSetting(batch or 1, attn_implementation or "eager", recompute or "none")
+            explanation = _activations(preset.model, node, setting, training, include)
+        else:
+            explanation = explain(preset.model, node, quantity, setting, include)
     answer = report(preset, explanation, latex, records=fmt in ("csv", "markdown"), bibtex=bibtex)
     show(answer, fmt, output, notes)
+
+
+def _activations(
+    spec: ModelSpec, node: str | None, setting: Setting, training: TrainingSetting, include: frozenset[str]
+) -> Explanation:
+    """Loads the kernels only where they are needed."""
+    from ..formulas.activations import explain_activations
+
+    return explain_activations(spec, node, setting, training, include)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..hardware import Hardware
 from ..sources.hardware import find_hardware, hardware_names, load_hardware
 from ..views.hardware import report
 from .options import FormatOption, NotesOption, Output, show
@@ -12,6 +13,14 @@ from .options import FormatOption, NotesOption, Output, show
 def complete_name(incomplete: str) -> list[str]:
     """Accelerators' names for the shell's completion."""
     return [name for name in hardware_names() if name.startswith(incomplete.lower())]
+
+
+def accelerators(names: list[str] | None) -> list[Hardware]:
+    """The accelerators of these names; one that is named twice, by another alias, once."""
+    found: list[Hardware] = []
+    for one in map(find_hardware, names or ()):
+        found += [] if one in found else [one]
+    return found
 
 
 Names = Annotated[

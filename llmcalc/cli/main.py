@@ -21,6 +21,8 @@ COMMANDS = (
     "flops",
     "kv",
     "memory",
+    "fit",
+    "plot",
     "compare",
     "shape",
     "explain",
@@ -30,7 +32,7 @@ COMMANDS = (
     "presets",
     "hardware",
 )
-"""Each has a module of that name in this package with a function `command`."""
+"""Each has a module of that name in this package with a function `command`, or is a package with several."""
 
 
 def _help_of(text: str) -> str:
@@ -46,28 +48,46 @@ class Command(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """Loads a command's module only when that command, or the list of all, is asked for."""
+    """Loads a command's module only when that command, or the list of all, is asked for.
+
+    within: the package of the commands' modules, below this one's. commands: their names.
+    """
+
+    within = ""
+    names: tuple[str, ...] = COMMANDS
 
     def get_help(self, ctx: Any) -> str:
         return _help_of(super().get_help(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(self.names)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.names:
             if ctx.resilient_parsing or cmd_name.startswith(
                 "-"
             ):  # completing what is half typed; an option, which typer answers
                 return None
             raise InputError(
-                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(COMMANDS))} (llmcalc --help lists all)"
+                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
+                f"(llmcalc{self.within.replace('.', ' ')} --help lists all)"
             )
+        module = import_module(f"{self.within}.{cmd_name}", __package__)
+        if hasattr(module, "COMMANDS"):
+            return typer.main.get_command(_several(cmd_name, module))
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name, cls=Command)(import_module(f".{cmd_name}", __package__).command)
+        app.command(cmd_name, cls=Command)(module.command)
         gc.freeze()  # what has been imported stays: no collection needs to look at it
         gc.enable()  # which `run` has put off
         return typer.main.get_command(app)
+
+
+def _several(name: str, module: Any) -> typer.Typer:
+    """The commands of a package as one command of that name."""
+    inner = type("Inner", (LazyGroup,), {"within": f".{name}", "names": module.COMMANDS})
+    group = typer.Typer(name=name, cls=inner, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+    group.callback(help=module.HELP)(lambda: None)
+    return group
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)

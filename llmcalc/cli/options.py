@@ -16,6 +16,7 @@ from ..costs.limits import USUAL
 from ..errors import InputError, MissingExtra
 from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
 from ..run.counting import Pairs
+from ..run.execution import AttentionImplementation
 from ..run.given import LARGEST, maybe_whole, one_of
 from ..sources.preset import Preset
 from ..sources.target import load
@@ -104,13 +105,13 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of keys and 
 ElementDtype: TypeAlias = Annotated[str, number_format("Number format of keys and values: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, short: str = "", *, text: str, least: int = 1, most: int = LARGEST) -> Any:
+def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST) -> Any:
     """An option that takes a number of sequences or tokens, such as 4096, 32k or 1M. text: its help."""
 
     def known(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(option.opts[0], number, least, most)
 
-    return typer.Option(*filter(None, (name, short)), metavar="N", parser=_length, callback=known, help=text)
+    return typer.Option(name, *others, metavar="N", parser=_length, callback=known, help=text)
 
 
 def _length(given: str | int) -> int:
@@ -137,6 +138,17 @@ PairsOption: TypeAlias = Annotated[
     Pairs,
     typer.Option(
         "--pairs", help="Query-key pairs to count: all (full), or those that the attention mask allows (causal)."
+    ),
+]
+
+
+AttentionImplementationOption: TypeAlias = Annotated[
+    AttentionImplementation | None,
+    typer.Option(
+        "--attn-implementation",
+        help="How attention runs in training: all scores step by step (eager, if not given), the fallback of torch's "
+        "scaled_dot_product_attention (sdpa-math), or a kernel that keeps no scores (flash).",
+        show_default=False,
     ),
 ]
 

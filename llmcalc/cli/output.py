@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ def special(path: Path) -> bool:
 
 
 @contextmanager
-def written(path: Path, option: str) -> Iterator[IO[str]]:
+def written(path: Path, option: str) -> Iterator[TextIOWrapper]:
     """A file that appears under its name only when all of it has been written. A link keeps pointing where it points.
 
     Raises `InputError` naming the option where it cannot be written.

@@ -78,6 +78,7 @@ class LMHead(Component):
         if change.size is not None:
             wide = (Axis("transform", change.size),)
         y = f.act(f.linear("dense", x, *wide, bias=change.bias, rows=LOGITS), change.hidden_act)
+        f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
         return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
 

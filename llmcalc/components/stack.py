@@ -241,13 +241,14 @@ class Stack(Component):
         f.memo["lends"] = any(isinstance(mixer, TokenMixer) and mixer.borrows() for mixer in mixers)
         f.memo["embedded"] = x
         f.keep(embedded=x)
+        f.hold(x=x)
         x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.widened(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, which in self.groups():
             x = self._layers(f, x, label, block, repeat, which)
-        f.hold(x=x)
+        f.hold(x=x, y=x)
         if self.streams is not None:
             x = self.streams.narrowed(f, x)
             f.hold(x=x)
@@ -263,8 +264,10 @@ class Stack(Component):
         if self.position is not None:
             x = f.add(x, f.in_format_of(x, f.part("embed_positions", self.position, x)))
         if self.token_types is not None:
+            f.hold(x=x)
             with f.function():
                 x = self.token_types.flow(f, x)
+            f.hold(x=x)
         x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 

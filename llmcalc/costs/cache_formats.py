@@ -52,6 +52,8 @@ class CacheFormat:
     keys, values: storage of one head's key and value.
     what: a phrase that describes the scales.
     even: whether a key and its value are padded together to an even number of bytes.
+    latent: whether it stores the latents of MLA and the keys of an indexer (`keys`), and rotary keys (`values`), and
+        nothing else.
     """
 
     name: str
@@ -59,6 +61,7 @@ class CacheFormat:
     values: Vector
     what: str
     even: bool = False
+    latent: bool = False
 
     @property
     def of_heads(self) -> bool:
@@ -119,11 +122,23 @@ FORMATS = {
         _turbo("turboquant_4bit_nc", 4, 4),
         _turbo("turboquant_k3v4_nc", 3, 4),
         _turbo("turboquant_3bit_nc", 3, 3),
+        CacheFormat(
+            "fp8_ds_mla",
+            Vector(8, 128, 4),
+            Vector(16),
+            "fp8 latents and indexer keys with a fp32 scale for each 128 elements; rotary keys in bf16",
+            latent=True,
+        ),
     )
 }
 """Formats with scales, under their names in llama.cpp (`--cache-type-k`: ggml-common.h) and vLLM (`--kv-cache-dtype`:
-vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/quantization/turboquant/config.py).
+vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/quantization/turboquant/config.py; of `fp8_ds_mla`, 656 bytes
+per token and layer and 132 of the indexer, vllm/v1/attention/backends/mla/flashmla_sparse.py). SGLang stores
+DeepSeek-V3.2 in `fp8_ds_mla` too.
 """
+
+LATENT_KINDS = ("latent_attention", "indexer")
+"""The kinds of caches that a format of latents stores."""
 
 _SPELLED = {"f16": "float16", "f32": "float32", "fp8_e4m3": "float8", "fp8_e5m2": "float8", "int8kv": "int8"}
 
@@ -162,6 +177,12 @@ def cache_bits_in(stored: CacheFormat) -> Cost:
             return 0
         if isinstance(op, State):
             return use.cache_bits(STATE_BITS)
+        if stored.latent and getattr(op, "kind", "") not in LATENT_KINDS:
+            kind = getattr(op, "kind", "cache").replace("_", " ")
+            raise InputError(
+                f"{stored.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a number "
+                "format such as fp8, or blocks such as q8_0"
+            )
         if isinstance(op, KVCache) and not (stored.of_heads and op.kind == "latent_attention"):
             return exact_div(use.cache_bits(1), op.width) * stored.bits_per_token(op.vectors)
         if stored.of_heads:

@@ -1,6 +1,7 @@
-"""The memory required: weights and cache in inference; weights, gradients and optimizer states in training.
+"""What stays in memory between passes, in closed form: weights and cache in inference; weights, gradients and optimizer
+states in training.
 
-Every counted kind of memory is one entry of `MemoryUse.parts`. `NOT_COUNTED` lists the kinds that are not counted.
+Every kind is one entry of `MemoryUse.parts`. What a pass itself takes, such as activations, is in `device`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from ..algebra import Number, add
+from ..algebra import Number, add, ceil_div
 from ..errors import InputError
 from ..hardware import Hardware
 from ..model import ModelSpec
@@ -18,14 +19,15 @@ from ..run.given import one_of
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
+from .adapters import LowRank, low_rank
 from .cache import cache_bits_of
 from .cache_formats import cache_format
-from .limits import longest_sequence, usual_context
-from .optimizers import OptimizerState, bytes_of, optimizer_state
+from .limits import longest_sequence, usual_context, usual_sequence
+from .optimizers import ALIASES, Held, OptimizerState, bytes_of, elements_of, held_tensors, optimizer_state
 from .params import ParameterCount
 from .quantization import QuantizedSize, Scheme, quantized, scheme_named, scheme_of_config
 
-MemoryPhase: TypeAlias = Literal["inference", "training"]
+MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
 MasterWeights: TypeAlias = Literal["fp32", "none"]
 
 Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
@@ -43,27 +45,18 @@ autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
 """
 
 
-NOT_COUNTED = (
-    "activations",
-    "temporary workspaces",
-    "parallelism (TP, PP, FSDP): everything is assumed on one device",
-    "CUDA context and other runtime overhead",
-    "allocator fragmentation",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """The settings of a memory estimate. None means the default. A setting of the other phase is an error.
 
-    phase: inference or training.
+    phase: training; prefill, decode or inference, in which the same stays between passes.
     dtype: number format of the weights; default the published format in inference, that of the precision in training.
         With a quantization scheme it is the format of the unconverted tensors.
 
     Inference:
     batch: number of sequences; default 1.
     seq: tokens per sequence in the cache; default `usual_context`.
-    kv_dtype: format of the cache; default bf16.
+    kv_dtype: format of the cache; default bf16 in inference, else that of the activations.
     quantize: quantization scheme of the weights; default the config's scheme if dtype is None, `none` for no scheme.
 
     Training:
@@ -74,6 +67,10 @@ class Setup:
     optimizer_dtype: number format of the optimizer states; default the format of the weights being updated, which are
         the master weights if there are any.
     momentum: whether sgd has a momentum buffer; default False.
+    lora_rank: rank of low-rank adapters, which are trained in the place of the weights; default no adapters.
+    lora_targets: names of the linear layers that have one, or `all-linear`; default `q_proj` and `v_proj`.
+    lora_dtype: number format of the adapters; default fp32, as PEFT keeps them.
+    base: how the frozen matrices of the layers are stored, as in `run.low_rank`; default `none`.
     """
 
     phase: MemoryPhase = "inference"
@@ -88,9 +85,14 @@ class Setup:
     optimizer_dtype: str | None = None
     momentum: bool | None = None
     quantize: str | None = None
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] | None = None
+    lora_dtype: str | None = None
+    base: str | None = None
 
 
-_INFERENCE_ONLY = {"batch": "--batch", "seq": "--seq", "kv_dtype": "--kv-dtype"}
+_INFERENCE_ONLY = {"quantize": "--quantize", "kv_dtype": "--kv-dtype"}
+_ADAPTERS_ONLY = {"lora_targets": "--lora-targets", "lora_dtype": "--lora-dtype", "base": "--base"}
 _TRAINING_ONLY = {
     "precision": "--precision",
     "grad_dtype": "--grad-dtype",
@@ -98,7 +100,12 @@ _TRAINING_ONLY = {
     "optimizer": "--optimizer",
     "optimizer_dtype": "--optimizer-dtype",
     "momentum": "--momentum",
+    "lora_rank": "--lora-rank",
+    **_ADAPTERS_ONLY,
 }
+
+DEFAULT_TARGETS = ("q_proj", "v_proj")
+"""Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,13 @@ class MemoryUse:
     """The memory required by one copy of a model, in bytes.
 
     count: the parameters.
-    phase: inference or training.
+    phase: training, prefill, decode or inference.
     dtype: number format of the weights; with `quantized`, of the unconverted tensors.
     workload: the sequences in the cache.
     kv_dtype: format of the cache; empty without a cache.
     grad_dtype, has_master, optimizer, precision: set in training only.
     quantized: bytes of the weights under a quantization scheme; None without one.
+    adapters: what is trained in the place of the weights, in `adapter_dtype`; None if the weights are.
     """
 
     count: ParameterCount
@@ -124,16 +132,38 @@ class MemoryUse:
     optimizer: OptimizerState | None = None
     quantized: QuantizedSize | None = None
     precision: str = ""
+    adapters: LowRank | None = None
+    adapter_dtype: str = ""
 
     @property
     def weights(self) -> Number:
-        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once."""
-        return bytes_of(self.count.total, self.dtype) if self.quantized is None else self.quantized.total
+        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once.
+
+        With adapters, of the frozen weights as they are stored, and of the adapters.
+        """
+        if self.quantized is not None:
+            return self.quantized.total
+        if self.adapters is None:
+            return bytes_of(self.count.total, self.dtype)
+        narrow, stored = self.adapters.narrowed(self.count.tree, self.count.include)
+        return bytes_of(self.count.total - narrow, self.dtype) + stored + bytes_of(self.trained, self.adapter_dtype)
+
+    @property
+    def trained(self) -> Number:
+        """The number of trained parameters: all, or those of the adapters; 0 in inference."""
+        if self.phase != "training":
+            return 0
+        return self.count.total if self.adapters is None else elements_of(self._held)
+
+    @property
+    def _held(self) -> list[Held]:
+        assert self.adapters is not None
+        return self.adapters.tensors(self.count.tree, self.count.include)
 
     @property
     def gradients(self) -> Number:
-        """Bytes of the gradients, one per parameter; 0 in inference."""
-        return bytes_of(self.count.total, self.grad_dtype) if self.grad_dtype else 0
+        """Bytes of the gradients, one per trained parameter; 0 in inference."""
+        return bytes_of(self.trained, self.grad_dtype) if self.grad_dtype else 0
 
     @property
     def master_weights(self) -> Number:
@@ -146,8 +176,15 @@ class MemoryUse:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of keys, values and recurrent states after `seq` tokens per sequence, with the included parts."""
-        return self._cache(self.workload)
+        """Bytes of keys, values and recurrent states after the pass, with the included parts.
+
+        There are `seq` tokens per sequence, after a decoding step one more.
+        """
+        return self._cache(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
+
+    def paged(self, block: int, tokens: Number) -> Number:
+        """Bytes of a cache of that many tokens per sequence in whole blocks of `block` tokens."""
+        return self._cache(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
     def full_context(self) -> Number:
@@ -183,23 +220,16 @@ class MemoryUse:
         return total
 
     @property
-    def _counted_by(self) -> str:
-        return " (--quantize counts them)" if self.phase == "inference" else ""
-
-    @property
     def not_counted(self) -> list[str]:
-        """Memory that is used but not included in any part."""
-        found = list(NOT_COUNTED)
-        if self.count.buffers:
-            found.append(f"buffers: {self.count.buffers:,} elements")
-        found += [
+        """What is not included in any part: optional parts of the model, and scales of narrow weights."""
+        found = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
         ]
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
+            counted_by = " (--quantize counts them)" if self.phase != "training" else ""
             found.append(
-                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format"
-                + self._counted_by
+                f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{counted_by}"
             )
         return found
 
@@ -207,8 +237,8 @@ class MemoryUse:
 Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 TIGHT = 0.9
-"""Share of an accelerator's memory above which the verdict is `tight`: the rest has to hold activations, workspaces,
-the runtime and allocator fragmentation. The runtime alone takes 0.5 to 1 GiB of a GPU.
+"""Share of an accelerator's memory above which the verdict is `tight`: free blocks of the allocator and the context of
+the runtime are estimates.
 """
 
 
@@ -244,13 +274,12 @@ class Fit:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the counted memory fits; activations and other uncounted memory are not included."""
+        """Whether the bytes required fit."""
         return "no" if self.left_bytes < 0 else "tight" if self.share > TIGHT else "fits"
 
 
-def fits(use: MemoryUse, hardware: Iterable[Hardware]) -> list[Fit]:
-    """Whether the memory required fits on each accelerator alone, smallest memory first."""
-    needed = use.total_bytes
+def fits(needed: int, hardware: Iterable[Hardware]) -> list[Fit]:
+    """Whether that many bytes fit on each accelerator alone, smallest memory first."""
     return sorted((Fit(one, needed) for one in hardware), key=lambda fit: (fit.capacity, fit.hardware.name))
 
 
@@ -271,7 +300,9 @@ def memory(
     """
     setup = replace(setup, phase=one_of("--phase", setup.phase, MemoryPhase))
     count = ParameterCount(spec, spec.tree(), include)
-    return _inference(spec, count, setup, published, config) if setup.phase == "inference" else _training(count, setup)
+    if setup.phase == "training":
+        return _training(spec, count, setup)
+    return _inference(spec, count, setup, published, config)
 
 
 def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
@@ -283,21 +314,22 @@ def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
 def _inference(
     spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None
 ) -> MemoryUse:
-    _refuse(setup, _TRAINING_ONLY, "inference keeps no gradients and no optimizer state; expected --phase training")
+    _refuse(
+        setup, _TRAINING_ONLY, f"{setup.phase} keeps no gradients and no optimizer state; expected training"
+    )
     weights, stored = dtype(setup.dtype or published), None
     scheme = _scheme(setup, config)
     if scheme is not None:
         weights = _wide(setup, published)
         stored = quantized(spec, scheme, weights, count.include)
-    if spec.kind == "encoder":
-        _refuse(setup, _INFERENCE_ONLY, "an encoder-only model keeps no cache, and activations are not counted")
-        return MemoryUse(count, "inference", weights, Workload(), quantized=stored)
     batch = 1 if setup.batch is None else setup.batch
-    seq = usual_context(spec) if setup.seq is None else setup.seq
-    cache = cache_format(setup.kv_dtype or "bfloat16").name
-    return MemoryUse(
-        count, "inference", weights, Workload(batch, seq, phase="prefill"), kv_dtype=cache, quantized=stored
-    )
+    workload = Workload(batch, usual_context(spec) if setup.seq is None else setup.seq, phase="prefill")
+    if spec.kind == "encoder":
+        _refuse(setup, {"kv_dtype": "--kv-dtype"}, "an encoder-only model keeps no cache")
+        return MemoryUse(count, setup.phase, weights, workload, quantized=stored)
+    usual = weights if setup.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
+    cache = cache_format(setup.kv_dtype or usual).name
+    return MemoryUse(count, setup.phase, weights, workload, kv_dtype=cache, quantized=stored)
 
 
 def _scheme(setup: Setup, config: Mapping[str, Any] | None) -> Scheme | None:
@@ -319,13 +351,13 @@ def _wide(setup: Setup, published: str) -> str:
     return dtype(setup.dtype)
 
 
-def _training(count: ParameterCount, setup: Setup) -> MemoryUse:
-    _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --phase inference")
-    _refuse(
-        setup,
-        _INFERENCE_ONLY,
-        "training keeps no KV cache, and activations are not counted; expected --phase inference",
-    )
+def _training(spec: ModelSpec, count: ParameterCount, setup: Setup) -> MemoryUse:
+    _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --base nf4 --lora-rank")
+    _refuse(setup, {"kv_dtype": "--kv-dtype"}, "training keeps no KV cache; expected --phase inference")
+    batch = 1 if setup.batch is None else setup.batch
+    workload = Workload(batch, usual_sequence(spec) if setup.seq is None else setup.seq, phase="training")
+    if setup.lora_rank is None:
+        _refuse(setup, _ADAPTERS_ONLY, "it describes low-rank adapters; expected --lora-rank too")
     precision = setup.precision or "bf16-master"
     one_of("--precision", precision, Precision)
     trained, copied = PRECISIONS[cast(Precision, precision)]
@@ -336,26 +368,44 @@ def _training(count: ParameterCount, setup: Setup) -> MemoryUse:
     if master == "fp32" and DTYPE_BITS[weights] >= 32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weights)} already; expected none")
     name = setup.optimizer or "adamw"
+    name = ALIASES.get(name, name)
     if setup.momentum is not None and name != "sgd":
         raise InputError(f"--momentum: for --optimizer sgd, not {name}")
-    if setup.optimizer_dtype is not None and (name == "adam8bit" or (name == "sgd" and not setup.momentum)):
+    if setup.optimizer_dtype is not None and (name == "adamw-8bit" or (name == "sgd" and not setup.momentum)):
         what = (
-            "its states are 8-bit, with fp32 scales" if name == "adam8bit" else "without --momentum it keeps no state"
+            "its states are 8-bit, with fp32 scales" if name == "adamw-8bit" else "without --momentum it keeps no state"
         )
         raise InputError(f"--optimizer-dtype: not for --optimizer {name}: {what}")
     states = _float(setup.optimizer_dtype, "--optimizer-dtype", "float32" if master == "fp32" else weights)
-    state = optimizer_state(count.tree, name, states, bool(setup.momentum), count.include)
-    gradients = _float(setup.grad_dtype, "--grad-dtype", weights)
+    adapters, adapter_dtype = _adapters(setup, count)
+    if adapters is not None:
+        _refuse(setup, {"master_weights": "--master-weights"}, "adapters are trained in a format of their own")
+        master = "none"
+        states = _float(setup.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    held = held_tensors(count.tree, count.include) if adapters is None else adapters.tensors(count.tree, count.include)
+    state = optimizer_state(held, name, states, bool(setup.momentum))
+    gradients = _float(setup.grad_dtype, "--grad-dtype", adapter_dtype or weights)
     return MemoryUse(
         count,
         "training",
         weights,
-        Workload(),
+        workload,
         grad_dtype=gradients,
         has_master=master == "fp32",
         optimizer=state,
         precision=_said(setup, weights, master),
+        adapters=adapters,
+        adapter_dtype=adapter_dtype,
     )
+
+
+def _adapters(setup: Setup, count: ParameterCount) -> tuple[LowRank | None, str]:
+    """The adapters and their number format; None and an empty name without them."""
+    if setup.lora_rank is None:
+        return None, ""
+    targets = DEFAULT_TARGETS if setup.lora_targets is None else setup.lora_targets
+    found = low_rank(count.tree, setup.lora_rank, targets, setup.base or "none", count.include)
+    return found, _float(setup.lora_dtype, "--lora-dtype", "float32")
 
 
 def _said(setup: Setup, weights: str, master: str) -> str:

@@ -282,6 +282,10 @@ class CachingAllocator(Device):
         self._segments: dict[int, Block] = {}  # address of a segment -> its first block
         self._next_address = 0
 
+    def like_new(self) -> CachingAllocator:
+        """An empty one with the same options."""
+        return CachingAllocator(self.expandable_segments)
+
     def allocate(self, bytes: int, stream: int = 0) -> Handle:
         if bytes <= 0:
             if bytes < 0:

@@ -41,6 +41,14 @@ class Loop:
         """Whether a place is a layer of this stack, or in one."""
         return place.path == self.path or place.path.startswith(f"{self.path}.")
 
+    def is_second(self, place: Place) -> bool:
+        """Whether a place is in the second repeat of the pattern."""
+        return self.holds(place) and self.before + self.period <= place.turn < self.before + 2 * self.period
+
+    def further(self, place: Place, repeats: int) -> Place:
+        """The same module, that many repeats of the pattern further up."""
+        return Place(place.phase, place.turn + repeats * self.period, place.path)
+
     @property
     def folds(self) -> bool:
         """Whether two runs of a few repeats are shorter than one of all."""
@@ -73,21 +81,29 @@ def _stacks(scope: Scope, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 
 
 def folded(run: Callable[[Mapping[int, int]], Replayed], stacks: list[Loop]) -> Replayed:
-    """What a run of all layers finds, from runs of a few. run: repeats of each stack's pattern → what it finds."""
+    """What a run of all layers finds, from runs of a few, but for what an allocator counts: that is not linear.
+
+    run: repeats of each stack's pattern → what it finds.
+    """
     few = {i: FEW for i, loop in enumerate(stacks) if loop.folds}
     base = run(few)
-    found = Replayed(base.set_up, base.after, base.reserved, {place: _copy(peak) for place, peak in base.peaks.items()})
+    found = Replayed(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
+    slopes: dict[Place, int] = {}
+    last: dict[Place, Peak] = {}
     for i in few:
         more = run({**few, i: FEW + 1})
         times = stacks[i].repeats - FEW
         found.set_up += times * (more.set_up - base.set_up)
         found.after += times * (more.after - base.after)
-        found.reserved += times * (more.reserved - base.reserved)
         for place, peak in found.peaks.items():
             _grow(peak, base.peaks[place], more.peaks[_moved(place, stacks[i], 1)], times)
-    return Replayed(
-        found.set_up, found.after, found.reserved, {_placed(place, stacks): p for place, p in found.peaks.items()}
-    )
+        for place in [place for place in found.peaks if stacks[i].is_second(place)]:
+            here, above = more.peaks[place], more.peaks[stacks[i].further(place, 1)]
+            slopes[place] = above.bytes - here.bytes
+            last[stacks[i].further(place, stacks[i].repeats - FEW)] = peak = _copy(found.peaks[place])
+            _grow(peak, here, above, stacks[i].repeats - FEW)
+    peaks = {_placed(place, stacks): peak for place, peak in found.peaks.items()}
+    return Replayed(found.set_up, found.after, peaks=peaks | last, slopes=slopes)
 
 
 def _copy(peak: Peak) -> Peak:
@@ -106,7 +122,7 @@ def _moved(place: Place, loop: Loop, by: int) -> Place:
     """The same distance from the first layers, or from the last, with `by` more repeats between."""
     if not loop.holds(place) or place.turn < loop.before + (FEW - 1) * loop.period:
         return place
-    return Place(place.phase, place.turn + by * loop.period, place.path)
+    return loop.further(place, by)
 
 
 def _placed(place: Place, stacks: list[Loop]) -> Place:
@@ -115,3 +131,34 @@ def _placed(place: Place, stacks: list[Loop]) -> Place:
         if loop.folds:
             place = _moved(place, loop, loop.repeats - FEW)
     return place
+
+
+def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[Place, int]]:
+    """Every place of the whole model with the most bytes there, in the order in which a pass runs."""
+    points: list[tuple[Place, int]] = []
+    block: list[tuple[Place, int]] = []
+    inside: Loop | None = None
+
+    def flush() -> None:
+        if inside is None:
+            return
+        turns = range(inside.repeats - FEW + 1)
+        for k in reversed(turns) if block[0][0].phase == "backward" else turns:
+            for place, bytes in block:
+                points.append((inside.further(place, k), bytes + k * found.slopes.get(place, 0)))
+        block.clear()
+
+    ends = {loop.further(place, loop.repeats - FEW) for place in found.slopes for loop in stacks if loop.holds(place)}
+    for place, peak in found.peaks.items():
+        if place in ends:
+            continue
+        loop = next((loop for loop in stacks if loop.folds and loop.is_second(place)), None)
+        if loop is not inside or (block and block[0][0].phase != place.phase):
+            flush()
+            inside = loop
+        if loop is None:
+            points.append((place, peak.bytes))
+        else:
+            block.append((place, peak.bytes))
+    flush()
+    return points

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ..algebra import ceil_div
-from ..costs.optimizers import BLOCK, LEAST_8BIT
+from ..costs.optimizers import ALIASES, BLOCK, LEAST_8BIT
 from ..errors import InputError
 from ..kernels.aten import Aten
 from ..kernels.autograd import Graph
@@ -42,7 +42,8 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
 implementation is that of AdamW, which updates all other tensors.
 """
 
-ALIASES = {"adam8bit": "adamw-8bit"}
+ONE_INTERMEDIATE = (2, 1)
+"""The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
 
 MAP_ENTRIES = 256
 """Entries of a code map of 8-bit states: one fp32 value per code."""
@@ -58,8 +59,7 @@ ITERATIONS = 5
 class Trained:
     """A parameter that an optimizer updates.
 
-    tensor: the parameter. matrix: whether it is a weight matrix inside the layers, which Muon updates if it has two
-        axes; torch's Muon refuses stacked matrices, which AdamW updates.
+    tensor: the parameter. matrix: whether Muon updates it (`costs.optimizers.Held.by_muon`).
     gradient: its gradient; None if it has none, and then a step leaves the parameter as it is.
     states: what the optimizer keeps for it, empty before its first step. Tensors that all parameters share are in the
         states of the first that needs them.
@@ -91,12 +91,17 @@ def step(
     trained: Sequence[Trained],
     implementation: Implementation | None = None,
     momentum: bool = False,
+    dtype: Dtype | None = None,
+    torch: str = "",
 ) -> None:
     """Allocates and frees what one step of an optimizer does; at the first step its states are made, and stay.
 
     name: one of `IMPLEMENTATIONS`, or an alias. trained: all parameters, in the model's order.
     implementation: how the library runs the step; by default the first of `implementations(name)`.
     momentum: whether sgd has momentum; the others have no such choice. Default False.
+    dtype: the type of the states; None (default) for that of the tensors, or of their gradients, as in torch. States
+        of 8 bits have their own.
+    torch: the version of torch, such as `2.0`; by default the newest.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     known = implementations(name)
@@ -107,23 +112,25 @@ def step(
     with graph.no_grad():
         match ALIASES.get(name, name):
             case "adamw":
-                _adamw(Aten(graph), ready, chosen)
+                _adamw(Aten(graph), ready, chosen, dtype, before(torch, ONE_INTERMEDIATE))
             case "sgd":
-                _sgd(Aten(graph), ready, chosen, momentum)
+                _sgd(Aten(graph), ready, chosen, momentum, dtype)
             case "adafactor":
-                _adafactor(Aten(graph), ready, chosen)
+                _adafactor(Aten(graph), ready, chosen, dtype)
             case "muon":
-                _muon(Aten(graph), [one for one in ready if _by_muon(one)])
-                _adamw(Aten(graph), [one for one in ready if not _by_muon(one)], chosen)
+                _muon(Aten(graph), [one for one in ready if one.matrix], dtype)
+                others = [one for one in ready if not one.matrix]
+                _adamw(Aten(graph), others, chosen, dtype, before(torch, ONE_INTERMEDIATE))
             case "adamw-8bit":
                 _adamw_8bit(Aten(graph), ready, any(len(one.states) == WITH_MAPS for one in trained))
 
 
-def _by_muon(one: Trained) -> bool:
-    return one.matrix and len(one.tensor.shape) == 2
-
-
 # What the functions below share
+
+
+def before(version: str, other: tuple[int, ...]) -> bool:
+    """Whether a version, such as `2.0.1`, is older than another; an empty one is the newest."""
+    return bool(version) and tuple(map(int, version.split("."))) < other
 
 
 def _written(target: object, *read: object) -> None:
@@ -144,26 +151,35 @@ def _by_dtype(trained: Sequence[Trained]) -> list[list[Trained]]:
 # AdamW (torch/optim/adam.py)
 
 
-def _adamw(t: Aten, trained: Sequence[Trained], implementation: Implementation) -> None:
-    """`Adam.step`. The step count of a tensor is on the host, except for fused; exp_avg_sq is the last state."""
+def _adamw(
+    t: Aten, trained: Sequence[Trained], implementation: Implementation, dtype: Dtype | None, older: bool
+) -> None:
+    """`Adam.step`. The step count of a tensor is on the host, except for fused; exp_avg_sq is the last state.
+
+    older: whether torch is older than 2.1.
+    """
     for one in trained:
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
                 if implementation == "fused":
                     one.states.append(t.new((), FLOAT32))  # step
-                one.states.append(t.like(one.tensor))  # exp_avg
-                one.states.append(t.like(one.tensor))  # exp_avg_sq
+                one.states.append(t.like(one.tensor, dtype=dtype))  # exp_avg
+                one.states.append(t.like(one.tensor, dtype=dtype))  # exp_avg_sq
     if implementation == "foreach":
-        _multi_tensor_adam(t, trained)
+        _multi_tensor_adam(t, trained, older)
     elif implementation == "loop":
         _single_tensor_adam(t, trained)
 
 
-def _multi_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
-    """Every denominator of a group at once; those of the group before are still named while they are made."""
+def _multi_tensor_adam(t: Aten, trained: Sequence[Trained], older: bool) -> None:
+    """Every denominator of a group at once; those of the group before are still named while they are made.
+
+    older: whether denominators are a second copy beside the square roots, as before torch 2.1 (pytorch#104898).
+    """
     for group in _by_dtype(trained):
         exp_avg_sq_sqrt = [t.like(one.states[-1]) for one in group]
-        _written(group, exp_avg_sq_sqrt)
+        denom = [t.like(root) for root in exp_avg_sq_sqrt] if older else exp_avg_sq_sqrt
+        _written(group, denom)
 
 
 def _single_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
@@ -176,7 +192,9 @@ def _single_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
 # SGD (torch/optim/sgd.py)
 
 
-def _sgd(t: Aten, trained: Sequence[Trained], implementation: Implementation, momentum: bool) -> None:
+def _sgd(
+    t: Aten, trained: Sequence[Trained], implementation: Implementation, momentum: bool, dtype: Dtype | None
+) -> None:
     """`SGD.step` without weight decay: momentum buffers are the first gradients' copies, and nothing else is made.
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
@@ -187,22 +205,22 @@ def _sgd(t: Aten, trained: Sequence[Trained], implementation: Implementation, mo
             for one in group:
                 if not one.states:
                     with counted_as(t.graph.meter, "optimizer"):
-                        one.states.append(t.like(one.grad))  # momentum_buffer
+                        one.states.append(t.like(one.grad, dtype=dtype))  # momentum_buffer
 
 
 # Adafactor (torch/optim/_adafactor.py)
 
 
-def _adafactor(t: Aten, trained: Sequence[Trained], implementation: Implementation) -> None:
+def _adafactor(t: Aten, trained: Sequence[Trained], implementation: Implementation, dtype: Dtype | None) -> None:
     """`Adafactor.step`. The step count of a tensor is on the host."""
     for one in trained:
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
                 if _is_factored(one):
-                    one.states.append(_reduced(t, one.grad, -1))  # row_var
-                    one.states.append(_reduced(t, one.grad, -2))  # col_var
+                    one.states.append(_reduced(t, one.grad, -1, dtype))  # row_var
+                    one.states.append(_reduced(t, one.grad, -2, dtype))  # col_var
                 else:
-                    one.states.append(t.like(one.grad))  # variance
+                    one.states.append(t.like(one.grad, dtype=dtype))  # variance
     if implementation == "foreach":
         _multi_tensor_adafactor(t, trained)
     else:
@@ -214,11 +232,11 @@ def _is_factored(one: Trained) -> bool:
     return len(one.grad.shape) > 1
 
 
-def _reduced(t: Aten, x: Tensor, axis: int) -> Tensor:
+def _reduced(t: Aten, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
     """One value per index of the other axes; the axis stays, with one element."""
     shape = list(x.shape)
     shape[axis] = 1
-    return t.new(tuple(shape), x.dtype)
+    return t.new(tuple(shape), dtype or x.dtype)
 
 
 def _norm(t: Aten, x: Tensor) -> None:
@@ -289,12 +307,12 @@ def _by_dtype_and_factors(trained: Sequence[Trained]) -> list[list[Trained]]:
 # Muon (torch/optim/_muon.py)
 
 
-def _muon(t: Aten, trained: Sequence[Trained]) -> None:
+def _muon(t: Aten, trained: Sequence[Trained], dtype: Dtype | None) -> None:
     """`Muon.step`, with Nesterov momentum."""
     for one in trained:
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
-                one.states.append(t.like(one.grad))  # momentum_buffer
+                one.states.append(t.like(one.grad, dtype=dtype))  # momentum_buffer
     for one in trained:
         update = t.like(one.grad, one.states[0])
         update = _zeropower_via_newtonschulz(t, update)

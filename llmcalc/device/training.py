@@ -6,17 +6,21 @@ first step left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from ..costs.optimizers import held_tensors
 from ..flow.record import Flow
 from ..kernels.adapters import Adapters
 from ..kernels.autograd import Graph, backward
 from ..kernels.choices import EAGER, Choices
-from ..kernels.lowering import NONE, Recompute
+from ..kernels.lowering import Path
 from ..kernels.meter import Device, Meter, Peak, Place
+from ..kernels.offload import Offload
 from ..kernels.profiles.eager import Eager
-from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Storage, Tensor, counted_as, empty
+from ..kernels.recompute import NONE, Recompute
+from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..model import ModelSpec
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
@@ -43,6 +47,13 @@ class Training:
     include: the names of the optional parts that are trained too (`llmcalc.optional`), none by default.
     recompute: what runs again in the backward pass, nothing by default.
     keeps_gradients: whether gradients are set to zero after a step instead of being freed, false by default.
+    optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete, and the gradient freed;
+        false by default. It takes one micro-batch per step.
+    torch: the version of torch whose optimizer steps run, such as `2.0`; by default the newest.
+    offload: whether what the layers save waits on the host for the backward pass; false by default.
+    state_dtype: the type of the optimizer's states; None (default) for that of the tensors which it updates.
+    gradient_dtype: the type of sums of gradients that are kept between steps, to which each gradient is added as soon
+        as it is complete; None (default) if each tensor keeps its gradient itself.
     """
 
     batch: int = 1
@@ -60,6 +71,11 @@ class Training:
     adapters: Adapters | None = None
     include: frozenset[str] = frozenset()
     keeps_gradients: bool = False
+    optimizer_in_backward: bool = False
+    torch: str = ""
+    offload: bool = False
+    state_dtype: Dtype | None = None
+    gradient_dtype: Dtype | None = None
 
 
 @dataclass
@@ -67,13 +83,27 @@ class Replayed:
     """What a replay of two steps found, in bytes.
 
     set_up: after set-up. peaks: place → the most in the second step, and in the first step of the optimizer.
-    after: after the second step. reserved: the most that the allocator reserved.
+    after: after the second step.
+    reserved: the most that the allocator reserved. slop: how many more bytes its blocks have than tensors ask for, at
+        the most of each; slop_after: after the second step. All 0 without an allocator.
+    slopes: of a run of few layers that stands for many, a place in the second repeat of a stack's pattern → how much
+        more every further repeat has there, up to the one before the last.
     """
 
     set_up: int = 0
     after: int = 0
     reserved: int = 0
+    slop: int = 0
+    slop_after: int = 0
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
+    slopes: Mapping[Place, int] = field(default_factory=dict)
+
+    def read(self, device: Device | None) -> None:
+        """Takes what an allocator counted."""
+        if device is not None:
+            self.reserved = device.peak_reserved
+            self.slop = device.peak_allocated - device.peak_requested
+            self.slop_after = device.allocated - device.requested
 
     @property
     def peak(self) -> tuple[Place, Peak]:
@@ -116,6 +146,7 @@ class TrainingRun:
         self.lowering.run_only = dict(layers or {})
         self.labels: Tensor | None = None
         self.trained: list[Trained] = []
+        self.copies: list[Tensor] = []
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -123,21 +154,40 @@ class TrainingRun:
         """Makes the parameters in the order in which the program uses them, and what training keeps beside them."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
-        with counted_as(self.meter, "weights"):
+        with counted_as(self.meter, "optimizer"):
             for key, weight in self.lowering.parameters:
-                updated = empty(self.meter, weight.shape, FLOAT32) if self.how.master else weight
-                self.trained.append(Trained(updated, matrix=self._is_matrix(key, weight)))
+                self.trained.append(Trained(self._updated(weight), matrix=self._is_matrix(key)))
+            self.copies = [self._updated(weight) for weight in self.lowering.unused if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
+        self.sums: list[Tensor] = []
+        if self.how.gradient_dtype is not None:
+            self.graph.keeps_gradients = False
+            with counted_as(self.meter, "gradients"):
+                self.sums = [empty(self.meter, weight.shape, self.how.gradient_dtype) for weight in self.parameters]
 
-    def _is_matrix(self, key: object, weight: Tensor) -> bool:
-        """Whether a parameter is a weight matrix of a layer, which Muon updates."""
-        return len(weight.shape) == 2 and isinstance(key, tuple) and any(type(part) is int for part in key)
+    def _updated(self, weight: Tensor) -> Tensor:
+        """What the optimizer updates in the place of a weight: its copy in fp32, if there are master weights."""
+        copied = self.how.master and weight.dtype is not FLOAT32
+        return empty(self.meter, weight.shape, FLOAT32) if copied else weight
+
+    @cached_property
+    def _by_muon(self) -> frozenset[str]:
+        """The paths of the weights that Muon updates, without indices."""
+        held = held_tensors(self.program.node(), self.how.include)
+        return frozenset(f"{one.path}.weight" for one in held if one.by_muon)
+
+    def _is_matrix(self, key: Path) -> bool:
+        """Whether Muon updates the parameter of that path: the matrix of a linear layer, or of an adapter beside it."""
+        if self.how.adapters is not None:
+            return not str(key[-1]).endswith("modules_to_save.weight")
+        return ".".join(part.strip(".") for part in key if type(part) is str and part) in self._by_muon
 
     def step(self) -> None:
         """Runs one step over all micro-batches."""
         for _ in range(self.how.microbatches):
             self.forward_and_backward()
-        self.update()
+        if not self.how.optimizer_in_backward:
+            self.update()
         self.zero_grad()
 
     def forward_and_backward(self) -> None:
@@ -146,7 +196,9 @@ class TrainingRun:
         with counted_as(self.meter, "activations"):
             self._batch()
         self.graph.autocast = BFLOAT16 if self.how.autocast else None
+        self.graph.away = Offload(self.graph).pack if self.how.offload else None
         logits = self.lowering.run(self.program)
+        self.graph.away = None
         self.meter.place = Place("forward", path="loss")
         loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
         del logits
@@ -155,7 +207,9 @@ class TrainingRun:
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
+        self.graph.completed = self._update_one if self.how.optimizer_in_backward else None
         backward(self.graph, loss, seed)
+        self.lowering.logits = []
 
     def _take_workspace(self, threads: int) -> None:
         """The workspace of a thread that has none yet."""
@@ -176,17 +230,43 @@ class TrainingRun:
             given[SOURCE] = ids
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
 
+    def _update_one(self, weight: Tensor) -> None:
+        """The optimizer's step of one parameter, whose gradient is freed (`register_post_accumulate_grad_hook`)."""
+        one = self._by_parameter.get(id(weight))
+        if one is None:
+            return
+        one.gradient = weight.grad
+        how = self.how
+        optimizer_step(
+            self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch
+        )
+        one.gradient = weight.grad = None
+
+    @cached_property
+    def _by_parameter(self) -> dict[int, Trained]:
+        return {id(weight): one for weight, one in zip(self.parameters, self.trained, strict=True)}
+
     def update(self) -> None:
         """The optimizer's step; with master weights, from fp32 copies of the gradients into the master weights."""
         self.meter.place = Place("step")
         copies: list[Tensor] = []
-        for one, weight in zip(self.trained, self.parameters, strict=True):
-            one.gradient = weight.grad
-            if self.how.master and weight.grad is not None:
-                one.gradient = self.graph.new(weight.shape, FLOAT32)
+        gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
+        for one, gradient in zip(self.trained, gradients, strict=True):
+            one.gradient = gradient
+            if self.how.master and gradient is not None and gradient.dtype is not FLOAT32:
+                one.gradient = self.graph.new(gradient.shape, FLOAT32)
                 copies.append(one.gradient)
+        del gradients
         with self.graph.no_grad():
-            optimizer_step(self.graph, self.how.optimizer, self.trained, self.how.implementation, self.how.momentum)
+            optimizer_step(
+                self.graph,
+                self.how.optimizer,
+                self.trained,
+                self.how.implementation,
+                self.how.momentum,
+                self.how.state_dtype,
+                self.how.torch,
+            )
         for one in self.trained:
             one.gradient = None
 
@@ -196,7 +276,7 @@ class TrainingRun:
         with counted_as(self.meter, "activations"):
             self._batch()
         with counted_as(self.meter, "gradients"):
-            for weight in self.parameters:
+            for weight in () if self.sums else self.parameters:
                 weight.grad = self.graph.new(weight.shape, weight.dtype)
         self.update()
         self.zero_grad()
@@ -219,7 +299,7 @@ def replay(
     run = TrainingRun(spec, how, device, layers, workspace)
     run.set_up()
     found = Replayed(set_up=run.meter.now)
-    if device is None:
+    if device is None and not how.optimizer_in_backward:
         run.first_update()
     else:  # the second step finds the free blocks that the first one leaves
         run.step()
@@ -229,9 +309,9 @@ def replay(
     run.step()
     run.meter.place = Place("after")
     step = Place("step")
-    if first[step].bytes > run.meter.peaks[step].bytes:
+    if step in first and first[step].bytes > run.meter.peaks[step].bytes:
         run.meter.peaks[step] = first[step]
     found.peaks = {place: peak for place, peak in run.meter.peaks.items() if place.phase in PHASES}
     found.after = run.meter.now
-    found.reserved = getattr(device, "peak_reserved", 0)
+    found.read(device)
     return found

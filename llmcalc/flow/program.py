@@ -54,7 +54,7 @@ class Scope:
 
     about: fields of its node.
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
-        the next one's input. For a branch of alternatives, `gives` is its output.
+        the next one's input. For a branch of alternatives, and for a part of its own, `gives` is its output.
     nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
     reads: the value that it is called with; None if it is not a part of its own.
     over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs are stacked.

@@ -102,8 +102,7 @@ class Flow:
         with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **which) as scope:
             scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
             made = part.flow(self, x, **more) if after is None else part.flow(self, x, after=after, **more)
-            if apart or after is not None:
-                scope.gives = made
+            scope.gives = made
             return made
 
     def layers(
@@ -220,7 +219,11 @@ class Flow:
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
-        self.record("hold", "", tuple(named.values()), names=tuple(named))
+        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=False)
+
+    def hold_outside(self, **named: Value) -> None:
+        """Like `hold`, for variables of the forward pass of the module around this one."""
+        self.record("hold", "", tuple(named.values()), names=tuple(named), outside=True)
 
     def keep(self, **named: Value) -> None:
         """What the forward pass keeps for all layers: each keeps its value until the pass ends."""
@@ -381,24 +384,45 @@ class Flow:
         return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **how)
 
     def vector(
-        self, name: str, *axes: Axis | Beside, heads: Axis | None = None, many: Number = None, **about: Any
+        self,
+        name: str,
+        *axes: Axis | Beside,
+        heads: Axis | None = None,
+        many: Number = None,
+        frozen: bool = False,
+        **about: Any,
     ) -> Value:
-        """A parameter that is added or multiplied elementwise. heads, many: `heads` and `rows` of `ops.Weight`."""
-        op = ops.Weight(self.n(axes), None if heads is None else heads.size, many)
+        """A parameter that is added or multiplied elementwise.
+
+        heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
+        """
+        op = ops.Weight(self.n(axes), None if heads is None else heads.size, many, frozen)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=about)
 
-    def padded(self, x: Value, more: Number) -> Value:
-        """x with `more` rows before its first: zeros, or cached rows of an earlier pass."""
-        return self.step("padded", "", (x,), Value(_with_more(x.rows, more), x.axes), more=more)
+    def padded(self, x: Value, more: Number, state: str) -> Value:
+        """x with `more` rows before its first: zeros, or those of an earlier pass.
 
-    def zeros(self, x: Value) -> Value:
-        """One row of zeros per sequence, with the axes of x."""
-        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True))
+        state: the name of the state that keeps them.
+        """
+        return self.step("padded", "", (x,), Value(_with_more(x.rows, more), x.axes), more=more, state=state)
 
-    def buffer(self, name: str, *axes: Axis | Beside, **about: Any) -> Value:
-        """A buffer that is stored in the checkpoint and not trained."""
+    def zeros(self, x: Value, state: str) -> Value:
+        """One row of zeros per sequence, with the axes of x; none where an earlier pass has kept the state of that
+        name.
+        """
+        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
+
+    def resumed(self, first: Value, state: str, index: int = 0) -> Value:
+        """The row before the first one: that of an earlier pass, or else `first`.
+
+        state: the name of the state that keeps it. index: which of the state's tensors it is.
+        """
+        return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
+
+    def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **about: Any) -> Value:
+        """A buffer that is stored in the checkpoint and not trained. indices: whether it holds integers."""
         value = Value(ONCE, axes, fixed=True)
-        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about)
+        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=about, indices=indices)
 
     # --- mixing rows -------------------------------------------------------------------------------------------------
 
@@ -482,14 +506,26 @@ class Flow:
         """Selects the `top_k` keys of each query with the highest scores, for this layer and those that share it."""
         self.record("select", "", (scores, k), top_k=top_k, causal=True)
 
-    def selected(self, q: Value, k: Value) -> Value:
-        """The mask of the keys that were selected last, in this layer or a lower one."""
-        return self.step("selected", "", (q, k), _pairs(q.rows, fixed=True, batched=True), causal=True)
+    def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
+        """The mask of the keys that were selected last, in this layer or a lower one, and the keys that are read:
+        where one token is decoded, only the selected ones.
+        """
+        made = _pairs(q.rows, fixed=True, batched=True), *map(_read_of, keys)
+        self.record("selected", "", (q, *keys), made, causal=True)
+        return made
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
         """The mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
         made = _pairs(scores.rows, *scores.axes, fixed=True, batched=True)
         return self.step("select_blocks", "", (scores, k), made, block=block, blocks=blocks)
+
+    def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
+        """The mask of `select_blocks` and the keys and values that are read: where one token is decoded, only those of
+        the selected blocks.
+        """
+        made = Value(mask.rows, mask.axes, fixed=True), *map(_read_of, keys)
+        self.record("only_selected", "", (mask, *keys), made, block=block, blocks=blocks)
+        return made
 
     def joint_softmax(
         self,
@@ -526,9 +562,17 @@ class Flow:
         """The mean over the rows of a window, weighted with a softmax of the gate, for each element."""
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
-    def keep_entries(self, op: Op, entries: Value, *rest: Value) -> None:
-        """Caches entries, and the rows that fill none yet."""
-        self.record("keep_entries", "cache", (entries, *rest), op=op)
+    def with_rest(self, *rows: Value) -> tuple[Value, ...]:
+        """Rows after those of earlier passes that fill no entry yet."""
+        made = tuple(value.seen(*value.axes) for value in rows)
+        self.record("with_rest", "", rows, made)
+        return made
+
+    def keep_entries(self, op: Op, entries: Value, *rest: Value) -> Value:
+        """Caches entries, and the rows that fill none yet. Returns all entries so far."""
+        made = entries.seen(*entries.axes)
+        self.record("keep_entries", "cache", (entries, *rest), (made,), op=op)
+        return made
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
         """The mask of the entries whose `rate` tokens are all before a query or are the query's own."""
@@ -539,9 +583,11 @@ class Flow:
         made = _pairs(weights.rows, fixed=True, batched=True)
         return self.step("choose_entries", "", (scores, weights, mask), made, top_k=top_k)
 
-    def among(self, mask: Value, chosen: Value) -> Value:
-        """The mask of the chosen entries."""
-        return self.step("among", "", (mask, chosen), Value(chosen.rows, (), fixed=True))
+    def among(self, mask: Value, chosen: Value, entries: Value) -> tuple[Value, Value]:
+        """The mask of the chosen entries, and the entries that are read: where one token is decoded, only those."""
+        made = Value(chosen.rows, (), fixed=True), entries.seen(*entries.axes)
+        self.record("among", "", (mask, chosen, entries), made)
+        return made
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
         """Which keys each query may attend to; equal layers share it."""
@@ -558,9 +604,19 @@ class Flow:
         self.record("cache", name, kept, seen, op=op, limit=limit)
         return seen
 
-    def state(self, name: str, *axes: Axis | Beside, kind: str = "recurrent_state", bits: Number = None) -> None:
-        """A state that is cached per sequence, of a size that does not depend on the number of rows."""
-        self.record("state", name, (), op=ops.State(self.n(axes), kind, bits))
+    def state(
+        self,
+        name: str,
+        *axes: Axis | Beside,
+        kind: str = "recurrent_state",
+        bits: Number = None,
+        last: tuple[Value, ...] = (),
+    ) -> None:
+        """A state that is cached per sequence, of a size that does not depend on the number of rows.
+
+        last: the values whose last row it is; none where a step that reads it keeps it.
+        """
+        self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
 
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
@@ -730,9 +786,11 @@ class Flow:
         """
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
-    def shift(self, x: Value) -> Value:
-        """The previous row of each row; before the first row, the cached row of an earlier pass or zeros."""
-        return self.step("shift", "", (x,), Value(x.rows, x.axes))
+    def shift(self, x: Value, state: str) -> Value:
+        """The previous row of each row; before the first row, that of an earlier pass, which the state of that name
+        keeps, or zeros.
+        """
+        return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
     def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
         """An elementwise recurrence along the rows, which is not a module. kind: which recurrence it is."""
@@ -767,6 +825,10 @@ class Flow:
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
         """A view of a part of x's first axis: of one index, if the axes have it no more, else of several."""
         return self.step("take", "", (x,), x.seen(*axes))
+
+    def flat(self, x: Value) -> Value:
+        """x with all of its axes as one: a copy where they are not stored in this order."""
+        return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
     def copies(self, x: Value, over: Axis) -> Value:
         """A view of x that repeats it along a further axis, the first."""
@@ -811,6 +873,13 @@ def _with_more(rows: Rows, more: Number) -> Rows:
     from ..run.derived import WithMore
 
     return WithMore(of=rows, more=more)
+
+
+def _read_of(keys: Value) -> Value:
+    """The keys or values, of which some may not be read."""
+    made = keys.seen(*keys.axes)
+    made.once = keys.once
+    return made
 
 
 def _pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:

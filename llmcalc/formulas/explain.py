@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import WITHOUT_FLOPS
-from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, together
+from .formulas import DEFAULT, Formula, Formulas, Found, Quantity, Setting, TrainingSetting, together
 
 Asked: TypeAlias = Literal["params", "flops", "kv", "all"]
 ANSWERS: dict[Asked, tuple[Quantity, ...]] = {
@@ -45,11 +45,15 @@ class Explanation:
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
     node: the requested node; None for the whole model.
+    training: for the formulas of activations, how the model is trained; None otherwise.
+    notes: what does not follow from the formulas themselves.
     """
 
     sections: Sequence[Section]
     formulas: Formulas
     node: str | None
+    training: TrainingSetting | None = None
+    notes: tuple[str, ...] = ()
 
 
 def explain(
@@ -67,11 +71,9 @@ def explain(
     formulas = Formulas(spec, setting, include)
     if spec.kind == "encoder" and asked == "kv":
         raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
-    kinds = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
-    if kinds > MOST_KINDS:
-        raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
+    check_kinds(spec)
     if node is None or node.lower() == "model":
-        sections = [_section(formulas, found, asked, depth) for depth, found in _components(formulas)]
+        sections = [_section(formulas, found, asked, depth) for depth, found in components(formulas)]
         sections = [replace(s, formulas=_shown(s.formulas)) for s in sections]
         sections.append(_section(formulas, formulas.root, asked))
         return Explanation([s for s in sections if s.formulas], formulas, None)
@@ -88,6 +90,13 @@ def explain(
     if not sections:
         raise InputError(f"--quantity {asked}: {node} keeps nothing between tokens; expected params or flops")
     return Explanation(sections, formulas, node)
+
+
+def check_kinds(spec: ModelSpec) -> None:
+    """Raises `InputError` for a model with too many kinds of layers."""
+    kinds = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
+    if kinds > MOST_KINDS:
+        raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
 
 
 def _shown(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
@@ -111,7 +120,7 @@ def _section(formulas: Formulas, found: Found, asked: Asked, depth: int = 0) -> 
     return Section((found,), tuple(made.values()), depth)
 
 
-def _components(formulas: Formulas) -> list[tuple[int, Found]]:
+def components(formulas: Formulas) -> list[tuple[int, Found]]:
     """The parts of the model, of its layers and of its mixtures of experts; a layer's norms are one component."""
     listed: list[tuple[int, Found]] = []
 

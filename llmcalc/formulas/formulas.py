@@ -5,7 +5,7 @@ A formula whose value at the model's numbers differs from the count is never ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count
@@ -19,13 +19,13 @@ from ..errors import InputError, suggest
 from ..flow.tree import Cost, Node, Place, Use
 from ..model import ModelSpec
 from ..run.counting import Counting, Pairs
-from ..run.execution import EAGER, Execution
+from ..run.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS
 from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
 
-Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state"]
+Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
 QUANTITIES: dict[Quantity, tuple[str, str]] = {
     "params": ("parameters", "parameters"),
     "active": ("active per token", "parameters"),
@@ -33,16 +33,27 @@ QUANTITIES: dict[Quantity, tuple[str, str]] = {
     "flops_absorbed": ("FLOPs, absorbed", "FLOPs/token"),
     "kv": ("KV cache per token", "bytes/token"),
     "state": ("state per sequence", "bytes/sequence"),
+    "activations": ("activations kept", "bytes"),
 }
-"""Quantity → its title and its unit. flops_absorbed: FLOPs with latent attention in its absorbed form."""
+"""Quantity → its title and its unit.
+
+flops_absorbed: FLOPs with latent attention in its absorbed form.
+activations: what a training pass keeps for its backward pass (`activations`).
+"""
 
 WIDTHS = frozenset({"intermediate_size", "embedding_size", "q_lora_rank", "kv_lora_rank"})
 HEADS = frozenset({"num_attention_heads", "num_key_value_heads"})
 HEAD_SIZES = frozenset({"head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
 LARGEST_DENOMINATOR = 1000
 
+Recomputed: TypeAlias = Literal["none", "full", "attention", "attention+matmuls"]
+"""Values of `--recompute` under which equal layers keep the same."""
+
 Steps: TypeAlias = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, label, indices) of each node on a path, from the top down."""
+
+Tidy: TypeAlias = Callable[[Any], Any]
+"""Writes a sum in another way, of the same value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,27 @@ class Setting:
 
 
 DEFAULT = Setting()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSetting:
+    """How a model is trained whose kept activations are explained.
+
+    batch: the number of sequences, 1 by default.
+    attention: how attention runs, `eager` by default.
+    recompute: what runs again in the backward pass instead of being kept; nothing by default.
+    norm: whether norms run step by step in float32 (`eager`, by default) or as one kernel (`fused`).
+    dtype: the dtype of weights and activations, `bfloat16` by default.
+    """
+
+    batch: int = 1
+    attention: AttentionImplementation = "eager"
+    recompute: Recomputed = "none"
+    norm: NormImplementation = "eager"
+    dtype: str = "bfloat16"
+
+
+DEFAULT_TRAINING = TrainingSetting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +197,20 @@ class Formulas:
             return None
         numbers, letters = self._terms(quantity)
         value = Fraction(self._sum(self.symbolic.numbers, numbers, found))
-        expression = self._gathered(self._sum(self.symbolic.tree, letters, found))
+        expression = self._gathered(self._sum(self.symbolic.tree, letters, found), _tidy)
         if quantity in ("kv", "state") and not value:
             return None
+        return self._evaluated(quantity, expression, value, found)
+
+    def of_value(self, quantity: Quantity, expression: Any, value: int, found: Found, tidy: Tidy) -> Formula:
+        """The formula of an expression that was computed elsewhere, and its value. tidy: how its terms are gathered.
+
+        Raises `ArithmeticError` if it has another value.
+        """
+        made = self._evaluated(quantity, self._gathered(expression, tidy), Fraction(value), found)
+        return made if made.in_hidden is None else replace(made, in_hidden=self._gathered(made.in_hidden, tidy))
+
+    def _evaluated(self, quantity: Quantity, expression: Any, value: Fraction, found: Found) -> Formula:
         open_form = self._checked(expression, value, found)
         in_hidden = self._in_hidden(expression)
         if in_hidden is not None:
@@ -220,8 +263,11 @@ class Formulas:
         del number[keys()]
         return sympy.expand(expression.xreplace(number))
 
-    def _gathered(self, expression: Any) -> Any:
-        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers."""
+    def _gathered(self, expression: Any, tidy: Tidy) -> Any:
+        """The expression with terms of layers of equal cost combined, under the whole depth if these are all layers.
+
+        tidy: writes what is left of a sum.
+        """
         import sympy
 
         expression = sympy.sympify(expression)
@@ -232,15 +278,15 @@ class Formulas:
         for term in sympy.Add.make_args(expression):
             repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
             if len(repeat) == 1:
-                alike.setdefault(_tidy(term / repeat[0]), set()).add(repeat[0])
+                alike.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
             else:
                 rest.append(term)
         by_repeat: dict[Any, list[Any]] = {}
         for inner, repeats in alike.items():
             whole = next((depth for depth, kinds in depths.items() if kinds == repeats), None)
             by_repeat.setdefault(whole if whole is not None else sympy.Add(*repeats), []).append(inner)
-        layered = [repeat * _tidy(sympy.Add(*inner)) for repeat, inner in by_repeat.items()]
-        return sympy.Add(*layered, _tidy(sympy.Add(*rest)))
+        layered = [repeat * tidy(sympy.Add(*inner)) for repeat, inner in by_repeat.items()]
+        return sympy.Add(*layered, tidy(sympy.Add(*rest)))
 
     def _in_hidden(self, expression: Any) -> Any:
         """The expression in units of h, term by term: f as a multiple of h, heads × head size as a multiple of h."""

@@ -20,11 +20,14 @@ from ..components.layers.block import Layer
 from ..components.stack import BASE, SHARED, Stack
 from ..flow.tree import Node
 from ..model import ModelSpec
+from .traced import Traced
 
 KEYS = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
 ELEMENT_BYTES = "b"
 """Bytes per cached element."""
+SEQUENCES = "B"
+"""The number of sequences of a pass."""
 DEPTH = "num_hidden_layers"
 
 PART_NAMES = {"attention": "self", "cross_attention": "cross", "feed_forward": "dense", "shared_expert": "shared"}
@@ -78,7 +81,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     meanings: dict[Any, Meaning] = {}
 
     def symbol(name: str, field: str, value: Number) -> Any:
-        name = name.replace("-", "_")  # of a layer's label, in which it would read as a minus
+        name = _plain(name)
         made = _symbol(name)
         known = meanings.setdefault(made, Meaning(name, field, value))
         if known.value != value:
@@ -110,6 +113,21 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
 
 
+def with_formulas(spec: ModelSpec) -> ModelSpec:
+    """A copy of `spec` whose sizes keep their values and know their symbols. Imports sympy."""
+    names = _named(_used_spots(spec) + _depth_spots(spec))
+
+    def pick(spot: Spot) -> int:
+        return Traced(spot.value, _symbol(_plain(names[spot]))) if spot in names else spot.value
+
+    return _lettered(spec, pick)
+
+
+def _plain(name: str) -> str:
+    """A name without the hyphens of a layer's label, in which they would read as a minus."""
+    return name.replace("-", "_")
+
+
 def _symbol(name: str) -> Any:
     import sympy
 
@@ -126,6 +144,11 @@ def element_bytes() -> Any:
 def keys() -> Any:
     """The symbol of the number of keys."""
     return _symbol(KEYS)
+
+
+def sequences() -> Any:
+    """The symbol of the number of sequences."""
+    return _symbol(SEQUENCES)
 
 
 # --- where the sizes stand --------------------------------------------------------------------------------------------

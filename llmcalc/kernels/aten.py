@@ -49,7 +49,7 @@ class Aten:
         """A view of another shape; a copy where the strides allow no view."""
         if x.shape == shape:
             return x
-        assert type(x.count) is not int or x.count == count(shape), (x.shape, shape)
+        assert not isinstance(x.count, int) or x.count == count(shape), (x.shape, shape)
         strides = layout.viewed(x.shape, x.strides, shape)
         if strides is None:
             x = self.clone(x)
@@ -349,20 +349,32 @@ class Aten:
         return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
-        out = self.graph.new(broadcast(x.shape, mask.shape), x.dtype)
-        return record(self.graph, "masked_fill", (x,), out, lambda g, _, m: (self.graph.new(g.shape, g.dtype),), mask)
+        shape = broadcast(x.shape, mask.shape)
+        return record(
+            self.graph,
+            "masked_fill",
+            (x,),
+            lambda: self.graph.new(shape, x.dtype),
+            lambda g, _, m: (self.graph.new(g.shape, g.dtype),),
+            mask,
+        )
 
     def compare(self, *xs: Tensor) -> Tensor:
         """A comparison or a logical operation: no gradient."""
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        out = self.like(condition, a, b, dtype=result_type(a, b))
-
         def back(g: Tensor, needs: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(self._chosen(g, condition) if need else None for need in needs)
 
-        return record(self.graph, "where", (a, b), out, back, condition)
+        return record(
+            self.graph,
+            "where",
+            (a, b),
+            lambda: self.like(condition, a, b, dtype=result_type(a, b)),
+            back,
+            condition,
+        )
 
     def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
         """The gradient where the condition holds, else a zero, which is a tensor of its own."""
@@ -548,9 +560,14 @@ class Aten:
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
     def embedding(self, weight: Tensor, index: Tensor) -> Tensor:
-        out, shape = self.graph.new((*index.shape, weight.shape[1]), weight.dtype), weight.shape
+        shape = weight.shape
         return record(
-            self.graph, "embedding", (weight,), out, lambda g, _, index: (self.graph.new(shape, g.dtype),), index
+            self.graph,
+            "embedding",
+            (weight,),
+            lambda: self.graph.new((*index.shape, shape[1]), weight.dtype),
+            lambda g, _, index: (self.graph.new(shape, g.dtype),),
+            index,
         )
 
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
@@ -616,12 +633,12 @@ class Aten:
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
         """The sum of source's rows at each index, into `rows` rows of zeros."""
         zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
-        out, shape = self.like(zeros), source.shape
+        shape = source.shape
         return record(
             self.graph,
             "index_add",
             (source,),
-            out,
+            lambda: self.like(zeros),
             lambda g, _, index, source: (self.graph.new(shape, g.dtype),),
             index,
             source,

@@ -54,15 +54,21 @@ class Graph:
         TorchDispatchMode, such as torch's own memory trackers, it never is.
     autocast: the type in which products run (torch.autocast); None for that of their inputs.
     packs: the hooks that keep saved tensors; the last one applies.
+    keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
+        and is dropped.
+    completed: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    away: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     """
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.enabled, self.adds_in_place = True, True
+        self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
         self.autocast: Dtype | None = None
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
+        self.completed: Callable[[Tensor], None] | None = None
+        self.away: Callable[[Tensor], Saved] | None = None
         self.results: Results | None = None
         self.numbers = itertools.count()
 
@@ -78,8 +84,12 @@ class Graph:
 
     def save(self, tensor: Tensor) -> Saved:
         """Keeps a tensor for the backward pass."""
-        if self.packs:
-            return self.packs[-1](tensor)
+        return self.packs[-1](tensor) if self.packs else self.keep(tensor)
+
+    def keep(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor for the backward pass, whether parts run again or not."""
+        if self.away is not None:
+            return self.away(tensor)
         self.meter.kept(tensor.storage.block, "activations")
         return Saved(tensor.detached())
 
@@ -105,9 +115,10 @@ class Node:
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
     outputs: the number of its outputs.
+    attributes: tensors that it keeps beside the saved ones, until the graph itself is freed.
     """
 
-    __slots__ = ("backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
+    __slots__ = ("attributes", "backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
 
     def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
         self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
@@ -118,6 +129,7 @@ class Node:
         self.backward: Backward | None = backward
         self.outputs = outputs
         self.saved: list[Saved] = []
+        self.attributes: list[Tensor] = []
         self.hooks: list[Callable[[], None]] = []
 
 
@@ -179,11 +191,13 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
     waiting = _uses_of_leaves(out.node)
     held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
+    attributes: list[Tensor] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     with graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
             graph.meter.place = node.place.in_backward()
             outs = _called(graph, node, held)
+            attributes += node.attributes
             node.saved = []
             node.backward = None
             edges, node.edges = node.edges, []
@@ -250,11 +264,13 @@ def _accumulate(graph: Graph, leaf: Tensor, given: Tensor) -> None:
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
-    if leaf.grad is None:
+    if leaf.grad is None and graph.keeps_gradients:
         if sys.getrefcount(given) > 2 or not _stored_alike(given, leaf):
             given = graph.new(leaf.shape, given.dtype, leaf.strides)
         leaf.grad = given
         graph.meter.kept(given.storage.block, "gradients")
+    if graph.completed is not None:
+        graph.completed(leaf)
 
 
 def _stored_alike(given: Tensor, leaf: Tensor) -> bool:

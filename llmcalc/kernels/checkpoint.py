@@ -29,7 +29,9 @@ class Region:
 
     def __init__(self, graph: Graph, run: Run, arguments: Sequence[Tensor], early: bool, kept: frozenset[str]) -> None:
         self.graph, self.run, self.early, self.kept = graph, run, early, kept
-        self.arguments: list[Tensor] = list(arguments)
+        if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+            graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
+        self.arguments = [(graph.keep(tensor), tensor.needs_grad) for tensor in arguments]
         self.count = 0
         self.again: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
@@ -56,7 +58,7 @@ class Region:
         place = graph.meter.place
         recalled, graph.results = graph.results, _Recalled(self) if self.kept else None
         try:
-            self.run([_alias(tensor, tensor.needs_grad) for tensor in self.arguments])
+            self.run([_alias(kept.unpack(), wanted) for kept, wanted in self.arguments])
         except _Stop:
             pass
         finally:
@@ -133,8 +135,6 @@ def checkpoint(
     if not graph.enabled:
         return run(arguments)
     region = Region(graph, run, arguments, early, kept)
-    for tensor in arguments:
-        graph.meter.kept(tensor.storage.block, "activations")
     graph.packs.append(region.pack)
     before, graph.results = graph.results, _Kept(region) if kept else None
     try:

@@ -16,7 +16,7 @@ Shape: TypeAlias = tuple[Number, ...]
 Strides: TypeAlias = tuple[Number, ...]
 
 REMEMBERED = 4096
-"""Shapes whose results each function remembers: equal layers ask for the same ones."""
+"""Shapes whose strides each function remembers: equal layers ask for the same ones."""
 
 
 def count(shape: Shape) -> Number:
@@ -29,7 +29,12 @@ def count(shape: Shape) -> Number:
 
 def is_one(size: Number) -> bool:
     """Whether a size is known to be 1."""
-    return type(size) is int and size == 1
+    return isinstance(size, int) and size == 1
+
+
+def is_none(size: Number) -> bool:
+    """Whether a size is known to be 0."""
+    return isinstance(size, int) and size == 0
 
 
 @lru_cache(REMEMBERED)
@@ -39,7 +44,7 @@ def contiguous(shape: Shape) -> Strides:
     step: Number = 1
     for size in reversed(shape):
         strides.append(step)
-        if not is_one(size) and not (type(size) is int and size == 0):
+        if not is_one(size) and not is_none(size):
             step = size if type(step) is int and step == 1 else step * size
     return tuple(reversed(strides))
 
@@ -47,7 +52,7 @@ def contiguous(shape: Shape) -> Strides:
 @lru_cache(REMEMBERED)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether these strides are those of a dense tensor; the strides of axes of one element do not matter."""
-    if any(type(size) is int and size == 0 for size in shape):
+    if any(map(is_none, shape)):
         return True
     dense = contiguous(shape)
     return all(is_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
@@ -57,9 +62,9 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_one(size)]
-    if not all(type(n) is int for axis in axes for n in axis):
+    if not all(isinstance(n, int) for axis in axes for n in axis):
         return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
-    step = 1
+    step: Number = 1
     for stride, size in sorted(axes):
         if stride != step:
             return False
@@ -70,7 +75,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 @lru_cache(REMEMBERED)
 def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
-    if any(type(size) is int and size == 0 for size in shape):
+    if any(map(is_none, shape)):
         return contiguous(new)
     out: list[Number] = []
     left = list(new)
@@ -107,22 +112,24 @@ class Size:
         return self.n if is_one(base) else self.n * base
 
     def reaches(self, other: Size) -> bool:
-        if type(self.n) is int and type(other.n) is int:
+        if isinstance(self.n, int) and isinstance(other.n, int):
             return self.n >= other.n
         return bool(self.n == other.n)
 
 
-@lru_cache(REMEMBERED)
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of an elementwise result of tensors with these shapes."""
+    first, *others = shapes
+    if all(shape == first for shape in others):
+        return first
     longest = max(map(len, shapes))
     out: list[Number] = []
     for axis in range(longest):
         size: Number = 1
         for shape in shapes:
             at = axis - longest + len(shape)
-            if at >= 0 and not is_one(shape[at]):
-                assert is_one(size) or type(size) is not int or type(shape[at]) is not int or size == shape[at], shapes
+            if at >= 0 and not (type(shape[at]) is int and shape[at] == 1):
+                assert is_one(size) or not isinstance(size, int) or not isinstance(shape[at], int) or size == shape[at]
                 size = shape[at]
         out.append(size)
     return tuple(out)
@@ -137,7 +144,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         first = operands[0][1]
         if all(strides == first for _, strides in operands) and is_dense(shape, first):
             return first
-    if not all(type(n) is int for own, strides in operands for n in (*own, *strides)):
+    if not all(isinstance(n, int) for own, strides in operands for n in (*own, *strides)):
         dense = [strides for own, strides in operands if own == shape and is_dense(own, strides)]
         return dense[0] if dense else contiguous(shape)
     rank = len(shape)
@@ -182,3 +189,9 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
             elif found < 0:
                 break
     return order
+
+
+def forget() -> None:
+    """Forgets all strides: those of sizes that are not plain integers are of no use to other runs."""
+    for remembered in (contiguous, is_contiguous, is_dense, viewed, elementwise):
+        remembered.cache_clear()

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ..algebra import Number, is_zero
 from ..components.stack import BASE, SHARED
 from ..errors import InputError
 from ..flow.axis import extent
@@ -18,7 +19,7 @@ from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..run.derived import QueryKeyPairs
-from ..run.rows import ONCE, SOURCE, TOKENS
+from ..run.rows import ONCE, SOURCE, TOKENS, Rows
 from ..run.sight import Sight
 from .adapters import Adapters
 from .aten import Aten
@@ -27,6 +28,7 @@ from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
+from .recompute import NONE, Recompute, check_nodes
 from .tensor import INT64, Dtype, Tensor, counted_as, empty
 
 Path: TypeAlias = tuple[Any, ...]
@@ -57,21 +59,17 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Recompute:
-    """What runs again in the backward pass instead of being kept.
+class Again:
+    """A module that runs again by itself in the backward pass.
 
-    layers: whether whole layers do, every `every`-th of them. core: whether the attention scores do, by themselves.
-    reentrant: the older form, which runs all of it again. kept: operations in a layer whose results are kept.
+    reads: the values that its steps read and do not make, beside the one that it is called with.
+    escapes: of the values that its steps make, those that steps outside of it read, beside its result.
+    lasts: the values that no step after it reads.
     """
 
-    layers: bool = False
-    every: int = 1
-    core: bool = False
-    reentrant: bool = False
-    kept: frozenset[str] = frozenset()
-
-
-NONE = Recompute()
+    reads: tuple[Value, ...]
+    escapes: frozenset[int]
+    lasts: tuple[Value, ...]
 
 
 class Lowering:
@@ -84,8 +82,12 @@ class Lowering:
     choices: which kernels run where people choose.
     adapters: what is trained in the place of the weights; None if the weights are.
     result: the value that the program computes. head: the output layer, where the loss computes its product.
+    logits: what the training loop names of the last run's logits, nothing by default.
     further: the further results of the last run, such as the logits of multi-token-prediction modules.
-    store: what each cache keeps between passes, by its path; None if no pass follows.
+    store: what each cache and state keeps between passes, by its path; None if no pass follows.
+    continues: whether this pass follows another, of which the store has kept something.
+    absent: the values that such a pass does not compute.
+    paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
     """
 
     def __init__(
@@ -110,7 +112,10 @@ class Lowering:
         self.further: list[Tensor] = []
         self.result: Value | None = None
         self.head: tuple[Tensor, Tensor | None] | None = None
+        self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
+        self.continues = self.paged = False
+        self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
         self.loops = 0
@@ -120,7 +125,9 @@ class Lowering:
         self.modules: dict[int, tuple[Path, str]] = {}
         self.reads: dict[int, set[int]] = {}
         self.makes: dict[int, set[int]] = {}
+        self.again: dict[int, Again] = {}
         self.bound: dict[int, list[int]] = {}
+        self.unused: list[Tensor] = []
 
     # --- tensors of values ------------------------------------------------------------------------------------------
 
@@ -142,13 +149,36 @@ class Lowering:
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
         x, shape = self.get(value.of), self.shape(value)
-        if value.rows != value.of.rows and x.shape[1] != shape[1] and x.count != count(shape):
-            x = self.t.slice(x, shape[1], 1)
+        if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
+            if value.rows == value.of.rows:  # rows of earlier passes are there too
+                shape = (shape[0], x.shape[1], *shape[2:])
+            else:
+                x = self.t.slice(x, shape[1], 1)
         return self.t.reshape(x, shape)
 
-    def flat(self, value: Value) -> Tensor:
-        """The tensor of a value as [batch, rows, width]; a copy where its heads are not stored side by side."""
+    def missing(self, value: Value) -> bool:
+        """Whether this pass does not compute a value, because an earlier pass has cached what is made of it."""
+        if id(value) in self.values:
+            return False
+        return id(value) in self.absent or (value.of is not None and self.missing(value.of))
+
+    def follows(self, rows: Rows) -> bool:
+        """Whether an earlier pass has computed all of these rows: those of an encoder, which runs once."""
+        return self.continues and rows is not ONCE and is_zero(rows.new(self.sight.workload.with_(phase="decode")))
+
+    def taken(self, step: Step, value: Value) -> Tensor:
+        """The tensor of a value. If no later step reads it, the program lets go of it now, not after this step."""
         x = self.get(value)
+        if self.last.get(id(value.storage)) == id(step):
+            self.forget(value.storage)
+        return x
+
+    def flat(self, value: Value, step: Step | None = None) -> Tensor:
+        """The tensor of a value as [batch, rows, width]; a copy where its heads are not stored side by side.
+
+        step: the step that takes it, as in `taken`.
+        """
+        x = self.get(value) if step is None else self.taken(step, value)
         return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
 
     def set(self, value: Value, tensor: Tensor) -> None:
@@ -157,7 +187,7 @@ class Lowering:
             self.bind(value, tensor)
             return
         shape = self.shape(value)
-        if tensor.shape != shape and type(tensor.count) is int and tensor.count != count(shape):
+        if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
             shape = tensor.shape  # all sequences share it
         self.bind(value, self.t.reshape(tensor, shape))
 
@@ -175,11 +205,12 @@ class Lowering:
 
     def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
         """The parameter of that name in a module, by default the one that runs, made when it is first needed."""
-        return self._parameter((*(self.module_path() if module is None else module), name), shape)
+        key = (*(self.module_path() if module is None else module), name)
+        return self.parameter(key, shape, self.dtype, self.adapters is None)
 
-    def buffer(self, name: str, shape: Shape) -> Tensor:
-        """The buffer of that name in the module that runs."""
-        return self._parameter((*self.module_path(), name), shape, trained=False)
+    def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
+        """The buffer of that name in the module that runs. indices: whether it holds integers."""
+        return self.parameter((*self.module_path(), name), shape, INT64 if indices else self.dtype, trained=False)
 
     def matrix(self, step: Step) -> Tensor:
         """The weight [out, in] of a linear layer, which may be that of another step."""
@@ -212,9 +243,6 @@ class Lowering:
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def _parameter(self, key: Path, shape: Shape, trained: bool = True) -> Tensor:
-        return self.parameter(key, shape, self.dtype, trained and self.adapters is None)
-
     def module_path(self, above: int = 0) -> Path:
         """The path of the module that runs, with the indices of the layers that own its parameters.
 
@@ -234,6 +262,11 @@ class Lowering:
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
+    def cache_path(self) -> Path:
+        """The path of the module that runs, with the indices of all layers around it: whose caches these are."""
+        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.turn))
+
+    @property
     def path(self) -> str:
         """The path of the module that runs."""
         return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
@@ -251,7 +284,8 @@ class Lowering:
     def run(self, program: Flow) -> Tensor:
         """Runs a program from its first step to its last. Returns its result; nothing else is named any more."""
         assert program.result is not None
-        self.result = program.result
+        self.result, self.continues = program.result, bool(self.store)
+        self.absent = set()
         self.last, self.kept = last_readers(program.root, self)
         self.last.pop(id(program.result.storage), None)
         self.further = []
@@ -285,6 +319,9 @@ class Lowering:
                 if id(weight) not in made:
                     made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
                 self.weights[key] = made[id(weight)]
+            for shape, trained, times in unused_weights(program.root):
+                leaf = trained and self.trained and self.adapters is None
+                self.unused += [empty(self.graph.meter, shape, self.dtype, leaf=leaf) for _ in range(times)]
 
     def take_frames(self, program: Flow) -> None:
         """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""
@@ -299,7 +336,9 @@ class Lowering:
         return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
 
     def _look_through(self, root: Scope) -> None:
-        """Finds which values each layer reads from outside, and which it makes."""
+        """Finds which values each layer reads from outside, and which it makes; and the modules that run again."""
+        if self.recompute.nodes:
+            self._look_for_nodes(root)
         if not self.recompute.layers:
             return
         for scope in root.scopes():
@@ -310,8 +349,64 @@ class Lowering:
                 below = {id(scope.takes.storage)} - self.kept
                 self.makes[id(scope)], self.reads[id(scope)] = made, read - made - below
 
+    def _look_for_nodes(self, root: Scope) -> None:
+        """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
+        modules = [one for scope in root.scopes() if scope.takes is not None for one in modules_below(scope)]
+        check_nodes(self.recompute.nodes, (path for path, _ in modules))
+        for path, scope in modules:
+            if path in self.recompute.nodes:
+                self.again[id(scope)] = self._read_and_made(scope, root)
+
+    def _read_and_made(self, scope: Scope, root: Scope) -> Again:
+        steps = list(scope.steps(idle=False))
+        inside, made = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
+        read = {id(value): value for step in steps for value in step.ins if _among(value, made) is None}
+        others = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
+        return Again(
+            tuple(value for value in read.values() if not _view_of(value, scope.reads)),
+            frozenset(_among(value, made) or 0 for value in others) - {0, id(scope.gives)},
+            tuple(value for value in read.values() if self.last.get(id(value.storage)) in inside),
+        )
+
     def module(self, frame: Frame) -> None:
         """Runs a module. Its caller holds the input that it is given until it returns."""
+        again = self.again.get(id(frame.scope))
+        if again is None:
+            self._module(frame)
+        else:
+            self._checkpointed_module(frame.scope, again)
+
+    def _checkpointed_module(self, scope: Scope, again: Again) -> None:
+        """Runs a module that runs again by itself. What it reads beside its argument stays as it is now."""
+        assert scope.reads is not None
+        assert scope.gives is not None
+        reads, gives = scope.reads, scope.gives
+        above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        outside = {id(one): self.values[id(one)] for value in again.reads if (one := self._bound(value)) is not None}
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound = {**outside, id(reads): arguments[0]}, {}
+            self.frames, self.memo = list(above), memo
+            try:
+                self._module(Frame(scope))
+                before[0].update({key: self.values[key] for key in again.escapes if key in self.values})
+                return self.get(gives)
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        out = self.checkpointed(run, [self.get(reads)])
+        for value in again.lasts:
+            self.forget(value.storage)
+        self.bind(gives, out)
+
+    def _bound(self, value: Value | None) -> Value | None:
+        """The value itself or the nearest one it is a view of, whichever has a tensor."""
+        while value is not None and id(value) not in self.values:
+            value = value.of
+        return value
+
+    def _module(self, frame: Frame) -> None:
         scope = frame.scope
         argument = None if scope.reads is None else self.get(scope.reads)
         self.frames.append(frame)
@@ -340,7 +435,8 @@ class Lowering:
     def items(self, items: Sequence[Item]) -> None:
         kinds: list[Scope] = []
         for item in items:
-            if isinstance(item, Scope) and self.skips(item):
+            if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
+                self._leave_out(item)
                 continue
             if isinstance(item, Scope) and item.takes is not None:
                 kinds.append(item)
@@ -365,6 +461,14 @@ class Lowering:
         """Whether a module does not run: an optional part that is not included, or one that never runs."""
         return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
 
+    def has_run(self, scope: Scope) -> bool:
+        """Whether a model of its own, such as an encoder, has run in an earlier pass."""
+        return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
+
+    def _leave_out(self, scope: Scope) -> None:
+        if scope.gives is not None:
+            self.absent.add(id(scope.gives.storage))
+
     def branch(self, item: Alternatives) -> Scope:
         """The form that this run takes."""
         return item.branches[self.sight.execution.form(item.branches, self.sight.workload)]
@@ -381,11 +485,23 @@ class Lowering:
             self.forget(branch.gives.storage)
 
     def step(self, step: Step) -> None:
+        if self.continues and self.needless(step):
+            self.absent.update(map(id, step.outs))
+            self.release(step, step.ins)
+            return
         run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
         if run is None:
             raise self.unsupported(f"no kernels for '{step.verb}'", step.name)
         run(step)
         self.release(step, step.ins)
+
+    def needless(self, step: Step) -> bool:
+        """Whether earlier passes have cached what is made of a step's results."""
+        if step.verb in WITHOUT_NEW:
+            return False
+        if any(map(self.missing, step.ins)):
+            return True
+        return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
 
     def release(self, item: Step | Scope, read: Iterable[Value]) -> None:
         """Lets go of the values of which this is the last reader."""
@@ -499,11 +615,31 @@ class Lowering:
             return reentrant(self.graph, run, arguments)
         return checkpoint(self.graph, run, arguments, kept=self.recompute.kept)
 
+    # --- what passes keep for later ones ----------------------------------------------------------------------------
+
+    def held(self, name: str) -> tuple[Tensor, ...] | None:
+        """What earlier passes have kept under that name in the module that runs; None at the first token."""
+        return None if self.store is None else self.store.get((*self.cache_path, name))
+
+    def keep(self, name: str, *tensors: Tensor) -> None:
+        """Keeps copies of these tensors for later passes."""
+        if self.store is None:
+            return
+        with counted_as(self.graph.meter, "cache"):
+            made = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
+            self.store[(*self.cache_path, name)] = made
+
+    def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """A tensor in memory that is counted elsewhere."""
+        return empty(NoMeter(), shape, dtype)
+
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 
     def do_hold(self, step: Step) -> None:
+        frame = self.frames[-2 if step.how["outside"] else -1]
         for name, value in zip(step.how["names"], step.ins, strict=True):
-            self.frames[-1].named[name] = self.get(value)
+            if not self.missing(value):
+                frame.named[name] = self.get(value)
 
     def do_keep(self, step: Step) -> None:
         for name, value in zip(step.how["names"], step.ins, strict=True):
@@ -523,6 +659,44 @@ class Lowering:
 
     def do_dropout(self, step: Step) -> None:
         self.set(step.outs[0], self.get(step.ins[0]))
+
+
+def unused_weights(scope: Scope, times: Number = 1) -> Iterator[tuple[Shape, bool, Number]]:
+    """Yields the weights and buffers that a model holds and no pass reads: shape, whether it is a weight, number.
+
+    Optional parts are not among them. times: the number of copies of the scope.
+    """
+    for item in scope.items:
+        if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
+            continue
+        copies = times * item.about.get("repeat", 1)
+        if item.about.get("role") not in NEVER_RUN:
+            yield from unused_weights(item, copies)
+            continue
+        for place in item.node().walk():
+            use = place.use
+            if use is not None:
+                trained = not getattr(use.op, "frozen", False)
+                yield from ((tensor.shape, trained, times * place.times) for tensor in use.tensors())
+                if use.has("buffers"):
+                    yield (use.buffers(),), False, times * place.times
+
+
+def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
+    """Yields every module below a scope that is called with a tensor, and its path below it."""
+    for item in scope.items:
+        if isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from modules_below(branch, above)
+        elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
+            path = f"{above}{item.name}"
+            if item.reads is not None and item.over is None and item.after is None and item.nth is None:
+                yield path, item
+            yield from modules_below(item, f"{path}.")
+
+
+WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
+"""Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""
 
 
 def in_order(kinds: list[Scope]) -> Iterator[Scope]:
@@ -552,6 +726,13 @@ def folded(order: list[Scope], turns: int | None) -> list[Scope]:
     first, period = periodic(order)
     whole = (len(order) - first) // period
     return [*order[:first], *order[first : first + period] * turns, *order[first + period * whole :]]
+
+
+def _among(value: Value | None, made: set[int]) -> int | None:
+    """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
+    while value is not None and id(value) not in made:
+        value = value.of
+    return None if value is None else id(value)
 
 
 def _view_of(value: Value | None, whole: Value | None) -> bool:

@@ -29,17 +29,26 @@ class Place(NamedTuple):
 
 
 class Device(Protocol):
-    """Where blocks of memory come from: an allocator, or exact bytes."""
+    """Where blocks of memory come from.
+
+    peak_allocated, peak_requested, peak_reserved: the most of each sum. allocated, requested: the sums now.
+    """
+
+    allocated: int
+    requested: int
+    peak_allocated: int
+    peak_requested: int
+    peak_reserved: int
 
     def allocate(self, bytes: int, stream: int = 0) -> Any:
-        """Returns a block for that many bytes; its `size` is what the device counts."""
+        """Returns a block for that many bytes."""
 
     def free(self, handle: Any) -> None:
         """Takes a block back."""
 
 
 class Block:
-    """The memory of one storage. bytes: what it counts. kind: what it is counted under. handle: the device's block."""
+    """The memory of one storage. bytes: those of its tensor. kind: what it is counted under. handle: the device's."""
 
     __slots__ = ("bytes", "handle", "kind")
 
@@ -56,11 +65,16 @@ class Peak:
         self.bytes = 0
         self.by_kind: dict[str, int] = {}
 
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Every kind, also those of which there is nothing."""
+        return {kind: self.by_kind.get(kind, 0) for kind in KINDS}
+
 
 class Meter:
     """Counts the bytes of storages.
 
-    device: where blocks come from; None counts the requested bytes.
+    device: where blocks come from, which counts for itself; None for nowhere.
     kind: what new storages are counted under. place: where they are allocated.
     now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
     peaks: place → the most while it ran.
@@ -86,6 +100,8 @@ class Meter:
             self._settle()
             self._place = place
             self._here = self.peaks.setdefault(place, Peak())
+            if self.now > self._here.bytes:
+                self._here.bytes, self._risen = self.now, True
 
     def _settle(self) -> None:
         """Notes by kind what stands at the last peak, before anything is freed."""
@@ -94,13 +110,9 @@ class Meter:
             self._risen = False
 
     def allocate(self, size: Number) -> Block:
-        if self.device is None:
-            block = Block(size, self.kind)
-        else:
-            handle = self.device.allocate(size)
-            block = Block(handle.size, self.kind, handle)
-        self.now += block.bytes
-        self.by_kind[block.kind] += block.bytes
+        block = Block(size, self.kind, None if self.device is None else self.device.allocate(size))
+        self.now += size
+        self.by_kind[block.kind] += size
         self.peak = max(self.peak, self.now)
         if self.now > self._here.bytes:
             self._here.bytes, self._risen = self.now, True

@@ -33,6 +33,8 @@ class Dtype:
 BOOL, UINT8, INT32, INT64 = Dtype("bool", 1, 0), Dtype("uint8", 1, 1), Dtype("int32", 4, 2), Dtype("int64", 8, 3)
 BFLOAT16, FLOAT16 = Dtype("bfloat16", 2, 4, True), Dtype("float16", 2, 4, True)
 FLOAT32, FLOAT64 = Dtype("float32", 4, 5, True), Dtype("float64", 8, 6, True)
+FLOAT8 = Dtype("float8", 1, 4, True)
+"""Only stored: no operation computes in it."""
 
 DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 

@@ -12,6 +12,10 @@ from .workload import Workload
 AttentionBackward: TypeAlias = Literal["eager", "flash"]
 Recompute: TypeAlias = Literal["none", "full"]
 LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
+AttentionImplementation: TypeAlias = Literal["eager", "sdpa-math", "flash"]
+NormImplementation: TypeAlias = Literal["eager", "fused"]
+CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked", "split"]
+Mamba2Implementation: TypeAlias = Literal["combined", "steps"]
 
 
 def _reads_a_cache(w: Workload) -> bool:

@@ -6,11 +6,8 @@ it ran in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-
-from .shapes import remembered
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -111,13 +108,12 @@ def count_flops(
     train: whether to run the backward pass; without it the second dict is empty. False by default.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
+
+    from .counter import flop_counter
 
     root = type(module).__name__
     owners = BackwardOwners(module) if train else None
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}
-    counting = FlopCounterMode(display=False, custom_mapping=formulas)
-    with remembered(), counting as counter, torch.set_grad_enabled(train):
+    with flop_counter() as counter, torch.set_grad_enabled(train):
         outputs = run()
         forward = flops_by_path(counter, root)
         if owners is None:
@@ -127,30 +123,6 @@ def count_flops(
         parameter.grad = None
     both = {path: forward.get(path, 0) + own.get(path, 0) for path in {*forward, *own}}
     return forward, both
-
-
-def convolution_backward(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: Any,
-    output_mask: Any,
-    **_: Any,
-) -> int:
-    """FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
-
-    torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
-    times too much.
-    """
-    where = x if transposed else grad
-    products = where[0] * math.prod(where[2:]) * math.prod(weight)
-    return 2 * int(products) * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
 class BackwardOwners:

@@ -51,11 +51,10 @@ def report(
         for place in section.places
         for formula in section.formulas
     ]
-    setting = explanation.formulas.setting
     data = {
         "model": model_data(preset),
         "node": explanation.node,
-        "setting": {"keys": setting.seq, "pairs": setting.pairs, "dtype": setting.dtype},
+        "setting": _setting(explanation),
         "formulas": rows,
         "symbols": _symbols(explanation),
     }
@@ -69,6 +68,19 @@ def report(
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
+
+
+def _setting(explanation: Explanation) -> dict[str, Any]:
+    setting, training = explanation.formulas.setting, explanation.training
+    if training is None:
+        return {"keys": setting.seq, "pairs": setting.pairs, "dtype": setting.dtype}
+    return {
+        "batch": training.batch,
+        "seq": setting.seq,
+        "dtype": training.dtype,
+        "attn_implementation": training.attention,
+        "recompute": training.recompute,
+    }
 
 
 def _record(explanation: Explanation, place: Found, formula: Formula) -> dict[str, Any]:
@@ -135,7 +147,7 @@ def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
         tables.append(
             Table(preset.display if first else "", columns, rows, headline(preset.model) if first else "", said(notes))
         )
-    return noted([*tables, *_legend(explanation)], _conventions(explanation))
+    return noted([*tables, *_legend(explanation)], [*_training(explanation), *_conventions(explanation)])
 
 
 def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
@@ -171,6 +183,7 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
     repeated = "× L: repeated L times; the formula is per layer"
     notes = [
         repeated,
+        *_training(explanation),
         f"in units of h: {proportions}" if proportions else "",
         *_sources(explanation),
         *_conventions(explanation),
@@ -205,11 +218,10 @@ def _chain(explanation: Explanation, formula: Formula) -> list[str]:
 def _with_unit(steps: list[str], formula: Formula) -> list[str]:
     """The last step with its unit, where what it is called does not say that."""
     title, unit = QUANTITIES[formula.quantity]
-    return (
-        [*steps[:-1], f"{steps[-1]} {unit.partition('/')[0]}"]
-        if title.endswith("cache per token") or title.startswith("state")
-        else steps
-    )
+    if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
+        return steps
+    number, at, where = steps[-1].partition(" at ")
+    return [*steps[:-1], f"{number} {unit.partition('/')[0]}{at}{where}"]
 
 
 def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
@@ -274,7 +286,7 @@ def _where(section: Section) -> str:
     totals = [
         f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"
         for f in section.formulas
-        if f.quantity == "params" and f.value
+        if f.quantity in ("params", "activations") and f.value
     ]
     return f"at {paths}" + (f": {totals[0]} in total" if totals else "") + left_out
 
@@ -322,6 +334,20 @@ def _conventions(explanation: Explanation) -> list[str]:
     return notes
 
 
+def _training(explanation: Explanation) -> list[str]:
+    """What activations are counted, and in which run."""
+    training = explanation.training
+    if training is None:
+        return []
+    recomputed = "" if training.recompute == "none" else f"; --recompute {training.recompute}"
+    return [
+        *explanation.notes,
+        f"activations kept for the backward pass, in {training.dtype}; attention: {training.attention}{recomputed}",
+        "each storage counts once, whole, at the first module that saves it; weights and inputs do not count",
+        "what an operation saves: tools/autograd/derivatives.yaml of PyTorch 2.13; softmax, norms and loss in float32",
+    ]
+
+
 # --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
@@ -332,7 +358,7 @@ def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]
         RECORDS,
         [Row(c) for c in cells],
         headline(preset.model),
-        _conventions(explanation),
+        [*_training(explanation), *_conventions(explanation)],
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-PRODUCT_ORDER = "LVPEtShqcaknrvdefWb"
-SUM_ORDER = "VPELthqcaknrvdefWbS"
+PRODUCT_ORDER = "LVPEtBShqcaknrvdefWb"
+SUM_ORDER = "VPELthqcaknrvdefWbBS"
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 

@@ -106,6 +106,8 @@ def _detail_rows(one: Hardware) -> list[Row]:
     add("TDP", one.tdp_watts, f"{one.tdp_watts} W", "W")
     if parts is not None:
         add("compute units", parts.count, f"{parts.count} {parts.name}s", "")
+    if one.compute_capability is not None:
+        rows.append(Row(["compute capability", one.compute_capability, None, "", None]))
     clock = one.boost_clock_hz
     add("boost clock", clock, units.amount(clock or 0, "Hz"), "Hz")
     for dtype in PEAK_DTYPES:
@@ -140,6 +142,7 @@ def hardware_data(one: Hardware) -> dict[str, Any]:
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
         "nic": one.nic and one.nic.model_dump(),
         "compute_units": one.compute_units and one.compute_units.model_dump(),
+        "compute_capability": one.compute_capability,
         "boost_clock_hz": one.boost_clock_hz,
         "peak_flops": {d: one.peak_flops[d] for d in PEAK_DTYPES if d in one.peak_flops},
         "tdp_watts": one.tdp_watts,

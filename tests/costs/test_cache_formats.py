@@ -43,7 +43,15 @@ def test_a_cache_by_hand(name: str) -> None:
 
 
 def test_every_format_is_counted_by_hand() -> None:
-    assert PER_HEAD.keys() == FORMATS.keys()
+    assert PER_HEAD.keys() == {name for name, stored in FORMATS.items() if not stored.latent}
+
+
+def test_a_format_of_latents_stores_them_alone() -> None:
+    """DeepSeek-V3.2: a latent of 512 with 4 scales, 64 rotary elements in bf16; and 128 of the indexer with a scale."""
+    cache = llmcalc.kv("deepseek-v3.2", seq=10, dtype="fp8_ds_mla")
+    assert cache.bytes_per_token == 61 * ((512 + 4 * 4 + 64 * 2) + (128 + 4)) == 61 * (656 + 132)
+    with pytest.raises(InputError, match=r"fp8_ds_mla: stores the latents of MLA.*full attention"):
+        assert llmcalc.kv("llama3-8b", seq=10, dtype="fp8_ds_mla").bytes
 
 
 def test_blocks_are_those_of_ggml() -> None:

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 import llmcalc
 from llmcalc.components.base import Nothing
@@ -31,8 +30,7 @@ from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.verify.measure import convolution_backward
-from llmcalc.verify.shapes import remembered
+from llmcalc.verify.counter import flop_counter
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
 
@@ -295,8 +293,7 @@ def measured_training_step(spec: ModelSpec, batch: int, seq: int, reentrant: boo
             stack.layers[i] = Checkpointed(layer, reentrant)
     ids = torch.empty(batch, seq, dtype=torch.long, device="meta")
     source = ids if spec.kind == "encoder-decoder" else None
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward}  # torch's own is wrong for grouped ones
-    with remembered(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    with flop_counter() as counter:
         net(ids, source).float().sum().backward()
     return counter.get_total_flops()
 

@@ -134,7 +134,7 @@ def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)
     net = spec.reference()
     with_gradients(net)
-    state = optimizer_state(spec.tree(), name, "float32", momentum=name == "sgd", include=WITH_MTP)
+    state = optimizer_state(held_tensors(spec.tree(), WITH_MTP), name, "float32", momentum=name == "sgd")
     assert held(state.states) == state_bytes(*steps(name, net, momentum=True))
 
 
@@ -169,7 +169,7 @@ def test_sgd_without_momentum_keeps_nothing() -> None:
     net = MIXTURE.reference()
     with_gradients(net)
     assert state_bytes(*steps("sgd", net)) == {}
-    assert optimizer_state(MIXTURE.tree(), "sgd", "float32").bytes == 0
+    assert optimizer_state(held_tensors(MIXTURE.tree()), "sgd", "float32").bytes == 0
 
 
 def test_the_comparison_with_torch_bites() -> None:
@@ -178,7 +178,7 @@ def test_the_comparison_with_torch_bites() -> None:
     net = spec.reference()
     with_gradients(net)
     measured = state_bytes(*steps("adafactor", net))
-    state = optimizer_state(decoder(vocab_size=51).tree(), "adafactor", "float32")
+    state = optimizer_state(held_tensors(decoder(vocab_size=51).tree()), "adafactor", "float32")
     assert held(state.states) != measured
 
 
@@ -188,7 +188,7 @@ def test_the_comparison_with_torch_bites() -> None:
 def test_adafactor_by_hand() -> None:
     """W [3, 5]: 3 + 5 numbers; b [3]: 3 numbers; two steps of 4 bytes."""
     tree = Node("model", Linear(5, 3, bias=True))
-    assert optimizer_state(tree, "adafactor", "bfloat16").states == {
+    assert optimizer_state(held_tensors(tree), "adafactor", "bfloat16").states == {
         "row_var": 2 * 3,
         "col_var": 2 * 5,
         "variance": 2 * 3,
@@ -208,7 +208,7 @@ def test_adam8bit_by_hand(rows: int, columns: int, state: int, scales: int, maps
     """From the allocation in bitsandbytes (bitsandbytes/optim/optimizer.py, Optimizer2State.init_state), not checked by
     running it.
     """
-    states = optimizer_state(Node("model", Linear(columns, rows)), "adam8bit", "float32").states
+    states = optimizer_state(held_tensors(Node("model", Linear(columns, rows))), "adam8bit", "float32").states
     assert states == {"state1": state, "state2": state, "absmax1": scales, "absmax2": scales, "qmaps": maps}
 
 

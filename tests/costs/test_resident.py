@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy
@@ -17,13 +16,10 @@ from llmcalc.costs import optimizers as training_memory
 from llmcalc.costs.cache import kv
 from llmcalc.costs.optimizers import OPTIMIZERS
 from llmcalc.costs.params import params
-from llmcalc.costs.resident import MemoryUse, Setup, fits, memory
+from llmcalc.costs.resident import Setup, fits, memory
 from llmcalc.errors import InputError
 from llmcalc.hardware import Hardware
 from llmcalc.model import ModelSpec
-from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
-from llmcalc.sources.preset import Preset
-from llmcalc.views.memory import report
 from tests.contracts.test_parts import FEED_FORWARD, decoder
 
 CORRECTED = next(example for example in MoE.examples() if getattr(example.router, "score_correction", None) == "buffer")
@@ -35,7 +31,8 @@ WITH_MTP = frozenset({"mtp"})
 
 def test_llama3_8b_by_hand() -> None:
     n, tensors = 8_030_261_248, 3 + 32 * 9  # embedding, final norm, head; q, k, v, o, gate, up, down, two norms a layer
-    plain = llmcalc.memory(llmcalc.load("llama3-8b"), "training", precision="bf16")
+    spec = llmcalc.load("llama3-8b").model
+    plain = memory(spec, Setup("training", precision="bf16"))
     assert plain.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -43,7 +40,7 @@ def test_llama3_8b_by_hand() -> None:
         "optimizer": 4 * n + 4 * tensors,
         "kv_cache": 0,
     }
-    mixed = llmcalc.memory(llmcalc.load("llama3-8b"), "training")
+    mixed = memory(spec, Setup("training"))
     assert mixed.parts == {
         "weights": 2 * n,
         "gradients": 2 * n,
@@ -52,12 +49,10 @@ def test_llama3_8b_by_hand() -> None:
         "kv_cache": 0,
     }
     assert mixed.total_bytes == 16 * n + 4 * tensors  # ZeRO's 16 bytes per parameter, and the step counts
-    wide = llmcalc.memory(
-        llmcalc.load("llama3-8b"), "training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"
-    )
+    wide = memory(spec, Setup("training", master_weights="fp32", grad_dtype="fp32", optimizer_dtype="bf16"))
     assert wide.parts["gradients"] == 4 * n
     assert wide.parts["optimizer"] == 4 * n + 4 * tensors
-    in_use = llmcalc.memory(llmcalc.load("llama3-8b"), batch=2, seq=8192)
+    in_use = memory(spec, Setup(batch=2, seq=8192))
     assert (
         in_use.parts["kv_cache"] == 2 * 8192 * 32 * 2 * 8 * 128 * 2
     )  # batch · seq · layers · (K, V) · heads · head_dim · bf16
@@ -91,11 +86,36 @@ def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
     assert memory(spec, Setup("training", dtype="fp8"), published="float8").dtype == "float8"
 
 
-def test_buffers_and_activations_are_said_not_to_be_counted() -> None:
-    texts = memory(MIXTURE).not_counted
-    assert "activations" in texts
-    assert "buffers: 16 elements" in texts  # 8 experts' score corrections in each of 2 layers
+def test_narrow_weights_are_said_to_lack_their_scales() -> None:
     assert any("fp8" in text for text in memory(MIXTURE, Setup(dtype="fp8")).not_counted)
+
+
+@pytest.mark.parametrize("base", ["none", "nf4", "nf4-dq"])
+def test_adapters_by_hand(base: str) -> None:
+    """Llama 3 8B with rank 8 on queries and values: A [8, 4096] and B [4096 or 1024, 8] in each of 32 layers."""
+    spec, n = llmcalc.load("llama3-8b").model, 8_030_261_248
+    use = memory(spec, Setup("training", lora_rank=8, base=base))
+    trained = 32 * 8 * (4096 + 4096 + 4096 + 1024)
+    assert use.trained == trained
+    assert use.parts["gradients"] == 4 * trained
+    assert use.parts["optimizer"] == 2 * 4 * trained + 4 * 32 * 4
+    assert use.parts["master_weights"] == 0
+    layers = 32 * [4096 * 4096, 1024 * 4096, 1024 * 4096, 4096 * 4096, *3 * [14336 * 4096]]
+    frozen = {
+        "none": 2 * sum(layers),
+        "nf4": sum(w // 2 + 4 * (w // 64) for w in layers),
+        "nf4-dq": sum(w // 2 + w // 64 + 4 * (w // 64 // 256) + 1028 for w in layers),
+    }
+    assert use.weights == 2 * (n - sum(layers)) + frozen[base] + 4 * trained
+
+
+def test_all_linear_layers_of_the_layers_have_adapters() -> None:
+    spec = llmcalc.load("llama3-8b").model
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    every = memory(spec, Setup("training", lora_rank=4, lora_targets=("all-linear",)))
+    assert every.trained == memory(spec, Setup("training", lora_rank=4, lora_targets=names)).trained
+    assert every.adapters is not None
+    assert every.adapters.targets == frozenset(names)
 
 
 # The same code on arrays and symbols
@@ -144,43 +164,13 @@ def accelerator(memory_bytes: int, name: str = "it") -> Hardware:
 
 
 def test_it_fits_to_the_last_byte() -> None:
-    use = memory(decoder())
-    need = use.total_bytes
-    small, exact, large = fits(use, [accelerator(need + 5, "c"), accelerator(need - 1, "a"), accelerator(need, "b")])
+    need = 1000
+    small, exact, large = fits(need, [accelerator(need + 5, "c"), accelerator(need - 1, "a"), accelerator(need, "b")])
     assert [f.hardware.name for f in (small, exact, large)] == ["a", "b", "c"]
     assert [f.verdict for f in (small, exact, large)] == ["no", "tight", "tight"]
-    assert fits(use, [accelerator(2 * need)])[0].verdict == "fits"
+    assert fits(need, [accelerator(2 * need)])[0].verdict == "fits"
     assert [f.left_bytes for f in (small, exact, large)] == [-1, 0, 5]
     assert exact.share == 1
-
-
-def document(use: MemoryUse, hardware: list[Hardware]) -> Any:
-    return report(Preset(name="x", model=use.count.spec), use, fits(use, hardware)).document()
-
-
-@pytest.mark.parametrize(
-    "setup", [Setup(batch=2, seq=9), Setup("training"), Setup("training", optimizer="adam8bit", master_weights="fp32")]
-)
-def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
-    got = document(memory(MIXTURE, setup), [accelerator(10**6)])
-    found = got["memory"]
-    assert all(type(found[key]) is int for key in ("total_bytes", "weights", "gradients", "master_weights", "kv_cache"))
-    assert (
-        found["total_bytes"]
-        == sum(found[k] for k in ("weights", "gradients", "master_weights", "kv_cache")) + found["optimizer"]["bytes"]
-    )
-    assert found["optimizer"]["bytes"] == sum(found["optimizer"]["states"].values())
-    assert got["fits"] == [
-        {
-            "hardware": "it",
-            "memory_bytes": 10**6,
-            "usable_memory_bytes": None,
-            "needed_bytes": found["total_bytes"],
-            "left_bytes": 10**6 - found["total_bytes"],
-            "verdict": "fits",
-        }
-    ]
-    assert "activations" in found["not_counted"]
 
 
 # Rejected settings
@@ -189,8 +179,11 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        (Setup("training", seq=8), "--seq: training keeps no KV cache"),
-        (Setup("training", batch=8), "--batch: training"),
+        (Setup("training", base="nf4"), "--base: it describes low-rank adapters"),
+        (Setup("training", lora_rank=4, lora_targets=("w_proj",)), "--lora-targets w_proj: no linear layer"),
+        (Setup("training", lora_rank=4, base="int2"), "--base int2: not known"),
+        (Setup("training", lora_rank=4, master_weights="fp32"), "--master-weights: adapters"),
+        (Setup(lora_rank=4), "--lora-rank: inference keeps no"),
         (Setup("training", kv_dtype="fp8"), "--kv-dtype: training"),
         (Setup(optimizer="sgd"), "--optimizer: inference keeps no"),
         (Setup(grad_dtype="fp32"), "--grad-dtype: inference"),
@@ -203,7 +196,7 @@ def test_the_document_is_whole_numbers_that_add_up(setup: Setup) -> None:
         (Setup("training", optimizer="adamw", momentum=True), "--momentum: for --optimizer sgd, not adamw"),
         (
             Setup("training", optimizer="adam8bit", optimizer_dtype="fp32"),
-            "--optimizer-dtype: not for --optimizer adam8bit",
+            "--optimizer-dtype: not for --optimizer adamw-8bit",
         ),
         (Setup("training", optimizer="sgd", optimizer_dtype="fp32"), "--optimizer-dtype: not for --optimizer sgd"),
         (Setup("training", master_weights="fp64"), "--master-weights fp64: not known"),
@@ -221,101 +214,8 @@ def test_an_encoder_keeps_no_cache() -> None:
     encoder = spec.model_copy(update={"encoder": spec.decoder, "decoder": None})
     assert memory(encoder).parts["kv_cache"] == 0
     assert memory(encoder).total_bytes == memory(encoder).weights
-    with pytest.raises(InputError, match="--seq: an encoder-only model keeps no cache"):
-        memory(encoder, Setup(seq=8))
-
-
-# The command
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("--phase", "training"), 0),  # no accelerator named: nothing can fail
-        (("--phase", "training", "--hardware", "h200"), 0),
-        (("--phase", "training", "--hardware", "rtx-4090"), 1),
-        (("--phase", "training", "--hardware", "rtx-4090", "--hardware", "h200"), 0),
-        (("--phase", "training", "--hardware", "h100"), 1),
-        (("--phase", "training", "--precision", "bf16", "--hardware", "h100"), 0),
-        (("--precision", "bf16"), 2),
-        (("--hardware", "no-such"), 2),
-        (("--grad-dtype", "fp32"), 2),
-    ],
-)
-def test_exit_codes(run: Any, words: tuple[str, ...], code: int) -> None:
-    got, out, err = run("memory", "llama3-8b", *words, "--format", "json")
-    assert got == code, err
-    if code == 2:
-        assert not out
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-    else:
-        named = words.count("--hardware")
-        assert len(json.loads(out)["fits"]) == (named or len(COMMON_HARDWARE))
-
-
-def test_common_accelerators_are_listed_where_none_is_named(run: Any) -> None:
-    _, out, _ = run("memory", "gpt2", "--format", "json")
-    listed = json.loads(out)["fits"]
-    assert {one["hardware"] for one in listed} == set(COMMON_HARDWARE)
-    assert all(
-        one["left_bytes"]
-        == (one["usable_memory_bytes"] or load_hardware(one["hardware"]).memory_bytes)
-        - 4 * 124_439_808
-        - 1024 * 2 * 12 * 2 * 768
-        for one in listed
-    )
-
-
-@pytest.mark.parametrize("words", [("llama3-8b",), ("deepseek-v3", "--phase", "training", "--optimizer", "muon")])
-def test_the_table_says_it_in_eighty_columns(run: Any, words: tuple[str, ...]) -> None:
-    _, out, _ = run("memory", *words)
-    lines = out.splitlines()
-    assert "GiB required" in lines[0]
-    assert all(len(line) <= 80 for line in lines)
-    assert "not counted: activations" in out
-    assert any(
-        line.split()[0] == "h200" and line.rstrip().endswith("(of the nominal memory)")
-        for line in lines
-        if line.split()
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "weights", "gradients", "master", "states"),
-    [
-        ((), 2, 2, 4, 8),
-        (("--precision", "bf16-master"), 2, 2, 4, 8),
-        (("--precision", "bf16"), 2, 2, 0, 4),
-        (("--precision", "autocast"), 4, 4, 0, 8),
-        (("--precision", "fp32"), 4, 4, 0, 8),
-        (("--dtype", "fp16"), 2, 2, 4, 8),
-        (("--dtype", "fp32"), 4, 4, 0, 8),
-        (("--precision", "bf16", "--master-weights", "fp32"), 2, 2, 4, 8),
-        (("--grad-dtype", "fp32"), 2, 4, 4, 8),
-    ],
-)
-def test_a_precision_says_how_it_is_trained(
-    run: Any, words: tuple[str, ...], weights: int, gradients: int, master: int, states: int
-) -> None:
-    """Bytes per parameter; other options refine the precision."""
-    found = json.loads(run("memory", "llama3-8b", "--phase", "training", *words, "--format", "json").out)["memory"]
-    n = found["parameters"]
-    assert [found[key] / n for key in ("weights", "gradients", "master_weights")] == [weights, gradients, master]
-    assert found["optimizer"]["bytes"] // n == states
-
-
-def test_what_fits_by_little_is_tight(run: Any) -> None:
-    """Exit code 0, and a warning about memory that is not counted; usable memory is used if it is known."""
-    got, _, err = run("memory", "llama3-70b", "--hardware", "h200")
-    assert (got, err) == (0, "warning: h200: tight: 95.0 % of its nominal memory, and activations come on top\n")
-    got, out, err = run("memory", "llama3-70b", "--hardware", "m4-max", "--format", "json")
-    (fit,) = json.loads(out)["fits"]
-    assert (got, err, fit["verdict"]) == (1, "", "no")
-    assert fit["usable_memory_bytes"] == 96 * 2**30 < fit["needed_bytes"]
-    got, out, err = run("memory", "llama3-8b", "--hardware", "h200")
-    assert (got, err) == (0, "")
-    assert "fits (of the nominal memory)" in out
+    with pytest.raises(InputError, match="--kv-dtype: an encoder-only model keeps no cache"):
+        memory(encoder, Setup(kv_dtype="fp8"))
 
 
 def test_every_name_of_an_optimizer_has_states() -> None:

@@ -1,4 +1,4 @@
-"""Whole models, once without values and once as torch runs the reference on meta: the same bytes at every moment."""
+"""Whole models, once without values and once as torch runs the reference: the same bytes at every moment."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.autograd import Graph, backward, saved_storages
 from llmcalc.kernels.choices import EAGER, Choices
-from llmcalc.kernels.lowering import NONE, Recompute
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.profiles.eager import Eager
+from llmcalc.kernels.recompute import NONE, Recompute
 from llmcalc.kernels.tensor import DTYPES, INT64, Tensor, empty
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.run.rows import SOURCE, TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
+from tests.kernels import variants
 from tests.kernels.witness import Held, measured
 
 
@@ -104,42 +105,65 @@ def by_torch(
     batch: int = 2,
     seq: int = 7,
     log: list[str] | None = None,
-    change: Callable[[torch.nn.Module], None] | None = None,
+    recompute: Recompute = NONE,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
+    choices: Choices = EAGER,
+    adapters: Adapters | None = None,
+    device: str = "",
 ) -> Held:
-    """The bytes of a forward and a backward pass of the reference on meta.
+    """The bytes of a forward and a backward pass of the reference.
 
-    change: wraps modules in checkpoints; saved bytes are then 0, because selective ones bypass torch's hooks.
+    recompute: saved bytes are 0 with it, because selective checkpoints bypass torch's hooks.
     autocast: whether the weights are in float32, under torch.autocast to bfloat16; on the CPU, because meta has none.
+    device: where it runs; by default on the CPU, or on meta where torch has no kernel for the CPU.
     """
-    before, device = torch.get_default_dtype(), "cpu" if autocast else "meta"
+    device = device or device_of(choices)
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32 if autocast else torch.bfloat16)
     try:
         with torch.device(device):
-            module = spec.reference()
-            if change is not None:
-                change(module)
-            ids = torch.zeros(batch, seq, dtype=torch.int64)
-            source = None
-            if spec.encoder is not None and spec.decoder is not None:
-                stem = spec.encoder.stem
-                source = ids if stem is None else torch.empty(stem.frames(batch))
+            module: Any = spec.reference()
+            variants.change(module, choices, recompute, adapters, device)
+            ids, source = inputs(spec, batch, seq)
     finally:
         torch.set_default_dtype(before)
 
     def run() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            with_mtp = MTP.name in include
-            made = module(ids, source, with_mtp=with_mtp, grouped_experts=not autocast)
-            out, ahead = made if with_mtp else (made, [])
-            del made
-            if spec.head.type != "lm":
-                return out
-            loss = F.cross_entropy(out.float().flatten(0, 1), ids.flatten())
-            for logits in ahead:
-                loss = loss + F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
-            return loss
+        with variants.running(choices), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return result(spec, module, ids, source, choices, include, autocast)
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    return measured(run, outside, log, device, saves=change is None)
+    return measured(run, outside, log, device, saves=recompute is NONE)
+
+
+def device_of(choices: Choices) -> str:
+    """Where the reference runs with these kernels."""
+    return "meta" if choices.attention == "flash" or choices.norm == "fused" else "cpu"
+
+
+def inputs(spec: ModelSpec, batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids; and those of the encoder, or its frames, of a model of both stacks. All are 0: of experts, the same
+    get all rows.
+    """
+    ids = torch.zeros(batch, seq, dtype=torch.int64)
+    if spec.encoder is None or spec.decoder is None:
+        return ids, None
+    return ids, torch.zeros_like(ids) if spec.encoder.stem is None else torch.empty(spec.encoder.stem.frames(batch))
+
+
+def result(
+    spec: ModelSpec,
+    module: Any,
+    ids: torch.Tensor,
+    source: torch.Tensor | None,
+    choices: Choices = EAGER,
+    include: frozenset[str] = frozenset(),
+    autocast: bool = False,
+) -> torch.Tensor:
+    """The loss; of a model without a language-model head, its output."""
+    with_mtp = MTP.name in include
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True)
+    out, ahead = made if with_mtp else (made, [])
+    del made
+    return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

@@ -1,4 +1,7 @@
-"""What torch holds on meta: the bytes that autograd saves, and those alive during a forward and a backward pass.
+"""What torch holds: the bytes that autograd saves, and those alive during a forward and a backward pass.
+
+On meta tensors have no values; on the CPU a pass takes a fifth of the time. An operation makes the same tensors on both
+and on a GPU; what a kernel of the CPU takes for itself is not seen here.
 
 `Alive` is a dispatch mode that follows every storage made under it, as torch's own MemTracker does, without the hooks
 that MemTracker puts on modules: these hold gradients of a module's inputs longer than torch itself.
@@ -106,11 +109,11 @@ def measured(
     """
     outside = list(outside)
     known = {t.untyped_storage()._cdata for t in outside}
-    saved = saved_bytes(run(), known, device) if saves else 0
     mode = Alive(outside, log is not None, device)
     with mode:
         out = run()
         live, forward = mode.now, mode.peak
+        saved = saved_bytes(out, known, device) if saves else 0
         mode.peak = mode.now
         if mode.log is not None:
             mode.log.append("--- backward")

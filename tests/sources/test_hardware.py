@@ -40,6 +40,7 @@ TERMS = {
     "peak_flops": r"\bpeaks?\b",
     "tdp_watts": r"\bTDP\b",
     "compute_units": r"\bcount\b",
+    "compute_capability": "compute capability",
     "boost_clock_hz": "boost clock",
     "interconnect": r"\blink\b",
     "domain_size": "scale-up domain",

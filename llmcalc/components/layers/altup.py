@@ -66,15 +66,17 @@ class AltUp(ResidualStreams):
         """x: the embedding, which the streams are made from. top: x is all streams, which are merged into one."""
         hidden, others = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
         first, rest = (f.take(x, hidden), f.take(x, others, hidden)) if top else (x, x)
-        length = f.root_mean_square(first)
-        f.hold(length=length)
+        with f.function():
+            length = f.root_mean_square(first)
+            f.hold(length=length)
 
-        def projected(stream: Value) -> Value:
-            """A projection of one stream, scaled to the length of the first one."""
-            y = f.linear("", stream, hidden)
-            return f.div(f.mul(y, length), f.root_mean_square(y))
+            def projected(stream: Value) -> Value:
+                """A projection of one stream, scaled to the length of the first one."""
+                y = f.linear("", stream, hidden)
+                f.hold_outside(y=y)
+                return f.div(f.mul(y, length), f.root_mean_square(y))
 
-        x = f.side_by_side("projections", others, rest, projected, after=first, split=top)
+            x = f.side_by_side("projections", others, rest, projected, after=first, split=top)
         return f.sum(x, hidden, mean=True) if top else x
 
     def reference(self, context: Context) -> nn.Module:
@@ -118,11 +120,10 @@ class AltUpLayer(WholeLayer):
         f.hold(predicted=predicted)
         read = f.part("self_attn_pre_norm", self.norm, active)
         f.hold(read=read)
-        y = f.part("self_attn_post_norm", self.norm, f.part("self_attn", self.attention, read))
+        y = self._ran(f, "self_attn", self.attention, read)
         y = f.scale(f.add(f.add(active, y), self._low_rank(f, read)), 2**-0.5)
         f.hold(y=y)
-        read = f.part("mlp_pre_norm", self.norm, y)
-        y = f.add(y, f.part("mlp_post_norm", self.norm, f.part("mlp", self.feed_forward, read)))
+        y = f.add(y, self._ran(f, "mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, y)))
         f.hold(y=y)
         corrected, first = self._corrected(f, predicted, y, router, routed)
         f.hold(corrected=corrected, first=first)
@@ -130,6 +131,12 @@ class AltUpLayer(WholeLayer):
         fed = f.add(others, f.part("per_layer_input", self.per_layer_input, first, norm=self.norm))
         f.hold(fed=fed)
         return f.cat(f.take(corrected, Axis("streams", 1), hidden), fed, axes=x.axes)
+
+    def _ran(self, f: Flow, name: str, part: Component, x: Value) -> Value:
+        """The output of a sublayer after its norm."""
+        with f.function():
+            f.hold(x=x)
+            return f.part(f"{name}_post_norm", self.norm, f.part(name, part, x))
 
     def _predicted(self, f: Flow, x: Value, router: Weight) -> tuple[Value, Value]:
         """Adds to every stream a mixture of all streams, with weights computed from the first stream.

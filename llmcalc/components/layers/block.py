@@ -223,6 +223,8 @@ class Block(Layer):
         start = x
         f.hold(x=x, start=x)
         read = f.part("pre_norm", self.norm, x) if self.parallel == "shared" else None
+        if read is not None:
+            f.hold(shared=read)
         for name, part in self.sublayers():
             if name == "cross_attn" and self.idle_cross_attention:
                 self._idle(f, name, part, x)

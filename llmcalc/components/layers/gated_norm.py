@@ -49,9 +49,12 @@ class GatedNormLayer(WholeLayer):
         for where, part in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             assert isinstance(part, Component)
             read = f.part(f"{where}_pre_norm", self.norm, x)
+            f.hold(y=read)
             if where == "self_attn" or self.feed_forward_gate:
                 read = self._gated(f, where + GATE, read)
+                f.hold(y=read)
             x = f.add(x, f.part(where, part, read))
+            f.hold(x=x)
         return x
 
     def _gated(self, f: Flow, name: str, x: Value) -> Value:

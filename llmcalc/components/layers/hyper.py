@@ -133,6 +133,7 @@ class HyperStreams(ResidualStreams):
         """Returns the weighted sum of the streams. x: all streams."""
         streams, hidden = x.axes
         (raw,) = _weights(f, x, Beside(((streams,),)))
+        f.hold(raw=raw)
         weights = f.plus(f.act(raw, "sigmoid"), PLAIN.eps)
         f.hold(weights=weights)
         return f.sum(f.mul(weights, x, axes=x.axes), hidden)

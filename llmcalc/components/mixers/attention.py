@@ -264,14 +264,19 @@ class Attention(TokenMixer):
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
-            limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), heads)
+            keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
         y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
         f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
-        y = y if self.output_gate is None else self.output_gate.flow(f, x, y)
-        y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
+        if self.output_gate is not None:
+            y = self.output_gate.flow(f, x, y)
+            f.hold(out=y)
+        if self.sub_norm is not None:
+            whole = f.flat(y)
+            f.hold(whole=whole)
+            y = f.part("sub_norm", self.sub_norm, whole)
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
     def _placed(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
@@ -305,15 +310,20 @@ class Attention(TokenMixer):
             alike = (one for one in reversed(made) if self._attends_as(one[0]))
             _, keys, values = next(alike, made[-1] if made else nothing)  # nothing: the layer is recorded alone
             return keys.seen(heads, dim), values.seen(heads, size)
-        raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
-        keys = self._placed(f, raw, "k_norm", dim)
-        values = raw
-        if not self.attention_k_eq_v:
-            values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
-        values = values if self.v_norm is None else f.norm("v_norm", values, self.v_norm, (size,))
-        if f.causal or crossing:
-            limit, held = self._held(crossing)
-            keys, values = f.cache("cache", held, keys, values, limit=limit)
+        with f.function():
+            raw = _projected(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            f.hold(raw=raw)
+            keys = self._placed(f, raw, "k_norm", dim)
+            values = raw
+            if not self.attention_k_eq_v:
+                values = _projected(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+            f.hold(k=keys, v=values)
+            if self.v_norm is not None:
+                values = f.norm("v_norm", values, self.v_norm, (size,))
+                f.hold(v=values)
+            if f.causal or crossing:
+                limit, held = self._held(crossing)
+                keys, values = f.cache("cache", held, keys, values, limit=limit)
         if not crossing:
             made.append((self, keys, values))
         if not crossing and f.memo.get("lends"):

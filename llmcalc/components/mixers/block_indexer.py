@@ -64,11 +64,32 @@ class BlockIndexer(Part):
         """The largest number of tokens that one token attends to."""
         return self.index_block_size * self.index_topk_blocks
 
-    def flow(self, f: Flow, x: Value, position: Rope, all_heads: Axis) -> dict[str, Any]:
-        """Records the selection of blocks, and returns the arguments for the core of the attention.
+    def flow(
+        self, f: Flow, x: Value, position: Rope, keys: Value, values: Value
+    ) -> tuple[Value, Value, dict[str, Any]]:
+        """Records the selection of blocks. Returns the keys and values that are read, and further arguments for the
+        core of the attention.
 
-        position: RoPE on queries and keys. all_heads: the heads of the attention.
+        position: RoPE on queries and keys. keys, values: those of each head of the attention.
         """
+        return self._narrowed(f, self._chosen(f, x, position), keys, values)
+
+    def _narrowed(
+        self, f: Flow, mask: Value, keys: Value, values: Value
+    ) -> tuple[Value, Value, dict[str, Any]]:
+        all_heads, *_ = keys.axes
+        assert isinstance(all_heads, Axis)
+        sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
+        with f.function():
+            f.hold(k=keys, v=values)
+            mask = f.repeat(mask, all_heads)
+            f.hold(seen=mask)
+            mask, keys, values = f.only_selected(mask, keys, values, **sizes)
+        f.hold(k=keys, v=values, mask=mask)
+        return keys, values, {"core": ops.BlockCore, "selection": mask, **sizes}
+
+    def _chosen(self, f: Flow, x: Value, position: Rope) -> Value:
+        """The mask of the selected tokens, for each head of the indexer."""
         heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
         with f.scope("indexer", role="no_grad"):
@@ -77,10 +98,7 @@ class BlockIndexer(Part):
             keys = f.rope(f.norm("k_norm", f.linear("k_proj", x, dim), self.norm), position)
             (keys,) = f.cache("cache", "indexer", keys)
             f.hold(k=keys)
-            mask = f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
-        mask = f.repeat(mask, all_heads)
-        f.hold(mask=mask)
-        return {"core": ops.BlockCore, "block": block, "blocks": blocks, "selection": mask}
+            return f.select_blocks(f.scores("core", q, keys), keys, block, blocks)
 
     def reference(self, context: Context, theta: float) -> nn.Module:
         return _reference()(self, context.hidden_size, theta)

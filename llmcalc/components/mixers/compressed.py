@@ -18,6 +18,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...ops.sparse import COMPRESSED
+from ...run.rows import Rows
 from ..base import (
     Context,
     Flag,
@@ -156,7 +157,7 @@ class CompressedAttention(TokenMixer):
                 if self.indexer is not None:
                     chosen = self._choice(f, self.indexer, x, small, mask, turned)
                     f.hold(chosen=chosen)
-                    mask = f.among(mask, chosen)
+                    mask, entries = f.among(mask, chosen, entries)
             f.hold(entries=entries, entries_seen=mask)
             limits = {"rate": self.compress_rate, "chosen": None if self.indexer is None else self.indexer.index_topk}
             more: dict[str, Any] = {"values": entries, "cross": True, "core": ops.EntryScores, **limits}
@@ -192,29 +193,35 @@ class CompressedAttention(TokenMixer):
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
         with f.scope(name):
-            rest = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            made = self._of_entries(f, "kv_proj", x, series), self._of_entries(f, "gate_proj", x, series)
+            f.hold(rest_kv=made[0], rest_gate=made[1])
+            rest = f.with_rest(*made)
             f.hold(rest_kv=rest[0], rest_gate=rest[1])
             kv, gate = (f.windows(each, rate) for each in rest)
             gate = f.add(gate, f.vector("position_bias", rate, *series, many=rate.size))
             f.hold(kv=kv, gate=gate)
             if self.overlap:
-                f.record("state", "last_window", (kv, gate), op=ops.LastWindow(dim.size, rate.size, rows=x.rows))
-                kv, gate = self._with_last_window(f, kv, gate, rate, dim)
+                kv, gate = self._with_last_window(f, kv, gate, rate, dim, x.rows)
                 f.hold(kv=kv, gate=gate)
             entries = f.norm("norm", f.weighted_mean(kv, gate), self.norm)
             f.hold(new=entries)
             entries = f.rope(entries, turned, every=rate.size)
             f.hold(new=entries)
-            f.keep_entries(ops.EntryCache(dim.size, rate.size, 2 * rest[0].width, rows=x.rows), entries, *rest)
-        return entries
+            op = ops.EntryCache(dim.size, rate.size, 2 * rest[0].width, rows=x.rows)
+            return f.keep_entries(op, entries, *rest)
 
-    def _with_last_window(self, f: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis) -> tuple[Value, Value]:
+    def _with_last_window(
+        self, f: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
+    ) -> tuple[Value, Value]:
         """Windows of both series, of which the first is delayed by one window."""
         both = Beside(((rate,), (rate,)))
         with f.function():
             (before, now), (gate_before, gate_now) = (f.split(v, (rate, dim), (rate, dim)) for v in (kv, gate))
-            first, gate_first = f.zeros(before), f.zeros(gate_before)
+            zeros = f.zeros(before, state="last_window"), f.zeros(gate_before, state="last_window")
+            first, gate_first = (f.resumed(zero, "last_window", i) for i, zero in enumerate(zeros))
             f.hold(first=first, gate_first=gate_first)
+            op = ops.LastWindow(dim.size, rate.size, rows=tokens)
+            f.record("state", "last_window", (before, gate_before), op=op)
             late, gate_late = f.delayed(before, first), f.delayed(gate_before, gate_first)
             f.hold(late=late, gate_late=gate_late)
             return f.cat(late, now, axes=(both, dim)), f.cat(gate_late, gate_now, axes=(both, dim))

@@ -131,7 +131,7 @@ class MLA(TokenMixer):
             query, (heads, nope), (heads, rope), *([(heads, size)] if self.query_gate else [])
         )
         q_rope = self._rotated(f, q_rope)
-        f.hold(q_rope=q_rope)
+        f.hold(q_nope=q_nope, q_rope=q_rope)
         both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
         f.hold(latent=both)
         c, k_rope = f.split(both, (latent,), (rope,))
@@ -143,9 +143,10 @@ class MLA(TokenMixer):
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             f.part("indexer", self.indexer, x, compressed=compressed, position=turning, role="no_grad")
         limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
-        selection = None if self.indexer is None else f.selected(query, c)
-        if selection is not None:
-            f.hold(mask=selection)
+        selection: Value | None = None
+        if self.indexer is not None:
+            selection, c, k_rope = f.selected(query, c, k_rope)
+            f.hold(latent=c, k_rope=k_rope, mask=selection)
         more: dict[str, Any] = {"causal": f.causal, "sinks": self.sinks, "selection": selection, **limits}
         head, seen = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 

@@ -53,7 +53,7 @@ class RwkvTimeMix(TokenMixer):
 
     def flow(self, f: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
-        previous = f.shift(x)
+        previous = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         key, value, receptance = (
             f.linear(name, _mixed(f, x, previous, name), channels) for name in ("key", "value", "receptance")
@@ -98,10 +98,11 @@ class RwkvChannelMix(Network):
         return SOURCE
 
     def flow(self, f: Flow, x: Value) -> Value:
-        previous = f.shift(x)
+        previous = f.shift(x, state="shift_state")
         f.state("shift_state", *x.axes, kind="shift_state")
         f.hold(previous=previous)
-        inner = f.act(f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size)), "relu2")
+        inner = f.linear("key", _mixed(f, x, previous, "key"), Axis("ffn", self.intermediate_size))
+        inner = f.act(f.act(inner, "relu"), "square")
         opened = f.act(f.linear("receptance", _mixed(f, x, previous, "receptance"), *x.axes), "sigmoid")
         f.hold(inner=inner, open_by=opened)
         return f.mul(opened, f.linear("value", inner, *x.axes))

@@ -63,7 +63,9 @@ def _correction(f: Flow, how: Correction | None, classes: Axis) -> Value | None:
     """Records the score correction, if there is one."""
     if how is None:
         return None
-    return (f.vector if how == "parameter" else f.buffer)("score_correction", classes, kind="router")
+    if how == "buffer":
+        return f.buffer("score_correction", classes, kind="router")
+    return f.vector("score_correction", classes, kind="router", frozen=True)
 
 
 class LinearRouter(Router):
@@ -146,7 +148,8 @@ class TokenTableRouter(Router):
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         logits = f.linear("router", x, Axis("classes", classes), kind="router")
-        table = f.buffer("token_table", Axis("vocab", self.vocab_size), Axis("top_k", top_k), kind="router")
+        sides = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
+        table = f.buffer("token_table", *sides, indices=True, kind="router")
         return f.route(logits, top_k, self.scoring_func, table=table)
 
     def reference(self, context: Context, experts: int, top_k: int, classes: int) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ....algebra import exact_div
+from ....flow.axis import extent
 from ....flow.program import Step
 from ....run.derived import QueryKeyPairs
-from ...lowering import Lowering, Path
-from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
+from ...lowering import Lowering
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
 
 
 class AttentionKernels(Lowering):
@@ -76,23 +78,23 @@ class AttentionKernels(Lowering):
         self.set(step.outs[0], self.heads_first(wide))
 
     def do_cache(self, step: Step) -> None:
-        new = [self.get(value) for value in step.ins]
-        full = new if self.store is None else self._stored((*self.module_path(), step.name), new, step.how["limit"])
-        for value, seen, tensor in zip(step.ins, step.outs, full, strict=True):
-            if self.store is not None:
-                self.values.pop(id(value), None)
+        if self.missing(step.ins[0]):
+            full: Sequence[Tensor] = self.held(step.name) or ()
+        else:
+            full = self._with_new(step.name, [self.get(value) for value in step.ins], step.how["limit"])
+        if self.store is not None:
+            for value in step.ins:
+                self.forget(value.storage)
+        for seen, tensor in zip(step.outs, full, strict=True):
             self.bind(seen, tensor)
 
-    def _stored(self, key: Path, new: list[Tensor], limit: int | None) -> list[Tensor]:
+    def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
         """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
-        assert self.store is not None
-        held = self.store.get(key)
+        held = self.held(name)
         if held is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
         full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
-        kept = full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]
-        with counted_as(self.graph.meter, "cache"):
-            self.store[key] = tuple(self.t.copy(t) for t in kept)
+        self.keep(name, *(full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]))
         return full
 
     def _appended(self, held: Tensor, new: Tensor) -> Tensor:
@@ -100,6 +102,16 @@ class AttentionKernels(Lowering):
         if len(new.shape) < 4:
             return self.t.cat([held, new], 1)
         return self.heads_first(self.t.cat([self.heads_first(held), self.heads_first(new)], 2))
+
+    def do_absorb(self, step: Step) -> None:
+        """A part of each head's rows of a weight, on the side of the query or of the output: Expansion.forward."""
+        t, weight, out = self.t, step.weight, step.outs[0]
+        assert weight is not None
+        x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
+        per_head = t.unflatten(self.matrix(step), 0, (heads, exact_div(extent(weight.out), heads)))
+        part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
+        made = t.matmul(x, part if of_query else t.transpose(part, -1, -2))
+        self.set(out, self.heads_first(made))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ....algebra import ceil_div, is_zero, minimum
 from ....flow.program import Step
 from ....flow.value import Value
-from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from ...layout import is_one
+from ...tensor import BOOL, FLOAT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
@@ -21,6 +23,9 @@ class AttentionVariantKernels(AttentionKernels):
         t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
         if len(step.ins) > 2:
             made = self._weighted_scores(q, k, self.get(step.ins[2]))
+            del q, k
+            self.release(step, step.ins)
+            made = t.to(made, FLOAT32)
         elif not keys.rows.batched:
             made = self.scores_by_row(q, k)
         elif len(keys.axes) == 1:  # every head has the same keys
@@ -38,10 +43,10 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """IndexerReference's core, and its result in float32. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        """IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         t = self.t
         scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
-        return t.to(t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2), FLOAT32)
+        return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
 
     def do_select(self, step: Step) -> None:
         t, scores = self.t, self.get(step.ins[0])
@@ -50,21 +55,33 @@ class AttentionVariantKernels(AttentionKernels):
         self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.how["top_k"]))
 
     def do_selected(self, step: Step) -> None:
-        """MLAReference.forward: the mask of each sequence's own keys."""
-        if self.sight.phase == "decode":
-            raise self.unsupported("no kernels for decoding with selected tokens")
-        t, (q, k) = self.t, (self.get(value) for value in step.ins)
-        mask = self.mask(step, q.shape[1], k.shape[1])
-        selected = self.memo["selected"]
+        """MLAReference.forward: the mask of each sequence's own keys, and the keys."""
+        t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
+        mask, selected = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        if self.reads_selected(q.shape[1]):
+            index = t.unsqueeze(t.select(selected, 1), -1)
+            read = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
+            self.bind(step.outs[0], t.slice(mask, index.shape[1]))
+            self._read(step, read)
+            return
         chosen = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
         self.bind(step.outs[0], t.unsqueeze(t.like(mask, chosen), 1))
+        self._read(step, keys)
+
+    def reads_selected(self, queries: Any) -> bool:
+        """Whether the references read only selected keys: where one further token is decoded."""
+        return self.continues and is_one(queries)
+
+    def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
+        """Binds the keys and values that are read, and lets go of all of them."""
+        for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
+            self.values.pop(id(value), None)
+            self.bind(out, tensor)
 
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, step: Step) -> None:
         """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
-        if self.sight.phase == "decode":
-            raise self.unsupported("no kernels for decoding with selected blocks")
         t, block, scores = self.t, step.how["block"], self.get(step.ins[0])
         self.forget(step.ins[0].storage)
         scores = t.to(scores, FLOAT32)
@@ -79,6 +96,20 @@ class AttentionVariantKernels(AttentionKernels):
         rank = t.sort(t.sort(best)[1])[1]
         chosen = t.slice(t.repeat_interleave(t.compare(rank), block, 3), end)
         self.bind(step.outs[0], t.compare(chosen, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1))))
+
+    def do_only_selected(self, step: Step) -> None:
+        """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
+        t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.how["block"], step.how["blocks"])
+        keys = [self.heads_first(self.get(value)) for value in step.ins[1:]]
+        if self.reads_selected(seen.shape[-2]):
+            end = keys[0].shape[2]
+            read = minimum(end, (blocks - 1) * block + (end - 1) % block + 1)
+            where = t.unsqueeze(t.slice(t.sort(t.to(t.select(seen, 2), UINT8))[1], read), -1)
+            keys = [t.gather(k, t.expand(where, (*where.shape[:-1], k.shape[-1]))) for k in keys]
+            seen = t.like(t.slice(seen, read))
+        self.values.pop(id(step.ins[0]), None)
+        self.bind(step.outs[0], seen)
+        self._read(step, [self.heads_first(k) for k in keys])
 
     def attention_BlockCore(self, step: Step) -> None:
         self.attention_AttentionCore(step)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....algebra import Number
 from ....components.norm import Norm
 from ....flow.program import Step
+from ....ops import Weight as VectorWeight
 from ....run.rows import Rows
 from ...lowering import Lowering, Path
-from ...tensor import FLOAT32, INT64, Tensor
+from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
 
 class BasicKernels(Lowering):
@@ -17,7 +19,7 @@ class BasicKernels(Lowering):
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
     def do_linear(self, step: Step) -> None:
-        x, out = self.flat(step.ins[0]), step.outs[0]
+        x, out = self.flat(step.ins[0], step), step.outs[0]
         bias = None
         if step.how["bias"]:
             lent = step.how.get("lent")
@@ -36,8 +38,16 @@ class BasicKernels(Lowering):
         bias = self.weight(f"{name}.bias", (out.width,), module) if step.how["bias"] else None
         self.set(out, self.t.linear(x, self.weight(f"{name}.weight", (out.width, x.shape[-1]), module), bias))
 
+    def has_adapter(self, step: Step) -> bool:
+        """Whether a linear layer has an adapter: without adapters none has."""
+        return False
+
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x·Wᵀ + b."""
+        """The output of a linear layer."""
+        return self.product(x, weight, bias, step.outs[0].width)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
+        """x·Wᵀ + b. width: the number of outputs."""
         return self.t.linear(x, weight, bias)
 
     def do_table(self, step: Step) -> None:
@@ -64,10 +74,12 @@ class BasicKernels(Lowering):
         self.table(step)
 
     def do_vector(self, step: Step) -> None:
-        self.set(step.outs[0], self.weight(step.name, self.shape(step.outs[0])))
+        assert isinstance(step.op, VectorWeight)
+        key, trained = (*self.module_path(), step.name), self.adapters is None and not step.op.frozen
+        self.set(step.outs[0], self.parameter(key, step.op.tensors()[0].shape, self.dtype, trained))
 
     def do_buffer(self, step: Step) -> None:
-        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0])))
+        self.set(step.outs[0], self.buffer(step.name, self.shape(step.outs[0]), step.how["indices"]))
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
@@ -108,6 +120,8 @@ class BasicKernels(Lowering):
         """The activation of that name."""
         if kind == "relu2":
             return self.t.square(self.t.function("relu", x))
+        if kind == "square":
+            return self.t.square(x)
         if kind == "identity":
             return x
         if kind == "exp":
@@ -117,6 +131,9 @@ class BasicKernels(Lowering):
         if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+
+    def do_flat(self, step: Step) -> None:
+        self.bind(step.outs[0], self.flat(step.ins[0]))
 
     def do_scale(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0])))
@@ -171,9 +188,9 @@ class BasicKernels(Lowering):
         run(step)
 
     def do_state(self, step: Step) -> None:
-        """Nothing is kept where no pass follows."""
-        if self.store is not None:
-            raise self.unsupported("no kernels for a pass that keeps states", step.name)
+        """What is kept for the next pass. A step that reads it keeps it where the state names no values itself."""
+        if step.ins:
+            self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
@@ -186,6 +203,9 @@ class BasicKernels(Lowering):
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The cross-entropy of logits [batch, tokens, vocabulary] in float32."""
-        whole = self.t.flatten(self.t.to(logits, FLOAT32), 0, 1)
+        """The cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
+        read = DTYPES[self.choices.logits_dtype or FLOAT32.name]
+        whole = self.t.flatten(self.t.to(logits, read), 0, 1)
+        if self.choices.keeps_logits:
+            self.logits = [whole]
         return self.t.nll_loss(self.t.log_softmax(whole), labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ....algebra import exact_div, is_zero, minimum
 from ....flow.program import Step
+from ....ops import EntryCache
 from ...tensor import FLOAT32, INT64
 from .attention_variants import AttentionVariantKernels
 
@@ -14,8 +15,9 @@ class EntryKernels(AttentionVariantKernels):
     def do_windows(self, step: Step) -> None:
         t, x, out = self.t, self.get(step.ins[0]), step.outs[0]
         shape = self.shape(out)
-        if is_zero(shape[1]):
-            raise self.unsupported("no kernels for a sequence without a whole entry")
+        if is_zero(shape[1]):  # no window is full yet
+            self.absent.add(id(out))
+            return
         whole = shape[1] * shape[2]
         self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))
 
@@ -23,10 +25,29 @@ class EntryKernels(AttentionVariantKernels):
         t, (values, gate) = self.t, (self.get(value) for value in step.ins)
         self.set(step.outs[0], t.sum(t.mul(values, t.to(t.softmax(t.to(gate, FLOAT32)), values.dtype)), 2))
 
+    def do_with_rest(self, step: Step) -> None:
+        rows = [self.get(value) for value in step.ins]
+        held = self.frames[-1].named["held"] = self.held("cache")
+        if held is not None:
+            rows = [self.t.cat([rest, x], 1) for rest, x in zip(held[1:], rows, strict=True)]
+        for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
+            self.values.pop(id(value))
+            self.bind(out, tensor)
+
     def do_keep_entries(self, step: Step) -> None:
-        """Nothing is kept where no pass follows."""
-        if self.store is not None:
-            raise self.unsupported("no kernels for a pass that keeps entries", step.name)
+        """All entries, and the rows that fill none yet."""
+        t, (value, *rows), held = self.t, step.ins, self.held(step.name)
+        assert isinstance(step.op, EntryCache)
+        rest, rate = [self.get(row) for row in rows], step.op.rate
+        new = None if self.missing(value) else self.get(value)
+        earlier = None if held is None else held[0]
+        if new is None:
+            entries = t.new((rest[0].shape[0], 0, value.width), rest[0].dtype) if earlier is None else earlier
+        else:
+            entries = new if earlier is None else t.cat([earlier, new], 1)
+        self.keep(step.name, entries, *(t.slice(x, x.shape[1] % rate, 1) for x in rest))
+        self.values.pop(id(value), None)
+        self.bind(step.outs[0], entries)
 
     def do_whole_entries(self, step: Step) -> None:
         t, (q, entries) = self.t, (self.get(value) for value in step.ins)
@@ -39,21 +60,30 @@ class EntryKernels(AttentionVariantKernels):
         t, (scores, weights, seen) = self.t, (self.get(value) for value in step.ins)
         self.forget(step.ins[0].storage)
         self.forget(step.ins[1].storage)
-        scores = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
+        weighted = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
         del weights
-        scores = t.to(t.sum(scores, 1), FLOAT32)
+        weighted = t.sum(weighted, 1)
+        scores = t.to(weighted, FLOAT32)
+        del weighted
         best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
         self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.how["top_k"])))
 
     def do_among(self, step: Step) -> None:
-        t, (seen, chosen) = self.t, (self.get(value) for value in step.ins)
+        t, (seen, chosen, entries) = self.t, (self.get(value) for value in step.ins)
+        self.values.pop(id(step.ins[2]), None)
+        if self.reads_selected(chosen.shape[1]):
+            index = t.unsqueeze(t.select(chosen, 1), -1)
+            self.bind(step.outs[1], t.gather(entries, t.expand(index, (*index.shape[:-1], entries.shape[-1]))))
+            self.bind(step.outs[0], t.slice(seen, chosen.shape[-1]))
+            return
+        self.bind(step.outs[1], entries)
         picked = t.scatter(t.expand(t.like(seen), (chosen.shape[0], *seen.shape)), chosen)
         self.bind(step.outs[0], t.unsqueeze(t.like(seen, picked), 1))
 
     def do_per_group(self, step: Step) -> None:
         """GroupMap.forward."""
         t, out = self.t, step.outs[0]
-        x, (groups, lora) = self.flat(step.ins[0]), (axis.size for axis in out.axes)
+        x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
         self.frames[-1].named["out"] = x
         each = exact_div(x.shape[-1], groups)
         rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, each)), 0, 1), 0, 1)

@@ -20,13 +20,6 @@ ALIGNED = 16
 class ExpertKernels(Lowering):
     """Experts, as the reference computes them with `grouped_experts`."""
 
-    def taken(self, step: Step, value: Value) -> Tensor:
-        """The tensor of a value. If no later step reads it, the program lets go of it now, not after this step."""
-        x = self.get(value)
-        if self.last.get(id(value.storage)) == id(step):
-            self.forget(value.storage)
-        return x
-
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
         """[batch, rows, …] → [batch · rows, elements]. axes: the axes of one row."""
         x = self.t.flatten(x, 0, len(x.shape) - axes - 1)
@@ -125,7 +118,7 @@ class ExpertKernels(Lowering):
         x = self.by_row(self.get(step.ins[0]), len(step.ins[0].axes))
         ins, outs = x.shape[1], extent(out.axes)
         for size in (ins, outs):
-            if type(size) is int and size * x.dtype.bytes % ALIGNED:
+            if isinstance(size, int) and size * x.dtype.bytes % ALIGNED:
                 raise self.unsupported(
                     f"{size} elements of {x.dtype} are {size * x.dtype.bytes} bytes; a grouped product requires a "
                     f"multiple of {ALIGNED}",

@@ -8,14 +8,19 @@ from typing import Any
 from ....algebra import ceil_div
 from ....components.norm import Norm
 from ....flow.program import Step
+from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
 from ...lowering import Path
-from ...tensor import BOOL, FLOAT32, INT64, Tensor
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
+from .elementwise import ElementwiseKernels
+
+CHUNKS = 8
+"""Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
 
 
-class FusedKernels(AttentionKernels, BasicKernels):
+class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     """What `Choices` asks for instead of the reference's own steps."""
 
     # --- attention --------------------------------------------------------------------------------------------------
@@ -64,7 +69,7 @@ class FusedKernels(AttentionKernels, BasicKernels):
         """
         t, graph, spare = self.t, self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
-        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, t.like(q).strides if q.shape == v.shape else None)
+        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, t.like(q).strides if q.shape[-1] == v.shape[-1] else None)
         sums = graph.new((batch, heads, queries), FLOAT32)
         seed, unused = graph.new((2,), INT64), graph.new((), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
@@ -107,7 +112,8 @@ class FusedKernels(AttentionKernels, BasicKernels):
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row."""
-        if self.choices.norm == "eager" or spec.type == "affine" or groups != 1 or len(shape) > 1:
+        eager = self.choices.norm == "eager" and not self.choices.compiled
+        if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
@@ -122,24 +128,77 @@ class FusedKernels(AttentionKernels, BasicKernels):
 
         return record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
 
+    # --- gated activations ------------------------------------------------------------------------------------------
+
+    def do_act(self, step: Step) -> None:
+        if self.choices.compiled and self._in_this_module("mul", step.outs[0]):
+            self.bind(step.outs[0], self.get(step.ins[0]))  # the product reads the gate itself
+        else:
+            super().do_act(step)
+
+    def do_mul(self, step: Step) -> None:
+        """act(gate) · up, as the partitioner of torch.compile keeps it: a pointwise result is computed again."""
+        graph = self.graph
+        if not (self.choices.compiled and any(self._made_by_act(value) for value in step.ins)):
+            super().do_mul(step)
+            return
+        gate, up = (self.get(value) for value in step.ins)
+        out, shapes = self.t.like(gate, up), [(one.shape, one.dtype) for one in (gate, up)]
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+            return [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+
+        self.set(step.outs[0], record(graph, "glu", (gate, up), out, back, gate, up))
+
+    def _in_this_module(self, verb: str, value: Value) -> bool:
+        """Whether a step of the module that runs reads a value under that verb."""
+        items = self.frames[-1].scope.items
+        return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
+
+    def _made_by_act(self, value: Value) -> bool:
+        items = self.frames[-1].scope.items
+        return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
+
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def do_linear(self, step: Step) -> None:
-        chunked = self.choices.cross_entropy == "chunked" and self.trained and self.graph.enabled
+        chunked = self.choices.cross_entropy in ("chunked", "split") and self.trained and self.graph.enabled
         if not (chunked and step.outs[0] is self.result):
             super().do_linear(step)
             return
+        if self.has_adapter(step):
+            raise self.unsupported(
+                f"--cross-entropy {self.choices.cross_entropy} computes the product itself; expected no adapter on it",
+                step.name,
+            )
         bias = self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.how["bias"] else None
         self.head = (self.matrix(step), bias)
         self.bind(step.outs[0], self.flat(step.ins[0]))
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
-            return self._over_logits(self.t.flatten(logits, 0, 1))
+            read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
+            return self._over_logits(self.t.flatten(self.t.to(logits, read), 0, 1))
         if self.head is not None:
             (weight, bias), self.head = self.head, None
+            if self.choices.cross_entropy == "split":
+                return self._chunk_by_chunk(logits, weight, bias, labels)
             return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias)
+        if self.choices.compiled:
+            read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
+            return self._compiled_loss(self.t.flatten(self.t.to(logits, read), 0, 1))
         return super().loss(logits, labels)
+
+    def _compiled_loss(self, logits: Tensor) -> Tensor:
+        """The cross-entropy of logits [tokens, vocabulary] under torch.compile: of each row, two numbers are kept."""
+        graph, rows = self.graph, (logits.shape[0], 1)
+        highest, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
+        shape, dtype = logits.shape, logits.dtype
+
+        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            return (graph.new(shape, dtype),)
+
+        return record(graph, "cross_entropy", (logits,), out, back, logits, highest, total)
 
     def _over_logits(self, logits: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel, ops/cross_entropy.py: the forward pass writes the gradient over the logits."""
@@ -148,6 +207,31 @@ class FusedKernels(AttentionKernels, BasicKernels):
         out = graph.new((), logits.dtype)
         del losses
         return record(graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
+
+    def _chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+        """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
+        transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
+
+        x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
+        """
+        t, (batch, tokens) = self.t, x.shape[:2]
+        size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
+        read = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiled else FLOAT32).name]
+        sizes = [min(size, tokens - at) for at in range(0, tokens, size)]
+        assert self.result is not None
+        vocabulary = self.result.width
+        chunks = [self.product(part, weight, bias, vocabulary) for part in t.split(x, sizes, 1)]
+        if self.choices.keeps_logits:
+            self.logits = chunks = [t.to(chunk, read) for chunk in chunks]
+        total: Tensor | None = None
+        for chunk in chunks:
+            rows = t.flatten(t.slice(t.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
+            whole = t.flatten(t.to(chunk, read), 0, 1)
+            loss = self._compiled_loss(whole) if self.choices.compiled else t.nll_loss(t.log_softmax(whole), rows)
+            del whole
+            total = loss if total is None else t.add(total, loss)
+        assert total is not None
+        return total
 
     def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Source: linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py: gradients are made in the forward pass.
@@ -159,7 +243,7 @@ class FusedKernels(AttentionKernels, BasicKernels):
         chunks = ceil_div(vocabulary, x.shape[1])
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
         ins = [one for one in (x, weight, bias) if one is not None]
-        gradients = [graph.new(one.shape, one.dtype) for one in ins]
+        gradients = [graph.new(one.shape, one.dtype) if one.needs_grad else None for one in ins]
         losses = graph.new((tokens,), FLOAT32)
         for at in range(0, tokens, size):
             rows = min(size, tokens - at)
@@ -168,4 +252,12 @@ class FusedKernels(AttentionKernels, BasicKernels):
             del logits, part
         out = graph.new((), FLOAT32)
         del losses
-        return record(graph, "linear_cross_entropy", ins, out, lambda g, _, *made: made, *gradients)
+        made = [one for one in gradients if one is not None]
+        wanted = [one is not None for one in gradients]
+
+        def back(g: Tensor, _: Needs, *kept: Tensor) -> Sequence[Gradient]:
+            left = iter(kept)
+            return [next(left) if want else None for want in wanted]
+
+        del gradients
+        return record(graph, "linear_cross_entropy", ins, out, back, *made)

@@ -10,14 +10,26 @@ class RowKernels(Lowering):
     """What a causal convolution and values of the previous token read."""
 
     def do_padded(self, step: Step) -> None:
-        """torch pads channels before rows."""
-        t, out = self.t, step.outs[0]
+        """torch stores channels before rows. What the next pass needs is kept."""
+        t, out, more, state = self.t, step.outs[0], step.how["more"], step.how["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
-        self.set(out, t.transpose(t.pad(x, x.shape[2] + step.how["more"]), 1, 2))
+        held = self.frames[-1].named["held"] = self.held(state)
+        seen = t.pad(x, x.shape[2] + more) if held is None else t.cat([held[0], x])
+        self.keep(state, t.slice(seen, more))
+        self.set(out, t.transpose(seen, 1, 2))
 
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
+        held = self.frames[-1].named["held"] = self.held(step.how["state"])
+        if held is not None:
+            self.absent.add(id(out))
+        else:
+            self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
+
+    def do_resumed(self, step: Step) -> None:
+        held = self.held(step.how["state"])
+        first = self.get(step.ins[0]) if held is None else self.t.unsqueeze(held[step.how["index"]], 1)
+        self.bind(step.outs[0], first)
 
     def do_delayed(self, step: Step) -> None:
         x, first = (self.get(value) for value in step.ins)

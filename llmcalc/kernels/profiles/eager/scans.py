@@ -89,7 +89,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     def raw(self, step: Step) -> Tensor:
         """The weight of a linear layer that a published module reads itself, instead of calling the layer."""
-        if self.adapters is not None and (self.adapters.base or step.name in self.adapters.targets):
+        if self.adapters is not None and (self.adapters.base != "none" or step.name in self.adapters.targets):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
                 step.name,
@@ -442,10 +442,11 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value))
 
     def do_shift(self, step: Step) -> None:
-        self._trains()
-        x = self.get(step.ins[0])
-        before = self.t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
-        self.set(step.outs[0], self.t.cat([before, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+        t, x, state = self.t, self.get(step.ins[0]), step.how["state"]
+        held = self.held(state)
+        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if held is None else held[0]
+        self.keep(state, t.slice(x, 1, 1))
+        self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, step: Step) -> None:
         self.set(step.outs[0], self.t.scale(self.get(step.ins[0]), "rsub"))

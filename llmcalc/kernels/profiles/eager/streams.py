@@ -51,7 +51,7 @@ class StreamKernels(Lowering):
 
     def do_sinkhorn(self, step: Step) -> None:
         """HyperLayer's Connection.forward: each division makes a new matrix."""
-        matrix = self.get(step.ins[0])
+        matrix = self.taken(step, step.ins[0])
         matrix = self._divided(matrix, -2)
         for _ in range(step.how["steps"] - 1):
             matrix = self._divided(matrix, -1)

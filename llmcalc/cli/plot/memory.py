@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...costs.resident import Fit
+from ...device.memory import memory
+from ...device.runtime import runtime_of
+from ...device.settings import Settings
+from ...optional import included
+from ...plots.figure import format_of, needs_matplotlib, rendered
+from ..device_options import CublasWorkspace, takes_settings
+from ..hardware import accelerators, complete_name
+from ..options import (
+    AllowUnknown,
+    HeadOption,
+    OfflineOption,
+    Overrides,
+    Target,
+    WithMtp,
+    WithTowers,
+    about,
+    load_one,
+)
+from ..output import writable, written
+
+
+def _picture(path: Path) -> Path:
+    """Refused before anything is computed."""
+    format_of(path)
+    writable(path, "--output")
+    return path
+
+
+@takes_settings
+def command(
+    target: Target,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", callback=_picture, help="A .svg, .png or .pdf file.", show_default=False
+        ),
+    ],
+    settings: Settings,
+    overrides: Overrides = None,
+    head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
+    with_mtp: WithMtp = False,
+    with_towers: WithTowers = False,
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME",
+            help="Mark the capacity of this accelerator; repeatable.",
+            autocompletion=complete_name,
+            show_default=False,
+        ),
+    ] = None,
+    cublas_workspace: CublasWorkspace = None,
+    offline: OfflineOption = False,
+) -> None:
+    """What fills the memory of one device, phase by phase."""
+    needs_matplotlib()
+    from ...plots.memory import memory as picture
+
+    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
+    named = accelerators(hardware)
+    runtime = runtime_of(named[0] if named else None, cublas_workspace, settings.allocator == "expandable")
+    with about(preset):
+        found = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        figure = picture(preset.display, found, [Fit(one, found.device.device_bytes) for one in named])
+    with written(output, "--output") as out:
+        out.buffer.write(rendered(figure, format_of(output)))

@@ -1,0 +1,220 @@
+"""A model that runs without gradients on one device, replayed: its weights, the passes over a prompt, and a decoding
+step after it, with the cache between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..errors import InputError
+from ..flow.record import Flow
+from ..kernels.autograd import Graph
+from ..kernels.choices import EAGER, Choices
+from ..kernels.meter import Device, Meter, NoMeter, Place
+from ..kernels.profiles.eager import Eager
+from ..kernels.tensor import DTYPES, INT64, Storage, counted_as, empty
+from ..model import ModelSpec
+from ..run.execution import Execution, LatentForm
+from ..run.rows import SOURCE, TOKENS
+from ..run.sight import Sight
+from ..run.workload import Workload
+from .training import Replayed
+
+InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
+
+PHASES = ("prefill", "decode")
+"""The phases of passes without gradients, in order."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How a model is run without gradients.
+
+    phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
+        the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
+    batch: sequences, 1 by default.
+    seq: tokens of each prompt; in `decode`, the cached tokens.
+    source: tokens that an encoder reads, `seq` by default.
+    chunk: tokens of a chunk of the prompt; None (default) for the whole prompt at once.
+    dtype: number format of weights and activations.
+    choices: which kernels run where people choose.
+    mla: the form of latent attention, as in `Execution`.
+    include: the names of the optional parts that run too (`llmcalc.optional`), none by default.
+    paged: whether the cache is a pool that exists before the passes. A replay does not count it, as its size is not
+        that of its tokens: the caller adds it. New keys, values and states are written into it. Attention without
+        scores (`flash`) reads keys and values in place; other attention first copies what it reads, in each layer, into
+        tensors of the activations' type. By default (false) the cache grows by concatenation, as the reference's does.
+    weights: whether the weights count, true by default. They do not where they are stored in another way than `dtype`,
+        as quantised ones are: the caller adds them.
+    """
+
+    phase: InferencePhase = "inference"
+    batch: int = 1
+    seq: int = 2048
+    source: int | None = None
+    chunk: int | None = None
+    dtype: str = "bfloat16"
+    choices: Choices = EAGER
+    mla: LatentForm = "auto"
+    include: frozenset[str] = frozenset()
+    paged: bool = False
+    weights: bool = True
+
+
+class Pass(NamedTuple):
+    """One pass. tokens: new tokens per sequence. past: tokens per sequence that passes before it have cached."""
+
+    tokens: int
+    past: int
+
+
+class InferenceRun:
+    """Replays the passes of a model.
+
+    device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
+    by default (see `fold`). workspace: bytes that are taken at the first product.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Inference,
+        device: Device | None = None,
+        layers: Mapping[int, int] | None = None,
+        workspace: int = 0,
+    ) -> None:
+        if spec.kind == "encoder" and how.phase == "decode":
+            raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
+        self.spec, self.how, self.layers, self.workspace = spec, how, dict(layers or {}), workspace
+        self.workspaces: list[Storage] = []
+        self.meter = Meter(device)
+        self.program: Flow = spec.program()
+        self.lowering = self._lowering(Graph(self.meter))
+        self.caches = spec.kind != "encoder"
+
+    def _lowering(self, graph: Graph) -> Eager:
+        graph.enabled = False
+        how = self.how
+        sight = self._sight("prefill", Pass(how.seq, 0))
+        run = Eager(graph, sight, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
+        run.run_only, run.paged = self.layers, how.paged
+        return run
+
+    def _sight(self, phase: Literal["prefill", "decode"], one: Pass) -> Sight:
+        how = self.how
+        source = how.seq if how.source is None else how.source
+        workload = Workload(how.batch, one.tokens, context=one.past, source=source, phase=phase)
+        return Sight(workload, execution=Execution(mla=how.mla))
+
+    # --- the passes -------------------------------------------------------------------------------------------------
+
+    def prompt(self) -> list[Pass]:
+        """The passes over the prompt."""
+        seq, chunk = self.how.seq, self.how.seq if self.how.chunk is None or not self.caches else self.how.chunk
+        return [Pass(min(chunk, seq - past), past) for past in range(0, seq, chunk)]
+
+    def set_up(self) -> None:
+        """Makes the parameters in the order in which the program uses them; to decode, also the cache of the prompt."""
+        self.meter.place = Place("set-up")
+        if self.how.weights:
+            self.lowering.prepare(self.program)
+        else:
+            apart = self._lowering(Graph(NoMeter()))
+            apart.prepare(self.program)
+            self.lowering.weights = apart.weights
+        if self.caches:
+            self.lowering.store = {}
+        if self.how.phase == "decode":
+            self.cached_by(self.prompt())
+
+    def cached_by(self, passes: Sequence[Pass]) -> None:
+        """Makes the cache that these passes leave, without their other tensors.
+
+        All chunks between the first and the last are one pass here: they leave the same cache.
+        """
+        apart = self._lowering(Graph(NoMeter()))
+        apart.weights, apart.store = self.lowering.weights, {}
+        between = passes[1:-1]
+        joined = [Pass(sum(one.tokens for one in between), between[0].past)] if between else []
+        for one in (*passes[:1], *joined, *passes[max(1, len(passes) - 1) :]):
+            self._run(apart, "prefill", one)
+        with counted_as(self.meter, "cache"):
+            self.lowering.store = {
+                key: tuple(
+                    x if self.how.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in kept
+                )
+                for key, kept in apart.store.items()
+            }
+
+    def prefill(self) -> None:
+        """Runs the prompt. Of more than `MANY` chunks, the first and the last ones run: a chunk holds more than the one
+        before it.
+        """
+        passes = self.prompt()
+        if len(passes) > MANY:
+            self.run("prefill", passes[0])
+            self.lowering.store = {}
+            self.meter.place = Place("between")
+            self.cached_by(passes[: 1 - MANY])
+            passes = passes[1 - MANY :]
+        for one in passes:
+            self.run("prefill", one)
+
+    def decode(self) -> None:
+        """Runs one decoding step after the prompt."""
+        self.run("decode", Pass(1, self.how.seq))
+
+    def run(self, phase: Literal["prefill", "decode"], one: Pass) -> None:
+        """Runs one pass. Its token ids and its logits are freed at the end."""
+        self.meter.place = Place(phase)
+        if self.workspace and not self.workspaces:
+            with counted_as(self.meter, "overhead"):
+                self.workspaces.append(Storage(self.meter, self.workspace))
+        self._run(self.lowering, phase, one)
+        self.meter.place = Place("after")
+
+    def _run(self, lowering: Eager, phase: Literal["prefill", "decode"], one: Pass) -> None:
+        how, given, meter = self.how, lowering.given, lowering.graph.meter
+        lowering.sight = self._sight(phase, one)
+        given[TOKENS] = ids = empty(meter, (how.batch, one.tokens), INT64)
+        if self.spec.kind == "encoder":
+            given[SOURCE] = ids
+        elif self.spec.kind == "encoder-decoder" and not one.past:
+            lowering.take_frames(self.program)
+            if self.program.frames is None:
+                given[SOURCE] = empty(meter, (how.batch, lowering.sight.workload.source), INT64)
+        lowering.run(self.program)
+        lowering.further = []
+        given.clear()
+
+
+MANY = 4
+"""Chunks of a prompt up to which all of them run."""
+
+
+def replay_inference(
+    spec: ModelSpec,
+    how: Inference,
+    device: Device | None = None,
+    layers: Mapping[int, int] | None = None,
+    workspace: int = 0,
+) -> Replayed:
+    """Replays set-up and the passes, as `InferenceRun` does. Raises `Unsupported` for a step without kernels.
+
+    `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
+    and token ids are freed.
+    """
+    run = InferenceRun(spec, how, device, layers, workspace)
+    run.set_up()
+    found = Replayed(set_up=run.meter.now)
+    run.meter.peaks = {}
+    if how.phase != "decode":
+        run.prefill()
+    if how.phase != "prefill" and run.caches:
+        run.decode()
+    found.peaks = {place: peak for place, peak in run.meter.peaks.items() if place.phase in PHASES}
+    found.after = run.meter.now
+    found.read(device)
+    return found

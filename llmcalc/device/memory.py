@@ -1,0 +1,200 @@
+"""How much memory a model takes on one device: closed forms of what stays, and a replay of what a run adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..costs import resident
+from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_state
+from ..costs.resident import MemoryUse
+from ..kernels.lowering import Unsupported
+from ..model import ModelSpec
+from ..ops.recurrent import State
+from ..optional import TOWERS
+from ..run.execution import AttentionImplementation
+from .allocator import CachingAllocator
+from .answer import TORCH, Beside, DeviceMemory, Run, Term, device_memory
+from .inference import replay_inference
+from .runtime import HOPPER, Runtime
+from .settings import Settings, stored_otherwise
+from .training import Replayed, replay
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory that a model takes on one device.
+
+    settings: how it runs. states: what stays between passes, in closed form.
+    published: number format of the published weights. config: the model's `config.json`, if it has one.
+    runtime: what the accelerator's runtime takes.
+    """
+
+    spec: ModelSpec
+    settings: Settings
+    states: MemoryUse
+    published: str = "bfloat16"
+    config: Mapping[str, Any] | None = None
+    runtime: Runtime = HOPPER
+    _found: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def device(self) -> DeviceMemory:
+        """What the run holds on the accelerator of `runtime`. Raises `Unsupported` for a step without kernels."""
+        return self.on(self.runtime)
+
+    @property
+    def attention(self) -> AttentionImplementation:
+        """The attention implementation: that of the settings, else the phase's default."""
+        return self._at(self.runtime)[0]
+
+    @property
+    def flash_bytes(self) -> int | None:
+        """`device_bytes` with flash attention; None where that runs already, was not asked about or has no kernel."""
+        if self.settings.attn_implementation is not None or self.attention == "flash":
+            return None
+        try:
+            return self.with_(attn_implementation="flash").device.device_bytes
+        except Unsupported:
+            return None
+
+    def with_(self, **changes: Any) -> Memory:
+        """The same model with other settings. Raises `InputError` for settings that contradict each other."""
+        count = self.states.count
+        return memory(
+            self.spec, self.settings.with_(**changes), self.published, count.include, self.config, self.runtime
+        )
+
+    def on(self, runtime: Runtime) -> DeviceMemory:
+        """What the run holds on an accelerator with that runtime."""
+        return self._at(runtime)[1]
+
+    def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
+        """The attention implementation, and what the run holds with it."""
+        if runtime not in self._found:
+            usual = self.settings.choices().attention
+            try:
+                self._found[runtime] = usual, self._replayed(runtime, usual)
+            except Unsupported:
+                if usual == "eager" or self.settings.attn_implementation is not None:
+                    raise
+                self._found[runtime] = "eager", self._replayed(runtime, "eager")
+        return self._found[runtime]
+
+    def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+        run = self._training() if self.settings.phase == "training" else self._inference(attention)
+        return device_memory(self.spec, run, runtime, self._beside(), self._tensors(attention))
+
+    def _training(self) -> Run:
+        how = self.settings.training(self.states, self.states.count.include)
+
+        def run(device: CachingAllocator | None, layers: Mapping[int, int], workspace: int) -> Replayed:
+            return replay(self.spec, how, device, layers, workspace)
+
+        return run
+
+    def _inference(self, attention: AttentionImplementation) -> Run:
+        """Prefill, decoding, or both, one after the other on an allocator of its own each."""
+        passes = self.settings.passes(self.spec, self.states, attention)
+
+        def run(device: CachingAllocator | None, layers: Mapping[int, int], workspace: int) -> Replayed:
+            found = [
+                replay_inference(self.spec, how, device and device.like_new(), layers, workspace) for how in passes
+            ]
+            return Replayed(
+                set_up=found[0].set_up,
+                after=found[-1].after,
+                reserved=max(one.reserved for one in found),
+                slop=max(one.slop for one in found),
+                slop_after=found[-1].slop_after,
+                peaks={place: peak for one in found for place, peak in one.peaks.items()},
+            )
+
+        return run
+
+    def _beside(self) -> list[Beside]:
+        """What no replay counts: weights in another format than the run's, a paged cache, image and audio encoders."""
+        use, settings = self.states, self.settings
+        if use.phase == "training":
+            return self._towers()
+        block = settings.block(use)
+        paged = [Beside("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
+        return [*paged, *([Beside("weights", use.weights)] if stored_otherwise(use) else self._towers())]
+
+    def _towers(self) -> list[Beside]:
+        """The image and audio encoders, if they are included: no text passes through them."""
+        use, count = self.states, self.states.count
+        if TOWERS.name not in count.include:
+            return []
+        rest = count.include - {TOWERS.name}
+        here = list(held_tensors(count.tree, count.include))
+        towers = [one for one in here if one not in list(held_tensors(count.tree, rest))]
+        n = elements_of(towers)
+        found = [Beside("weights", bytes_of(n, use.dtype))]
+        if use.optimizer is None or use.adapters is not None:
+            return found
+        states = optimizer_state(towers, use.optimizer.name, use.optimizer.dtype, bool(self.settings.momentum)).bytes
+        master = bytes_of(n, "float32") if use.has_master else 0
+        kept = self.settings.zero_grad == "zeros"
+        return [
+            *found,
+            Beside("optimizer", states + master),
+            Beside("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=kept),
+        ]
+
+    def _tensors(self, attention: AttentionImplementation) -> Term:
+        """How the run's tensors are known, which is as well as the least known of them."""
+        settings, use = self.settings, self.states
+        of_libraries = [
+            (settings.cross_entropy in ("fused", "chunked"), "linkedin/Liger-Kernel's cross-entropy"),
+            (use.adapters is not None and use.adapters.base != "none", "bitsandbytes/functional.py, quantize_4bit"),
+            (use.optimizer is not None and use.optimizer.name == "adamw-8bit", "bitsandbytes/optim/optimizer.py"),
+            (use.quantized is not None, "the scheme's storage; products in the activations' format"),
+            (bool(settings.block(use)), "a paged cache, written in place"),
+            (_is_recurrent(self.spec), "published kernels of recurrent layers (llmcalc/kernels/published)"),
+        ]
+        sources = "; ".join(text for holds, text in of_libraries if holds)
+        guesses = [
+            (bool(settings.compile), "torch.compile: products and attention kept, norms fused, all else run again"),
+            (
+                use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
+                "sums of gradients in a format of their own",
+            ),
+        ]
+        estimates = "; ".join(text for holds, text in guesses if holds)
+        if estimates:
+            return Term("tensors", 0, "estimate", estimates, TORCH)
+        if sources:
+            return Term("tensors", 0, "source", f"torch on meta, and {sources}", TORCH)
+        return Term("tensors", 0, "exact", "torch on meta: every operation's storages", TORCH)
+
+
+USUAL = Settings()
+"""Inference with every default."""
+
+
+def _is_recurrent(spec: ModelSpec) -> bool:
+    """Whether a layer has a state that is updated token by token."""
+    return any(isinstance(place.node.op, State) for place in spec.tree().walk())
+
+
+def memory(
+    spec: ModelSpec,
+    settings: Settings = USUAL,
+    published: str = "bfloat16",
+    include: frozenset[str] = frozenset(),
+    config: Mapping[str, Any] | None = None,
+    runtime: Runtime = HOPPER,
+) -> Memory:
+    """The memory of a model under these settings; the run is replayed when it is asked for.
+
+    published, include, config: as in `costs.resident.memory`. runtime: what the accelerator's runtime takes; default
+    that of an H100 with torch's defaults.
+    Raises `InputError` for settings that contradict each other, the phase or the model.
+    """
+    settings.check(spec)
+    states = resident.memory(spec, settings.setup(), published, include, config)
+    return Memory(spec, settings, states, published, config, runtime)

@@ -1,0 +1,48 @@
+"""Saved tensors that wait on the host between the forward and the backward pass (activation offloading).
+
+Source: torchtune/training/_activation_offloading.py, `OffloadActivations`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .autograd import Graph, Saved
+from .tensor import Tensor
+
+STASH = 5
+"""Of the last so many tensors that were saved, those that are moved stay on the device too, until the backward pass."""
+
+LEAST_BYTES = 1024
+"""Smaller tensors are not moved."""
+
+
+class Offload:
+    """Moves what a graph saves to the host. Weights stay where they are."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.stash: deque[Tensor | None] = deque(maxlen=STASH)
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor for the backward pass, on the host if it is large. A smaller one has a place in the stash."""
+        if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
+            self.stash.append(None)
+            self.graph.meter.kept(tensor.storage.block, "activations")
+            return Saved(tensor.detached())
+        self.stash.append(tensor.detached())
+        return _OnHost(self, tensor)
+
+
+class _OnHost(Saved):
+    """A tensor that is copied back to the device when it is needed."""
+
+    __slots__ = ("made", "offload")
+
+    def __init__(self, offload: Offload, tensor: Tensor) -> None:
+        self.offload = offload
+        self.made = tensor.shape, tensor.dtype, tensor.strides
+
+    def unpack(self) -> Tensor:
+        self.offload.stash.clear()
+        return self.offload.graph.new(*self.made)

@@ -1,0 +1,84 @@
+"""Which parts of the forward pass run again in the backward pass (activation checkpointing), as an option says it.
+
+Chen et al. 2016 (arXiv:1604.06174); of attention alone: Korthikanti et al. 2022 (arXiv:2205.05198, §5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import InputError, suggest
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention"})
+"""Operations whose results torch's selective checkpointing keeps under `attention+matmuls`: matrix products, and
+attention as one kernel. Everything else in a layer runs again.
+"""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What runs again in the backward pass instead of being kept.
+
+    layers: whether whole layers do.
+    every: of the layers, every how many-th does, beginning with the first; 1 by default.
+    core: whether the attention scores do, by themselves.
+    reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
+    kept: operations in a layer whose results are kept, none by default.
+    nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
+        by default.
+    """
+
+    layers: bool = False
+    every: int = 1
+    core: bool = False
+    reentrant: bool = False
+    kept: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+
+
+NONE = Recompute()
+
+MODES = {
+    "none": NONE,
+    "full": Recompute(layers=True),
+    "full-reentrant": Recompute(layers=True, reentrant=True),
+    "attention": Recompute(core=True),
+    "attention+matmuls": Recompute(layers=True, kept=PRODUCTS),
+}
+"""Values of `--recompute` → what they mean.
+
+none: nothing runs again. full: every layer (`use_reentrant=False`). full-reentrant: every layer (`use_reentrant=True`).
+attention: the attention scores alone, of every layer. attention+matmuls: every layer, but for its matrix products and
+its attention kernels, whose results are kept (`create_selective_checkpoint_contexts`).
+"""
+
+EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
+
+
+def recompute_of(text: str) -> Recompute:
+    """The meaning of a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
+    name, _, value = text.partition(":")
+    if text in MODES:
+        return MODES[text]
+    if name == "every" and value.isascii() and value.isdigit() and len(value) < 20 and int(value) > 0:
+        return Recompute(layers=True, every=int(value))
+    if name == "nodes" and all(value.split(",")):
+        nodes = frozenset(value.split(","))
+        for one in nodes:
+            outer = next((other for other in nodes if one.startswith(f"{other}.")), None)
+            if outer is not None:
+                raise InputError(f"--recompute {text}: {one} is inside {outer}; expected one of the two")
+        return Recompute(nodes=nodes)
+    raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
+
+
+def check_nodes(nodes: Iterable[str], known: Iterable[str]) -> None:
+    """Raises `InputError` for the path of a module that no layer has. known: the paths that there are."""
+    there = list(dict.fromkeys(known))
+    for name in sorted(nodes):
+        if name not in there:
+            raise InputError(
+                f"--recompute nodes:{name}: no layer has that module; expected some of {', '.join(there)}."
+                f"{suggest(name, there)}"
+            )

@@ -1,0 +1,1 @@
+"""Pictures of answers, drawn with matplotlib."""

@@ -1,0 +1,65 @@
+"""Makes figures and writes them to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("svg", "png", "pdf")
+"""Suffixes of the files that a picture can be written to."""
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "llmcalc",  # equal pictures are equal files
+}
+
+
+def needs_matplotlib() -> None:
+    """Raises `MissingExtra` if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtra("a plot", "matplotlib", "plot") from None
+
+
+def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
+    """An empty figure in the house style, which no window shows. width, height: inches."""
+    needs_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        return Figure(figsize=(width, height), layout="constrained", **kwargs)
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's suffix names. Raises `InputError` for another suffix."""
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        known = ", ".join(f".{one}" for one in FORMATS)
+        raise InputError(f"--output {path}: its suffix names no format of a picture; expected {known}")
+    return suffix
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """A figure as a file of that format; equal figures are equal files."""
+    from io import BytesIO
+
+    from matplotlib import rc_context
+
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    data = BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(data, format=kind, metadata=dates[kind], dpi=160)
+    return data.getvalue()

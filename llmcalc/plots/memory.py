@@ -1,0 +1,106 @@
+"""What fills a device in every phase of a run, and how full it is while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..costs.resident import Fit
+from ..device.answer import DeviceMemory
+from ..device.memory import Memory
+from ..views.memory import KIND_NAMES, run_text
+from .figure import STYLE, new_figure
+from .palette import FAINT, INK, KINDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+"""The ground of a text that may lie over a line."""
+
+PHASE_NAMES = {"step": "optimizer's step"}
+
+
+def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
+    """Two panels: stacked bars of every phase's highest point, and the course of a run, module by module.
+
+    fits: accelerators whose capacity is marked.
+    """
+    from matplotlib import rc_context
+
+    device = found.device
+    figure = new_figure(9, 2.6 + 0.42 * len(device.moments) + 2.4)
+    with rc_context(STYLE):
+        heights = (0.7 + 0.45 * len(device.moments), 2.4)
+        above, below = figure.subplots(2, 1, height_ratios=heights)
+        bars(above, device, fits)
+        course(below, device, fits)
+        figure.suptitle(
+            f"{title}: {units.memory(device.device_bytes)} in {run_text(found.states)}",
+            x=0.01,
+            ha="left",
+            color=INK,
+            fontsize=12,
+            fontweight="bold",
+        )
+    return figure
+
+
+def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
+    """A stacked bar a phase, in GiB, in the order of the run from above; a line for each capacity."""
+    phases = list(device.moments)
+    kinds = [kind for kind in KINDS if any(device.moments[phase][kind] for phase in phases)]
+    for at, phase in enumerate(phases):
+        left = 0.0
+        for kind in kinds:
+            size = device.moments[phase][kind] / units.GIB.factor
+            ax.barh(at, size, left=left, color=KINDS[kind], label=KIND_NAMES[kind] if at == 0 else None, height=0.62)
+            left += size
+        ax.text(left, at, f" {left:,.2f}", va="center", ha="left", color=INK)
+    ax.set_yticks(range(len(phases)), [PHASE_NAMES.get(phase, phase) for phase in phases])
+    ax.invert_yaxis()
+    ax.set_xlabel(f"the most in each phase, by kind, {units.GIB.name}")
+    ax.margins(x=0.12)
+    _capacities(ax, fits, device, upright=True)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+
+
+def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
+    """The most bytes while each module ran, in the order of the run."""
+    points = [point for point in device.timeline if point.node]
+    points += [point for point in device.timeline if point.phase == "step"] * max(1, len(points) // 12)
+    values = [point.bytes / units.GIB.factor for point in points]
+    ax.step(range(len(values)), values, where="mid", color=INK, linewidth=1)
+    ax.fill_between(range(len(values)), values, step="mid", color=FAINT, alpha=0.4)
+    starts = [i for i, point in enumerate(points) if i == 0 or points[i - 1].phase != point.phase]
+    for start, end in zip(starts, [*starts[1:], len(points)], strict=True):
+        if start:
+            ax.axvline(start - 0.5, color=FAINT, linewidth=0.8)
+        name = PHASE_NAMES.get(points[start].phase, points[start].phase)
+        ax.annotate(name, ((start + end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    peak = max(range(len(values)), key=values.__getitem__)
+    where = points[peak].node or PHASE_NAMES["step"]
+    side: Any = "right" if peak > len(values) / 2 else "left"
+    text = f"{values[peak]:,.2f} {units.GIB.name}: {where}  "
+    ax.annotate(text, (peak, values[peak]), ha=side, va="bottom", color=INK, bbox=BEHIND)
+    ax.set_xticks([])
+    ax.set_ylabel(units.GIB.name)
+    ax.set_ylim(0, max(values) * 1.15)
+    ax.set_xlabel("modules in the order in which they run")
+    _capacities(ax, fits, device, upright=False)
+
+
+def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, upright: bool) -> None:
+    """A dashed line for the capacity of each accelerator that is not far beyond the peak."""
+    for fit in fits:
+        at = fit.capacity / units.GIB.factor
+        if at > 2.5 * device.peak_bytes / units.GIB.factor:
+            continue
+        if upright:
+            ax.axvline(at, color=INK, linestyle="--", linewidth=1)
+            ax.text(at, -0.5, f" {fit.hardware.name}", ha="left", va="bottom", fontsize=9, color=INK)
+        else:
+            ax.axhline(at, color=INK, linestyle="--", linewidth=1)
+            ax.set_ylim(0, max(ax.get_ylim()[1], at * 1.08))

@@ -1,0 +1,36 @@
+"""How a run with low-rank adapters stores the weights that it does not train.
+
+QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quantize_4bit`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..algebra import Number, ceil_div
+
+Base: TypeAlias = Literal["none", "nf4", "nf4-dq"]
+"""The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), or in 4 bits with scales
+that are quantised themselves (`nf4-dq`).
+"""
+
+Library: TypeAlias = Literal["peft", "torchtune", "litgpt"]
+"""Whose adapters run. All train the same matrices; they differ in what is cast, copied and kept."""
+
+ALL_LINEAR = "all-linear"
+"""The target that stands for every linear layer of the model's layers."""
+
+BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
+"""bitsandbytes: weights per scale; scales per scale of scales; bytes of the table that decodes scales."""
+
+
+def nf4_bytes(weights: Number, doubly: bool) -> Number:
+    """Bytes of a matrix in 4 bits: two weights a byte, and an fp32 scale per block of 64.
+
+    doubly: whether the scales are quantised themselves: one byte each, an fp32 scale per 256 of them, the table that
+        decodes them, and their mean.
+    """
+    blocks, codes = ceil_div(weights, BLOCK), ceil_div(weights, 2)
+    if not doubly:
+        return codes + 4 * blocks
+    return codes + blocks + 4 * ceil_div(blocks, SECOND_BLOCK) + CODE_BYTES + 4

@@ -1,0 +1,64 @@
+"""`llmcalc plot memory`: the elements of the picture, and the files that it is written to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.kernels.meter import KINDS
+from llmcalc.plots import palette
+from llmcalc.plots.figure import rendered
+from llmcalc.plots.memory import memory as picture
+
+SMALL = "smollm2-135m?num_hidden_layers=2"
+HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("suffix", HEADS)
+def test_every_format_is_written(run: Any, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"memory.{suffix}"
+    code, out, err = run("plot", "memory", SMALL, "--phase", "training", "--seq", "64", "-o", str(file))
+    assert (code, out, err) == (0, "", "")
+    assert file.read_bytes().startswith(HEADS[suffix])
+
+
+def test_the_picture_says_what_the_answer_says() -> None:
+    found = llmcalc.memory(SMALL, "training", seq=64)
+    text = rendered(picture("A model", found), "svg").decode()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    for phase, kinds in found.device.moments.items():
+        assert {"step": "optimizer's step"}.get(phase, phase) in words
+        assert f" {sum(kinds.values()) / 2**30:,.2f}" in words
+    for kind, colour in palette.KINDS.items():
+        here = any(kinds[kind] for kinds in found.device.moments.values())
+        assert (colour.lower() in text) == here, kind
+    assert rendered(picture("A model", found), "svg").decode() == text  # equal pictures are equal files
+
+
+def test_every_kind_has_a_colour_of_its_own() -> None:
+    assert tuple(palette.KINDS) == KINDS
+    assert len(set(palette.KINDS.values())) == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("memory", "gpt2", "-o", "memory.txt"), "its suffix names no format of a picture"),
+        (("memory", "gpt2", "-o", "no/such/folder.svg"), "there is no folder"),
+        (("memory", "gpt2"), "--output"),
+        (("memory", "gtp2", "-o", "memory.svg"), "gpt2"),
+        (("memroy", "gpt2"), "Did you mean memory"),
+    ],
+)
+def test_bad_words_exit_with_2(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("plot", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not list(tmp_path.iterdir())

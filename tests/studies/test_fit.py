@@ -1,0 +1,121 @@
+"""`llmcalc fit`: the verdict, the largest numbers, and what would make it fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
+from llmcalc.hardware import Hardware
+from llmcalc.sources.hardware import find_hardware
+from llmcalc.studies.fit import fit, largest
+from tests.contracts.test_parts import decoder
+
+SMALL = "smollm2-135m?num_hidden_layers=2"
+
+
+@pytest.mark.parametrize("start", [1, 7, 5000])
+@pytest.mark.parametrize("capacity", [0, 99, 100, 101, 10**4, 10**7])
+def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> None:
+    """Of bytes that grow quadratically and by steps, as memory does."""
+    asked: list[int] = []
+
+    def needed(n: int) -> int:
+        asked.append(n)
+        return 100 + (3 * n * n + 17 * n) // 64 * 16 - 5
+
+    found = largest(needed, capacity, start, 2**20)
+    assert found == 0 or needed(found) <= capacity
+    assert needed(found + 1) > capacity
+    assert len(asked) < 32
+
+
+def test_the_largest_number_ends_where_there_are_no_more() -> None:
+    assert largest(lambda n: n, 10**9, 1, 1000) == 1000
+
+
+def asked(run: Any, *words: str, code: int = 0) -> Any:
+    got, out, err = run("fit", *words, "--format", "json")
+    assert got == code, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("phase", ["training", "inference"])
+def test_the_largest_numbers_fit_and_the_next_ones_do_not(run: Any, phase: str) -> None:
+    size = "2GiB"
+    found = asked(run, SMALL, "--hardware", size, "--phase", phase, "--seq", "256")
+    assert found["verdict"] == "fits"
+    assert found["changes"] == []
+    number = found["largest"]["users" if phase == "inference" else "batch"]
+    assert found["largest"]["batch" if phase == "inference" else "users"] is None
+    for settings in ({"batch": number}, {"seq": found["largest"]["seq"]}):
+        ((name, most),) = settings.items()
+        for value, code in ((most, 0), (most + 1, 1)):
+            words = {"seq": 256, **{name: value}}
+            got, out, _ = run(
+                "memory", SMALL, "--phase", phase, "--hardware", size, "--format", "json",
+                *(word for option, number in words.items() for word in (f"--{option}", str(number))),
+            )  # fmt: skip
+            assert got == code
+            assert (json.loads(out)["fits"][0]["verdict"] == "no") == bool(code)
+
+
+def test_users_are_sequences(run: Any) -> None:
+    words = (SMALL, "--hardware", "2GiB", "--seq", "64")
+    assert asked(run, *words, "--users", "3")["device_bytes"] == asked(run, *words, "--batch", "3")["device_bytes"]
+
+
+def test_changes_are_ranked_and_each_makes_it_fit(run: Any) -> None:
+    """Llama 3 8B does not train on an H100: changes that fit come first, and each is what `memory` says of it."""
+    found = asked(run, "llama3-8b?num_hidden_layers=4", "--hardware", "24GiB", "--phase", "training", code=1)
+    assert found["verdict"] == "no"
+    assert found["largest"] == {"batch": 0, "seq": 0, "users": None}
+    verdicts = [change["verdict"] for change in found["changes"]]
+    assert verdicts == sorted(verdicts, key=lambda verdict: verdict == "no")
+    assert verdicts[0] != "no"
+    for change in found["changes"]:
+        words = change["option"].split()
+        _, out, _ = run(
+            "memory", "llama3-8b?num_hidden_layers=4", "--phase", "training", *words, "--hardware", "24GiB",
+            "--format", "json",
+        )  # fmt: skip
+        (one,) = json.loads(out)["fits"]
+        assert (one["device_bytes"], one["verdict"]) == (change["device_bytes"], change["verdict"])
+
+
+def test_changes_are_joined_where_no_single_one_suffices() -> None:
+    found = fit(memory(decoder(), Settings("training", batch=512, seq=64)), hardware(600 * 2**20))
+    assert found.fit.verdict == "no"
+    assert all(change.fit.needed < found.fit.needed for change in found.changes)
+    assert any(change.option.count("--") > 2 for change in found.changes)
+
+
+def hardware(memory_bytes: int) -> Hardware:
+    return find_hardware(f"{memory_bytes // 2**20}MiB")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gpt2",), "--hardware"),
+        (("gpt2", "--hardware", "h1000"), "no accelerator called 'h1000'"),
+        (("gpt2", "--hardware", "h100", "--users", "2", "--batch", "2"), "--users: it is another name of --batch"),
+        (("gpt2", "--hardware", "h100", "--users", "2", "--phase", "training"), "--users: training has no users"),
+        (("gpt2", "--hardware", "h100", "--users", "0"), "--users: 0 is too small"),
+    ],
+)
+def test_bad_words_exit_with_2(run: Any, words: tuple[str, ...], message: str) -> None:
+    code, out, err = run("fit", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_screen_fits_eighty_columns(run: Any) -> None:
+    code, out, _ = run("fit", "llama3-8b?num_hidden_layers=4", "--hardware", "24GiB", "--phase", "training")
+    assert code == 1
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    assert "does not fit" in out.splitlines()[0]
