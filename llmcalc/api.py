@@ -21,7 +21,7 @@ from .errors import InputError, shown
 from .model import ModelSpec
 from .optional import included
 from .run.counting import Pairs
-from .run.execution import AttentionBackward, LatentForm, Recompute
+from .run.execution import AttentionImplementation, LatentForm
 from .run.given import maybe_whole, one_of, whole
 from .run.workload import Phase
 from .sources.preset import Preset
@@ -88,8 +88,8 @@ def flops(
     with_mtp: bool = False,
     *,
     source: int | None = None,
-    attention_backward: AttentionBackward = "eager",
-    recompute: Recompute = "none",
+    attn_implementation: AttentionImplementation = "eager",
+    recompute: str = "none",
     mla: LatentForm = "auto",
 ) -> FlopCount:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
@@ -100,6 +100,9 @@ def flops(
         one token per sequence; there seq is the context if context is not given.
     context: tokens per sequence that are already in the cache.
     source: tokens that the encoder of an encoder-decoder reads; default as many as the decoder's.
+    attn_implementation: kernels of attention, which decide the FLOPs of its backward pass; default eager.
+    recompute: in training, what runs again in the backward pass: none (default), full, full-reentrant, attention,
+        attention+matmuls, every:N or nodes:A,B.
     mla: form of latent attention; default absorbed in decode and expanded in the other phases.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
@@ -110,10 +113,9 @@ def flops(
     maybe_whole("--source", source)
     phase = one_of("--phase", phase, Phase)
     one_of("--pairs", pairs, Pairs)
-    one_of("--attention-backward", attention_backward, AttentionBackward)
-    one_of("--recompute", recompute, Recompute)
+    one_of("--attn-implementation", attn_implementation, AttentionImplementation)
     one_of("--mla", mla, LatentForm)
-    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attention_backward, recompute, mla)
+    sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attn_implementation, recompute, mla)
     return flop_costs.flops(spec, sight, included(with_mtp))
 
 

@@ -15,7 +15,8 @@ from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
 from llmcalc.run.counting import Counting, Pairs
-from llmcalc.run.execution import AttentionBackward, Execution, LatentForm, Recompute
+from llmcalc.run.execution import AttentionImplementation, Execution, LatentForm
+from llmcalc.run.recompute import recompute_of
 from llmcalc.run.rows import TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
@@ -58,13 +59,13 @@ def json_lines(mapping: Mapping[str, Any], indent: str = "") -> str:
 def sight(
     *,
     pairs: Pairs = "full",
-    attention_backward: AttentionBackward = "eager",
-    recompute: Recompute = "none",
+    attention: AttentionImplementation = "eager",
+    recompute: str = "none",
     mla: LatentForm = "auto",
     **workload: Any,
 ) -> Sight:
     """A run of a workload with these fields, counting convention and execution."""
-    return Sight(Workload(**workload), Counting(pairs), Execution(attention_backward, recompute, mla))
+    return Sight(Workload(**workload), Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

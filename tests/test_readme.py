@@ -14,18 +14,21 @@ import shlex
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from llmcalc.cli.main import main
+from llmcalc.kernels.published import KERNELS, LIBRARIES
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.verify.deviations import OF_ALL
 from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
+from tests.device.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
 from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
@@ -147,7 +150,36 @@ def deviations_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-GENERATED = {"families": families_table, "deviations": deviations_table}
+def kernels_table() -> str:
+    """Every published kernel that recurrent layers run."""
+    lines = ["| kernel | library | where | how it is known |", "|:---|:---|:---|:---|"]
+    for kernel in KERNELS:
+        library = LIBRARIES[kernel.library]
+        source = f"[{library.name}](https://github.com/{library.repository}/tree/{library.commit})"
+        known = f"{kernel.known}; {kernel.note}" if kernel.note else kernel.known
+        lines.append(f"| `{kernel.name}` | {source} | {kernel.where} | {known} |")
+    return "\n".join(lines) + "\n"
+
+
+def outcomes_table(outcomes: Iterable[Outcome]) -> str:
+    """Published figures beside what is computed for them."""
+    lines = ["| row | measured | computed | error |", "|:---|---:|---:|---:|"]
+    for one in outcomes:
+        if one.left_out or one.measured is None or one.note == "out of memory":
+            continue
+        found = f"{one.low:,.2f}" if one.low == one.high else f"{one.low:,.2f} to {one.high:,.2f}"
+        error = "within" if one.low != one.high and not one.error else f"{100 * one.error:+.1f} %".replace("-", "−")
+        lines.append(f"| {one.id} | {one.measured:,.2f} | {found} | {error} |")
+    return "\n".join(lines) + "\n"
+
+
+GENERATED = {
+    "families": families_table,
+    "deviations": deviations_table,
+    "kernels": kernels_table,
+    "published": lambda: outcomes_table(fine_tuning()),
+    "servers": lambda: outcomes_table(servers()),
+}
 
 
 def section(name: str) -> re.Pattern[str]:
@@ -156,8 +188,7 @@ def section(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_tables_are_current(name: str) -> None:
-    found = section(name).search((ROOT / "docs/families.md").read_text())
-    assert found is not None
+    (found,) = filter(None, (section(name).search(page.read_text()) for page in PAGES))
     assert found[2].strip() == GENERATED[name]().strip(), "run python -m tests.test_readme"
 
 

@@ -15,10 +15,17 @@ from ..costs.resident import MasterWeights, MemoryPhase, Precision
 from ..device.optimizers import Implementation
 from ..device.settings import KV_BLOCK, Allocator, Settings, ZeroGrad
 from ..errors import InputError, suggest
-from ..kernels.recompute import MODES
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
-from ..run.low_rank import ALL_LINEAR, Base
-from .options import CACHE_FORMATS, cache_format_option, number_format, phase_option, size
+from ..run.low_rank import ALL_LINEAR, Base, Library
+from .options import (
+    CACHE_FORMATS,
+    RECOMPUTE_HELP,
+    cache_format_option,
+    complete_recompute,
+    number_format,
+    phase_option,
+    size,
+)
 
 
 def complete_scheme(incomplete: str) -> list[str]:
@@ -113,7 +120,12 @@ class Options:
         ),
     ] = None
     chunk: Annotated[
-        int | None, size("--chunk", text="Inference: tokens of a chunk of the prompt; all at once if not given.")
+        int | None,
+        size(
+            "--chunk",
+            text="Inference: tokens of each sequence in a pass over the prompts. If not given, as many as make 8,192 of "
+            "all sequences in inference, else whole prompts.",
+        ),
     ] = None
     mla: Annotated[
         LatentForm | None, _choice("--mla", "Inference: form of latent attention; absorbed in decode if not given.")
@@ -164,18 +176,46 @@ class Options:
         typer.Option(
             "--recompute",
             metavar="MODE",
-            help=f"Training: what runs again in the backward pass instead of being kept: {', '.join(MODES)}, every:N "
-            "(every N-th layer) or nodes:A,B (modules of a layer); none if not given.",
-            autocompletion=lambda incomplete: [one for one in MODES if one.startswith(incomplete)],
+            help=f"{RECOMPUTE_HELP} None if not given.",
+            autocompletion=complete_recompute,
             show_default=False,
         ),
     ] = None
     cross_entropy: Annotated[
         CrossEntropy | None,
-        _choice("--cross-entropy", "Training: eager copies logits to fp32, fused and chunked as Liger-Kernel does."),
+        _choice(
+            "--cross-entropy",
+            "Training: eager copies logits to fp32; fused and chunked as Liger-Kernel, split as torchtune.",
+        ),
     ] = None
     logits_dtype: Annotated[
         str | None, number_format("Training: in which the loss reads the logits; fp32 for eager if not given.")
+    ] = None
+    loss_chunk: Annotated[
+        int | None,
+        size("--loss-chunk", text="Training: tokens of a chunk of a split cross-entropy; an eighth if not given."),
+    ] = None
+    keep_logits: Annotated[
+        bool | None, _choice("--keep-logits", "Training: the loop names the logits until the backward pass has run.")
+    ] = None
+    fused_qkv: Annotated[bool | None, _choice("--fused-qkv", "Training: queries, keys and values are one product.")] = (
+        None
+    )
+    offload_activations: Annotated[
+        bool | None, _choice("--offload-activations", "Training: what layers save waits on the host.")
+    ] = None
+    optimizer_in_backward: Annotated[
+        bool | None,
+        _choice("--optimizer-in-backward", "Training: each tensor is updated as soon as its gradient is complete."),
+    ] = None
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            "--torch",
+            metavar="VERSION",
+            help="Training: of the optimizer's step; before 2.1 AdamW makes two temporaries. The newest if not given.",
+            show_default=False,
+        ),
     ] = None
     compile: Annotated[
         bool | None, _choice("--compile", "Training: an estimate of torch.compile, which fuses and computes again.")
@@ -195,6 +235,31 @@ class Options:
     lora_dtype: Annotated[str | None, number_format("Training: of adapters; fp32 if not given, as in PEFT.")] = None
     lora_dropout: Annotated[
         bool | None, _choice("--lora-dropout", "Training: the input of an adapter passes dropout.")
+    ] = None
+    lora_library: Annotated[
+        Library | None,
+        _choice("--lora-library", "Training: whose adapters run; they differ in casts and copies. peft if not given."),
+    ] = None
+    modules_to_save: Annotated[
+        str | None,
+        typer.Option(
+            "--modules-to-save",
+            metavar="NAMES",
+            help="Training: modules of which a copy is trained in full beside the frozen one: embed_tokens,lm_head.",
+            show_default=False,
+        ),
+    ] = None
+    quantized_head: Annotated[
+        bool | None, _choice("--quantized-head", "Training: --base includes the output head, as in Lightning Fabric.")
+    ] = None
+    bitsandbytes: Annotated[
+        str | None,
+        typer.Option(
+            "--bitsandbytes",
+            metavar="VERSION",
+            help="Training: of products with 4-bit weights; before 0.43.2 they keep inputs. The newest if not given.",
+            show_default=False,
+        ),
     ] = None
     base: Annotated[
         Base | None, _choice("--base", "Training: how frozen matrices of the layers are stored (QLoRA); none.")
@@ -222,7 +287,8 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in options}
-        chosen["lora_targets"] = _split(chosen["lora_targets"])
+        for name in ("lora_targets", "modules_to_save"):
+            chosen[name] = _split(chosen[name])
         command(settings=Settings(**chosen), **given)
 
     run.__doc__ = command.__doc__

@@ -60,13 +60,13 @@ def command(
     ] = "all",
     seq: Seq = None,
     batch: Annotated[
-        int | None, size("--batch", "-b", text="Of activations: sequences at once; 1 if not given.")
+        int | None, size("--batch", "-b", text="Sequences at once (activations only); 1 if not given.")
     ] = None,
     attn_implementation: AttentionImplementationOption = None,
     recompute: Annotated[
         Recomputed | None,
         typer.Option(
-            help="Of activations: what runs again in the backward pass instead of being kept; none if not given.",
+            help="What runs again in the backward pass instead of being kept (activations only); none if not given.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +93,7 @@ def command(
         ("--recompute", recompute),
     ):
         if value is not None and quantity != "activations":
-            raise InputError(f"{option}: only of activations; expected --quantity activations too")
+            raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
     include = included(with_mtp)
     preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)

@@ -7,7 +7,7 @@ import typer
 from ..costs.flops import flops, sight_of
 from ..costs.limits import USUAL
 from ..optional import included
-from ..run.execution import AttentionBackward, LatentForm, Recompute
+from ..run.execution import AttentionImplementation, LatentForm
 from ..run.workload import Phase
 from ..studies.rules import conventions
 from ..views.document import joined
@@ -22,6 +22,7 @@ from .options import (
     Output,
     Overrides,
     PairsOption,
+    RecomputeOption,
     Source,
     TableOption,
     Targets,
@@ -55,17 +56,16 @@ def command(
     source: Source = None,
     phase: Annotated[Phase, phase_option(Phase, "Pass to count.")] = "forward",
     pairs: PairsOption = "full",
-    attention_backward: Annotated[
-        AttentionBackward,
+    attn_implementation: Annotated[
+        AttentionImplementation,
         typer.Option(
+            "--attn-implementation",
             "--attention-backward",
-            help="In training, the FLOPs of attention scores: 2 × (eager) or 2.5 × (flash) the forward pass.",
+            help="In training, kernels of attention: the backward pass of its scores is 2 × (eager, sdpa-math) or "
+            "2.5 × (flash) the forward pass.",
         ),
     ] = "eager",
-    recompute: Annotated[
-        Recompute,
-        typer.Option("--recompute", help="In training, whether the forward pass of every layer runs a second time."),
-    ] = "none",
+    recompute: RecomputeOption = "none",
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
@@ -92,7 +92,7 @@ def command(
                 source,
                 phase,
                 pairs,
-                attention_backward,
+                attn_implementation,
                 recompute,
                 mla,
             )

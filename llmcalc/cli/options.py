@@ -18,6 +18,7 @@ from ..optional import MTP, OPTIONAL_PARTS, TOWERS, OptionalPart
 from ..run.counting import Pairs
 from ..run.execution import AttentionImplementation
 from ..run.given import LARGEST, maybe_whole, one_of
+from ..run.recompute import MODES
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..studies.selection import KINDS
@@ -146,10 +147,26 @@ AttentionImplementationOption: TypeAlias = Annotated[
     AttentionImplementation | None,
     typer.Option(
         "--attn-implementation",
-        help="How attention runs in training: all scores step by step (eager, if not given), the fallback of torch's "
-        "scaled_dot_product_attention (sdpa-math), or a kernel that keeps no scores (flash).",
+        help="How attention runs (activations only): all scores step by step (eager, if not given), the fallback of "
+        "torch's scaled_dot_product_attention (sdpa-math), or a kernel that keeps no scores (flash).",
         show_default=False,
     ),
+]
+
+
+RECOMPUTE_HELP = (
+    f"Training: what runs again in the backward pass instead of being kept: {', '.join(MODES)}, every:N (every N-th "
+    "layer) or nodes:A,B (modules of a layer)."
+)
+
+
+def complete_recompute(incomplete: str) -> list[str]:
+    """Modes for the shell's completion."""
+    return [mode for mode in MODES if mode.startswith(incomplete)]
+
+
+RecomputeOption: TypeAlias = Annotated[
+    str, typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=complete_recompute)
 ]
 
 

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from ..algebra import Number
 from ..errors import InputError
-from ..flow.program import Scope
-from ..flow.tree import Cost, Node, Place, Use, by_kind
+from ..flow.tree import Cost, Node, Use, by_kind
 from ..model import ModelSpec
-from ..ops import AttentionCore, Linear
+from ..ops import AttentionCore
 from ..run.counting import Counting, Pairs
-from ..run.execution import AttentionBackward, Execution, LatentForm, Recompute
+from ..run.execution import AttentionImplementation, Execution, LatentForm
+from ..run.recompute import recompute_of
 from ..run.rows import TOKENS
 from ..run.sight import Sight
 from ..run.workload import Phase, Workload
 from .limits import check_source, usual_sequence
+from .recomputation import recomputed, skipped_by_early_stop
 
 
 def forward_of(use: Use) -> Number:
@@ -60,16 +61,7 @@ class FlopCount:
 
     def _under(self, pairs: Pairs) -> Number:
         sight = self.sight.with_pairs(pairs)
-        return self.tree.total(step_of, sight, self.include) + self._recomputed(sight)
-
-    def _layers(self, sight: Sight) -> list[Place]:
-        return [place for place in self.tree.walk(sight) if place.node.kind == "layer"]
-
-    def _recomputed(self, sight: Sight) -> Number:
-        """FLOPs of recomputation: checkpointing of every layer runs its forward twice (Chen 2016, arXiv:1604.06174)."""
-        if sight.phase != "training" or sight.execution.recompute == "none":
-            return 0
-        return sum(place.in_all(forward_of, self.include) for place in self._layers(sight))
+        return self.tree.total(step_of, sight, self.include) + recomputed(self.spec, sight, self.include)
 
     @property
     def total(self) -> Number:
@@ -105,22 +97,13 @@ class FlopCount:
 
     @property
     def recomputed(self) -> Number:
-        """FLOPs of the second forward pass of every layer, as reentrant checkpointing runs it."""
-        return self._recomputed(self.sight)
+        """FLOPs of what runs a second time, all of it, as reentrant checkpointing does."""
+        return recomputed(self.spec, self.sight, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """FLOPs by which non-reentrant checkpointing recomputes less than `recomputed`.
-
-        It stops when the last tensor that the backward pass needs has been recomputed. If a layer ends in a matrix
-        product, followed at most by additions, that product is not recomputed. If it ends in a norm, in dropout, in a
-        gate or in the weighted sum of experts, every product is recomputed.
-        """
-        if not self.recomputed:
-            return 0
-        scopes = (scope for scope in self.spec.program().root.scopes() if scope.about.get("kind") == "layer")
-        ends = ((layer, _last_product(scope)) for layer, scope in zip(self._layers(self.sight), scopes, strict=True))
-        return sum(layer.times * forward_of(Use(op, layer.roles, self.sight)) for layer, op in ends if op is not None)
+        """FLOPs by which non-reentrant checkpointing of layers recomputes less than `recomputed`."""
+        return skipped_by_early_stop(self.spec, self.sight, self.include)
 
     @property
     def scores(self) -> Number:
@@ -147,19 +130,6 @@ class FlopCount:
         return float(self.total / self.tokens)
 
 
-SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
-"""Verbs that save no input for the backward pass. Dropout is one of them because published models run without it."""
-
-
-def _last_product(layer: Scope) -> Linear | None:
-    """The last matrix product of a layer, if only additions and dropout follow it; else None."""
-    last = None
-    for step in layer.steps(idle=False):
-        if step.verb not in SAVES_NOTHING:
-            last = step
-    return last.op if last is not None and isinstance(last.op, Linear) else None
-
-
 def sight_of(
     spec: ModelSpec,
     batch: int = 1,
@@ -168,8 +138,8 @@ def sight_of(
     source: int | None = None,
     phase: Phase = "forward",
     pairs: Pairs = "full",
-    attention_backward: AttentionBackward = "eager",
-    recompute: Recompute = "none",
+    attention: AttentionImplementation = "eager",
+    recompute: str = "none",
     mla: LatentForm = "auto",
 ) -> Sight:
     """Returns the run of a model under these settings, with defaults filled in.
@@ -177,6 +147,7 @@ def sight_of(
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
         context if context is not given.
     source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
+    recompute: what runs again in the backward pass, as `recompute_of` reads it; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
     check_source(spec, source)
@@ -191,15 +162,15 @@ def sight_of(
         seq, source = 1, context if source is None else source
     if phase != "training" and recompute != "none":
         raise InputError(f"--recompute {recompute}: only training recomputes activations; expected --phase training")
-    if phase != "training" and attention_backward != "eager":
+    if phase != "training" and attention != "eager":
         raise InputError(
-            f"--attention-backward {attention_backward}: only training has a backward pass; expected --phase training"
+            f"--attn-implementation {attention}: it changes the backward pass alone; expected --phase training"
         )
     if mla != "auto" and not spec.tree().has_form("absorbed"):
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
     seq = usual_sequence(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
-    return Sight(workload, Counting(pairs), Execution(attention_backward, recompute, mla))
+    return Sight(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 
 def flops(spec: ModelSpec, run: Sight | Workload, include: frozenset[str] = frozenset()) -> FlopCount:

@@ -18,7 +18,7 @@ Master weights: Micikevicius 2017, arXiv:1710.03740, §3.1; 16 bytes per paramet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 from ..algebra import Number, add, ceil_div, floor_div, minimum, times
@@ -101,6 +101,11 @@ class OptimizerState:
     dtype: str
     states: dict[str, Number]
     split: str = ""
+
+    def with_more(self, other: OptimizerState) -> OptimizerState:
+        """The state of these tensors and of others."""
+        states = {name: add(size, other.states[name]) for name, size in self.states.items()}
+        return replace(self, states=states)
 
     @property
     def bytes(self) -> Number:

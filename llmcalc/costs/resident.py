@@ -16,6 +16,7 @@ from ..hardware import Hardware
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..run.given import one_of
+from ..run.low_rank import Base, Library
 from ..run.sight import Sight
 from ..run.workload import Workload
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
@@ -70,6 +71,10 @@ class Setup:
     lora_rank: rank of low-rank adapters, which are trained in the place of the weights; default no adapters.
     lora_targets: names of the linear layers that have one, or `all-linear`; default `q_proj` and `v_proj`.
     lora_dtype: number format of the adapters; default fp32, as PEFT keeps them.
+    lora_library: whose adapters they are, as in `run.low_rank`; default peft.
+    modules_to_save: names of modules of which a copy is trained in full; default none.
+    quantized_head: whether a base in 4 bits includes the output head; default False, as in transformers.
+    fused_qkv: whether queries, keys and values are one linear layer; default False.
     base: how the frozen matrices of the layers are stored, as in `run.low_rank`; default `none`.
     """
 
@@ -89,10 +94,21 @@ class Setup:
     lora_targets: tuple[str, ...] | None = None
     lora_dtype: str | None = None
     base: str | None = None
+    lora_library: str | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    quantized_head: bool | None = None
+    fused_qkv: bool | None = None
 
 
 _INFERENCE_ONLY = {"quantize": "--quantize", "kv_dtype": "--kv-dtype"}
-_ADAPTERS_ONLY = {"lora_targets": "--lora-targets", "lora_dtype": "--lora-dtype", "base": "--base"}
+_ADAPTERS_ONLY = {
+    "lora_targets": "--lora-targets",
+    "lora_dtype": "--lora-dtype",
+    "lora_library": "--lora-library",
+    "modules_to_save": "--modules-to-save",
+    "quantized_head": "--quantized-head",
+    "base": "--base",
+}
 _TRAINING_ONLY = {
     "precision": "--precision",
     "grad_dtype": "--grad-dtype",
@@ -146,24 +162,36 @@ class MemoryUse:
         if self.adapters is None:
             return bytes_of(self.count.total, self.dtype)
         narrow, stored = self.adapters.narrowed(self.count.tree, self.count.include)
-        return bytes_of(self.count.total - narrow, self.dtype) + stored + bytes_of(self.trained, self.adapter_dtype)
+        frozen = bytes_of(self.count.total - narrow, self.dtype) + stored
+        return add(frozen, add(*(bytes_of(elements_of(held), dtype) for held, dtype in self._trained_apart)))
 
     @property
     def trained(self) -> Number:
         """The number of trained parameters: all, or those of the adapters; 0 in inference."""
         if self.phase != "training":
             return 0
-        return self.count.total if self.adapters is None else elements_of(self._held)
+        if self.adapters is None:
+            return self.count.total
+        return add(*(elements_of(held) for held, _ in self._trained_apart))
 
     @property
-    def _held(self) -> list[Held]:
+    def _trained_apart(self) -> tuple[tuple[list[Held], str], tuple[list[Held], str]]:
+        """The tensors of adapters and of trained copies, each with their number format."""
         assert self.adapters is not None
-        return self.adapters.tensors(self.count.tree, self.count.include)
+        of = self.count.tree, self.count.include
+        return (self.adapters.adapters(*of), self.adapter_dtype), (self.adapters.copied(*of), self.dtype)
 
     @property
     def gradients(self) -> Number:
         """Bytes of the gradients, one per trained parameter; 0 in inference."""
-        return bytes_of(self.trained, self.grad_dtype) if self.grad_dtype else 0
+        if not self.grad_dtype:
+            return 0
+        if self.adapters is None:
+            return bytes_of(self.trained, self.grad_dtype)
+        (adapters, dtype), (copies, own) = self._trained_apart
+        chosen = self.grad_dtype != dtype
+        formats = (self.grad_dtype, self.grad_dtype if chosen else own)
+        return add(*(bytes_of(elements_of(held), one) for held, one in zip((adapters, copies), formats, strict=True)))
 
     @property
     def master_weights(self) -> Number:
@@ -314,9 +342,7 @@ def _refuse(setup: Setup, options: dict[str, str], why: str) -> None:
 def _inference(
     spec: ModelSpec, count: ParameterCount, setup: Setup, published: str, config: Mapping[str, Any] | None
 ) -> MemoryUse:
-    _refuse(
-        setup, _TRAINING_ONLY, f"{setup.phase} keeps no gradients and no optimizer state; expected training"
-    )
+    _refuse(setup, _TRAINING_ONLY, f"{setup.phase} keeps no gradients and no optimizer state; expected training")
     weights, stored = dtype(setup.dtype or published), None
     scheme = _scheme(setup, config)
     if scheme is not None:
@@ -382,8 +408,12 @@ def _training(spec: ModelSpec, count: ParameterCount, setup: Setup) -> MemoryUse
         _refuse(setup, {"master_weights": "--master-weights"}, "adapters are trained in a format of their own")
         master = "none"
         states = _float(setup.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    held = held_tensors(count.tree, count.include) if adapters is None else adapters.tensors(count.tree, count.include)
-    state = optimizer_state(held, name, states, bool(setup.momentum))
+        of = count.tree, count.include
+        apart = optimizer_state(adapters.adapters(*of), name, states, bool(setup.momentum))
+        copies = optimizer_state(adapters.copied(*of), name, setup.optimizer_dtype or weights, bool(setup.momentum))
+        state = apart.with_more(copies)
+    else:
+        state = optimizer_state(held_tensors(count.tree, count.include), name, states, bool(setup.momentum))
     gradients = _float(setup.grad_dtype, "--grad-dtype", adapter_dtype or weights)
     return MemoryUse(
         count,
@@ -404,7 +434,16 @@ def _adapters(setup: Setup, count: ParameterCount) -> tuple[LowRank | None, str]
     if setup.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if setup.lora_targets is None else setup.lora_targets
-    found = low_rank(count.tree, setup.lora_rank, targets, setup.base or "none", count.include)
+    asked = LowRank(
+        setup.lora_rank,
+        frozenset(),
+        cast(Base, setup.base or "none"),
+        one_of("--lora-library", setup.lora_library or "peft", Library),
+        frozenset(setup.modules_to_save or ()),
+        bool(setup.quantized_head),
+        bool(setup.fused_qkv),
+    )
+    found = low_rank(count.tree, asked, targets, count.include)
     return found, _float(setup.lora_dtype, "--lora-dtype", "float32")
 
 

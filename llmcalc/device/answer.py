@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
 from .allocator import CachingAllocator
-from .fold import Loop, folded, loops, unfolded
+from .fold import FEW, Loop, folded, loops, unfolded
+from .recording import Recorded
 from .runtime import HOPPER, Runtime
-from .training import Replayed, Training, replay
+from .training import Replayed, Training, record
+from .unfolding import RECORDED, Blocks, Irregular, Unfolding
 
 Status: TypeAlias = Literal["exact", "source", "estimate"]
 
@@ -81,10 +83,10 @@ class DeviceMemory:
 
 
 class Run(Protocol):
-    """Replays a run of a model."""
+    """Records the runs of a model, each of which has an allocator of its own."""
 
-    def __call__(self, device: CachingAllocator | None, layers: Mapping[int, int], workspace: int) -> Replayed:
-        """device: where blocks come from; None counts exact bytes. layers: repeats of each stack's pattern."""
+    def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+        """layers: repeats of each stack's pattern, all by default. workspace: bytes of one."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
     return device_memory(
         spec,
-        lambda device, layers, workspace: replay(spec, how, device, layers, workspace),
+        lambda layers, workspace: [record(spec, how, layers, workspace)],
         runtime,
         (),
         Term("tensors", 0, "exact", "torch on meta: every operation's storages", TORCH),
@@ -154,27 +156,38 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
     Of many layers the tensors are those of all, by `folded`, and what the allocator adds grows with every layer as
     much as it does between two runs of some.
     """
+    grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
+    try:
+        runs = [Unfolding(one, stacks, grow) for one in run(dict.fromkeys(grow, RECORDED), runtime.workspace)]
+    except Irregular:
+        grow = []
+        runs = [Unfolding(one, stacks, grow) for one in run({}, runtime.workspace)]
 
-    def replayed(layers: Mapping[int, int]) -> Replayed:
-        return run(CachingAllocator(runtime.expandable), layers, runtime.workspace)
+    def counted(layers: Mapping[int, int]) -> Replayed:
+        return _joined([one.counted(layers) for one in runs])
 
-    if sum(loop.layers for loop in stacks) <= MANY or not any(loop.folds for loop in stacks):
-        return replayed({}), True
-    found = folded(lambda few: run(None, few, runtime.workspace), stacks)
-    some = {i: min(loop.repeats, max(1, SOME // loop.period)) for i, loop in enumerate(stacks)}
-    more = {i: min(stacks[i].repeats, 2 * repeats) for i, repeats in some.items()}
-    few, many = replayed(some), replayed(more)
-    added = max(1, sum((more[i] - some[i]) * loop.period for i, loop in enumerate(stacks)))
-    missing = sum((loop.repeats - more[i]) * loop.period for i, loop in enumerate(stacks))
+    def blocks(layers: Mapping[int, int]) -> Blocks:
+        return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
 
-    def extrapolated(of: Callable[[Replayed], int]) -> int:
-        return max(0, of(many) + (of(many) - of(few)) * missing // added)
+    found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else counted({})
+    whole = not grow or sum(loop.layers for loop in stacks) <= MANY
+    if whole:
+        taken = blocks({})
+    else:
+        some = {i: min(stacks[i].repeats, max(FEW, SOME // stacks[i].period)) for i in grow}
+        more = {i: min(stacks[i].repeats, 2 * repeats) for i, repeats in some.items()}
+        added = sum((more[i] - some[i]) * stacks[i].period for i in grow)
+        missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in grow)
+        taken = blocks(some).grown(blocks(more), missing, added)
+    found.slop, found.slop_after = taken.slop, taken.slop_after
+    found.reserved = found.peak[1].bytes + taken.slop + taken.free
+    return found, whole
 
-    found.slop = extrapolated(lambda one: one.slop)
-    found.slop_after = extrapolated(lambda one: one.slop_after)
-    free = extrapolated(lambda one: one.reserved - one.peak[1].bytes - one.slop)
-    found.reserved = found.peak[1].bytes + found.slop + free
-    return found, False
+
+def _joined(found: Sequence[Replayed]) -> Replayed:
+    """Several runs, one after the other."""
+    peaks = {place: peak for one in found for place, peak in one.peaks.items()}
+    return Replayed(set_up=found[0].set_up, after=found[-1].after, peaks=peaks)
 
 
 def _add(found: Replayed, beside: Sequence[Beside]) -> None:

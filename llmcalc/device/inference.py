@@ -20,6 +20,7 @@ from ..run.execution import Execution, LatentForm
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
 from ..run.workload import Workload
+from .recording import Recorded, Recorder
 from .training import Replayed
 
 InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
@@ -74,7 +75,8 @@ class InferenceRun:
     """Replays the passes of a model.
 
     device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
-    by default (see `fold`). workspace: bytes that are taken at the first product.
+    by default (see `fold`). workspace: bytes that are taken at the first product. meter: what counts storages, or writes
+    them down; by default it counts them.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class InferenceRun:
         device: Device | None = None,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
+        meter: Meter | Recorder | None = None,
     ) -> None:
         if spec.kind == "encoder" and how.phase == "decode":
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
         self.spec, self.how, self.layers, self.workspace = spec, how, dict(layers or {}), workspace
         self.workspaces: list[Storage] = []
-        self.meter = Meter(device)
+        self.meter = Meter(device) if meter is None else meter
         self.program: Flow = spec.program()
         self.lowering = self._lowering(Graph(self.meter))
         self.caches = spec.kind != "encoder"
@@ -141,12 +144,20 @@ class InferenceRun:
         for one in (*passes[:1], *joined, *passes[max(1, len(passes) - 1) :]):
             self._run(apart, "prefill", one)
         with counted_as(self.meter, "cache"):
-            self.lowering.store = {
-                key: tuple(
+            self.lowering.store = {}
+            for key, kept in apart.store.items():
+                self.meter.whose = key
+                self.lowering.store[key] = tuple(
                     x if self.how.paged else empty(self.meter, x.shape, x.dtype, x.strides) for x in kept
                 )
-                for key, kept in apart.store.items()
-            }
+            self.meter.whose = None
+
+    def passes(self) -> None:
+        """Runs the passes of the phase."""
+        if self.how.phase != "decode":
+            self.prefill()
+        if self.how.phase != "prefill" and self.caches:
+            self.decode()
 
     def prefill(self) -> None:
         """Runs the prompt. Of more than `MANY` chunks, the first and the last ones run: a chunk holds more than the one
@@ -206,15 +217,25 @@ def replay_inference(
     `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
     and token ids are freed.
     """
-    run = InferenceRun(spec, how, device, layers, workspace)
+    meter = Meter(device)
+    run = InferenceRun(spec, how, layers=layers, workspace=workspace, meter=meter)
     run.set_up()
-    found = Replayed(set_up=run.meter.now)
-    run.meter.peaks = {}
-    if how.phase != "decode":
-        run.prefill()
-    if how.phase != "prefill" and run.caches:
-        run.decode()
-    found.peaks = {place: peak for place, peak in run.meter.peaks.items() if place.phase in PHASES}
-    found.after = run.meter.now
+    found = Replayed(set_up=meter.now)
+    meter.peaks = {}
+    run.passes()
+    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    found.after = meter.now
     found.read(device)
     return found
+
+
+def record_inference(
+    spec: ModelSpec, how: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
+) -> Recorded:
+    """Records set-up and the passes, for `Unfolding`. layers: as of `InferenceRun`."""
+    meter = Recorder()
+    run = InferenceRun(spec, how, layers=layers, workspace=workspace, meter=meter)
+    run.set_up()
+    made = meter.cut()
+    run.passes()
+    return Recorded(made, [], [meter.cut()], PHASES)

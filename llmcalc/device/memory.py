@@ -14,12 +14,11 @@ from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
 from ..run.execution import AttentionImplementation
-from .allocator import CachingAllocator
 from .answer import TORCH, Beside, DeviceMemory, Run, Term, device_memory
-from .inference import replay_inference
+from .inference import record_inference
 from .runtime import HOPPER, Runtime
 from .settings import Settings, stored_otherwise
-from .training import Replayed, replay
+from .training import record
 
 
 @dataclass(frozen=True)
@@ -90,30 +89,12 @@ class Memory:
 
     def _training(self) -> Run:
         how = self.settings.training(self.states, self.states.count.include)
-
-        def run(device: CachingAllocator | None, layers: Mapping[int, int], workspace: int) -> Replayed:
-            return replay(self.spec, how, device, layers, workspace)
-
-        return run
+        return lambda layers, workspace: [record(self.spec, how, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation) -> Run:
         """Prefill, decoding, or both, one after the other on an allocator of its own each."""
         passes = self.settings.passes(self.spec, self.states, attention)
-
-        def run(device: CachingAllocator | None, layers: Mapping[int, int], workspace: int) -> Replayed:
-            found = [
-                replay_inference(self.spec, how, device and device.like_new(), layers, workspace) for how in passes
-            ]
-            return Replayed(
-                set_up=found[0].set_up,
-                after=found[-1].after,
-                reserved=max(one.reserved for one in found),
-                slop=max(one.slop for one in found),
-                slop_after=found[-1].slop_after,
-                peaks={place: peak for one in found for place, peak in one.peaks.items()},
-            )
-
-        return run
+        return lambda layers, workspace: [record_inference(self.spec, how, layers, workspace) for how in passes]
 
     def _beside(self) -> list[Beside]:
         """What no replay counts: weights in another format than the run's, a paged cache, image and audio encoders."""
@@ -151,6 +132,9 @@ class Memory:
         of_libraries = [
             (settings.cross_entropy in ("fused", "chunked"), "linkedin/Liger-Kernel's cross-entropy"),
             (use.adapters is not None and use.adapters.base != "none", "bitsandbytes/functional.py, quantize_4bit"),
+            (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
+            (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
+            (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (use.optimizer is not None and use.optimizer.name == "adamw-8bit", "bitsandbytes/optim/optimizer.py"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(settings.block(use)), "a paged cache, written in place"),

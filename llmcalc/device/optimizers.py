@@ -15,9 +15,9 @@ a matrix product (Muon, Adafactor).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..algebra import ceil_div
 from ..costs.optimizers import ALIASES, BLOCK, LEAST_8BIT
@@ -63,12 +63,14 @@ class Trained:
     gradient: its gradient; None if it has none, and then a step leaves the parameter as it is.
     states: what the optimizer keeps for it, empty before its first step. Tensors that all parameters share are in the
         states of the first that needs them.
+    path: whose parameter it is.
     """
 
     tensor: Tensor
     matrix: bool = False
     gradient: Tensor | None = None
     states: list[Tensor] = field(default_factory=list)
+    path: Any = None
 
     @property
     def grad(self) -> Tensor:
@@ -128,6 +130,15 @@ def step(
 # What the functions below share
 
 
+def _each(t: Aten, trained: Sequence[Trained]) -> Iterator[Trained]:
+    """Yields the parameters one after the other, and tells the meter whose turn it is."""
+    meter = t.graph.meter
+    for one in trained:
+        meter.whose = one.path
+        yield one
+    meter.whose = None
+
+
 def before(version: str, other: tuple[int, ...]) -> bool:
     """Whether a version, such as `2.0.1`, is older than another; an empty one is the newest."""
     return bool(version) and tuple(map(int, version.split("."))) < other
@@ -158,7 +169,7 @@ def _adamw(
 
     older: whether torch is older than 2.1.
     """
-    for one in trained:
+    for one in _each(t, trained):
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
                 if implementation == "fused":
@@ -177,14 +188,14 @@ def _multi_tensor_adam(t: Aten, trained: Sequence[Trained], older: bool) -> None
     older: whether denominators are a second copy beside the square roots, as before torch 2.1 (pytorch#104898).
     """
     for group in _by_dtype(trained):
-        exp_avg_sq_sqrt = [t.like(one.states[-1]) for one in group]
-        denom = [t.like(root) for root in exp_avg_sq_sqrt] if older else exp_avg_sq_sqrt
+        exp_avg_sq_sqrt = [t.like(one.states[-1]) for one in _each(t, group)]
+        denom = [t.like(one.states[-1]) for one in _each(t, group)] if older else exp_avg_sq_sqrt
         _written(group, denom)
 
 
 def _single_tensor_adam(t: Aten, trained: Sequence[Trained]) -> None:
     """The square root and its quotient, while the denominator of the tensor before is still named."""
-    for one in trained:
+    for one in _each(t, trained):
         denom = t.like(t.like(one.states[-1]))
         _written(one.tensor, denom)
 
@@ -202,7 +213,7 @@ def _sgd(
     if momentum:
         groups = _by_dtype(trained) if implementation == "foreach" else [trained]
         for group in groups:
-            for one in group:
+            for one in _each(t, group):
                 if not one.states:
                     with counted_as(t.graph.meter, "optimizer"):
                         one.states.append(t.like(one.grad, dtype=dtype))  # momentum_buffer
@@ -213,7 +224,7 @@ def _sgd(
 
 def _adafactor(t: Aten, trained: Sequence[Trained], implementation: Implementation, dtype: Dtype | None) -> None:
     """`Adafactor.step`. The step count of a tensor is on the host."""
-    for one in trained:
+    for one in _each(t, trained):
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
                 if _is_factored(one):
@@ -251,7 +262,7 @@ def _estimate(t: Aten, row_var: Tensor, col_var: Tensor) -> Tensor:
 
 def _single_tensor_adafactor(t: Aten, trained: Sequence[Trained]) -> None:
     """Everything that one tensor's update names lives on into the next tensor's."""
-    for one in trained:
+    for one in _each(t, trained):
         grad = one.grad
         _norm(t, one.tensor)
         if _is_factored(one):
@@ -275,22 +286,22 @@ def _single_tensor_adafactor(t: Aten, trained: Sequence[Trained]) -> None:
 def _multi_tensor_adafactor(t: Aten, trained: Sequence[Trained]) -> None:
     """Group after group; the updates of one group are still named while the next estimates are made."""
     for group in _by_dtype_and_factors(trained):
-        for one in group:
+        for one in _each(t, group):
             _norm(t, one.tensor)
         if _is_factored(group[0]):
-            row_means = [_reduced(t, one.grad, -1) for one in group]
+            row_means = [_reduced(t, one.grad, -1) for one in _each(t, group)]
             del row_means
-            col_means = [_reduced(t, one.grad, -2) for one in group]
+            col_means = [_reduced(t, one.grad, -2) for one in _each(t, group)]
             del col_means
-            var_estimates = [_estimate(t, *one.states) for one in group]
-            row_var_means = [_reduced(t, one.states[0], -2) for one in group]
+            var_estimates = [_estimate(t, *one.states) for one in _each(t, group)]
+            row_var_means = [_reduced(t, one.states[0], -2) for one in _each(t, group)]
             del row_var_means
         else:
-            grads_squared = [t.like(one.grad) for one in group]
+            grads_squared = [t.like(one.grad) for one in _each(t, group)]
             del grads_squared
-            var_estimates = [t.like(one.states[0]) for one in group]
+            var_estimates = [t.like(one.states[0]) for one in _each(t, group)]
         updates = var_estimates
-        for update in updates:
+        for _, update in zip(_each(t, group), updates, strict=True):
             _norm(t, update)
         _written(group, updates)
 
@@ -309,11 +320,11 @@ def _by_dtype_and_factors(trained: Sequence[Trained]) -> list[list[Trained]]:
 
 def _muon(t: Aten, trained: Sequence[Trained], dtype: Dtype | None) -> None:
     """`Muon.step`, with Nesterov momentum."""
-    for one in trained:
+    for one in _each(t, trained):
         if not one.states:
             with counted_as(t.graph.meter, "optimizer"):
                 one.states.append(t.like(one.grad, dtype=dtype))  # momentum_buffer
-    for one in trained:
+    for one in _each(t, trained):
         update = t.like(one.grad, one.states[0])
         update = _zeropower_via_newtonschulz(t, update)
         _written(one.tensor, update)
@@ -342,7 +353,7 @@ def _adamw_8bit(t: Aten, trained: Sequence[Trained], has_maps: bool) -> None:
 
     has_maps: whether the two code maps, which all tensors share, exist.
     """
-    for one in trained:
+    for one in _each(t, trained):
         if one.states:
             continue
         with counted_as(t.graph.meter, "optimizer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -10,12 +11,13 @@ from ..costs.resident import MemoryPhase, MemoryUse, Setup
 from ..errors import InputError, suggest
 from ..kernels.adapters import Adapters
 from ..kernels.choices import Choices
-from ..kernels.recompute import Recompute, recompute_of
 from ..kernels.tensor import DTYPES, FLOAT8, Dtype
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
 from ..run.given import maybe_whole, one_of
+from ..run.low_rank import Library
+from ..run.recompute import Recompute, recompute_of
 from ..units import dtype, short_dtype
 from .inference import Inference
 from .optimizers import Implementation, implementations
@@ -28,6 +30,12 @@ KV_BLOCK = 16
 """Default tokens of a block of a paged cache: that of vLLM (vllm/config/cache.py, `block_size`)."""
 
 
+SERVED_TOKENS = 8192
+"""Default tokens of a pass over prompts in inference: what vLLM takes on GPUs of 70 GiB and more
+(vllm/engine/arg_utils.py, `default_max_num_batched_tokens`).
+"""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a model runs on one device. None means the default. A setting of another phase is an error.
@@ -38,8 +46,9 @@ class Settings:
     seq: tokens of each. Default in training `usual_sequence`, else `usual_context`.
     source: tokens that the encoder of an encoder-decoder reads; default seq.
     dtype, kv_dtype, quantize, precision, grad_dtype, master_weights, optimizer, optimizer_dtype, momentum, lora_rank,
-        lora_targets, lora_dtype, base: as in `costs.resident.Setup`. In prefill and decode the cache has the format of
-        the activations by default, as the reference's has.
+        lora_targets, lora_dtype, lora_library, modules_to_save, quantized_head, fused_qkv, base: as in
+        `costs.resident.Setup`. In prefill and decode the cache has the format of the activations by default, as the
+        reference's has.
     attn_implementation: default eager; flash in inference, where the model's attention has such a kernel.
     norm: default eager; fused in inference.
     logits_dtype: number format in which the loss reads the logits; default fp32 if it is eager, else their own.
@@ -53,7 +62,13 @@ class Settings:
         factor (`capacity:1.25`), padded.
     zero_grad: whether gradients are freed after a step (`none`, default) or kept as `zeros`.
     lora_dropout: whether an adapter's input passes dropout; default False.
-    chunk: tokens of a chunk of the prompt; default the whole prompt at once.
+    bitsandbytes, torch: versions of these libraries, such as `0.41.1`; default the newest. Older ones keep more.
+    loss_chunk: of a split cross-entropy, the tokens of a chunk; default an eighth of them.
+    keep_logits: whether the training loop names the logits until the backward pass has run; default False.
+    offload_activations: whether what layers save waits on the host; default False.
+    optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete; default False.
+    chunk: tokens of each sequence in a pass over the prompts. Default in inference so many that a pass has at most
+        8,192 tokens of all sequences, else the whole prompt.
     kv_block: tokens of a block of a paged cache; 0 for a cache that grows by concatenation, as the reference's does.
         Default 16 in inference and where the cache has a format of its own, else 0.
     mla: form of latent attention; default absorbed in decode and expanded elsewhere.
@@ -77,10 +92,17 @@ class Settings:
     lora_targets: tuple[str, ...] | None = None
     lora_dtype: str | None = None
     lora_dropout: bool | None = None
+    lora_library: Library | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    quantized_head: bool | None = None
+    bitsandbytes: str | None = None
+    fused_qkv: bool | None = None
     base: str | None = None
     attn_implementation: AttentionImplementation | None = None
     norm: NormImplementation | None = None
     logits_dtype: str | None = None
+    loss_chunk: int | None = None
+    keep_logits: bool | None = None
     cross_entropy: CrossEntropy | None = None
     recompute: str | None = None
     compile: bool | None = None
@@ -88,6 +110,9 @@ class Settings:
     num_microbatches: int | None = None
     moe: str | None = None
     zero_grad: ZeroGrad | None = None
+    optimizer_in_backward: bool | None = None
+    offload_activations: bool | None = None
+    torch: str | None = None
     chunk: int | None = None
     kv_block: int | None = None
     mla: LatentForm | None = None
@@ -110,6 +135,7 @@ class Settings:
         maybe_whole("--chunk", self.chunk)
         maybe_whole("--kv-block", self.kv_block, least=0)
         maybe_whole("--lora-rank", self.lora_rank)
+        maybe_whole("--loss-chunk", self.loss_chunk)
         maybe_whole("--num-microbatches", self.num_microbatches, most=MOST_MICROBATCHES)
         for name, words in WORDS.items():
             if getattr(self, name) is not None:
@@ -126,8 +152,19 @@ class Settings:
             self._check_encoder()
         if self.logits_dtype is not None and self.cross_entropy == "chunked":
             raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
-        if self.lora_rank is None and self.lora_dropout is not None:
-            raise InputError("--lora-dropout: it describes low-rank adapters; expected --lora-rank too")
+        if self.loss_chunk is not None and self.cross_entropy != "split":
+            raise InputError("--loss-chunk: it is for --cross-entropy split")
+        if self.optimizer_in_backward and (self.num_microbatches or 1) > 1:
+            raise InputError(
+                "--optimizer-in-backward: it takes one micro-batch per step; expected no --num-microbatches"
+            )
+        for name in ("bitsandbytes", "torch"):
+            version = getattr(self, name)
+            if version is not None and not _VERSION.fullmatch(version):
+                raise InputError(f"{option(name)} {version}: not a version; expected one such as 2.4.1")
+        for name in ("lora_dropout", "bitsandbytes"):
+            if self.lora_rank is None and getattr(self, name) is not None:
+                raise InputError(f"{option(name)}: it describes low-rank adapters; expected --lora-rank too")
 
     def _check_encoder(self) -> None:
         if self.phase == "decode":
@@ -144,18 +181,20 @@ class Settings:
     def choices(self, attention: AttentionImplementation | None = None) -> Choices:
         """The kernels that run. attention: the implementation where none is set; by default the phase's."""
         usual = attention or ("flash" if self.serves else "eager")
-        fused = self.serves or self.compile
+        fused = self.serves
         return Choices(
             attention=self.attn_implementation or usual,
             norm=self.norm or ("fused" if fused else "eager"),
             cross_entropy=self.cross_entropy or "eager",
             logits_dtype=None if self.logits_dtype is None else dtype(self.logits_dtype),
+            loss_chunk=self.loss_chunk,
+            keeps_logits=bool(self.keep_logits),
+            fused_qkv=bool(self.fused_qkv),
+            compiled=bool(self.compile),
         )
 
     def recomputed(self) -> Recompute:
         """What runs again in the backward pass."""
-        if self.recompute is None and self.compile:
-            return recompute_of("attention+matmuls")
         return recompute_of(self.recompute or "none")
 
     def implementation(self, use: MemoryUse) -> Implementation | None:
@@ -179,6 +218,10 @@ class Settings:
                 bool(self.lora_dropout),
                 DTYPES[run_dtype(use.adapter_dtype, "--lora-dtype")],
                 use.adapters.base,
+                use.adapters.library,
+                use.adapters.copies,
+                use.adapters.quantized_head,
+                self.bitsandbytes or "",
             )
         return Training(
             batch=use.workload.batch,
@@ -196,6 +239,9 @@ class Settings:
             adapters=adapters,
             include=include - {TOWERS.name},
             keeps_gradients=self.zero_grad == "zeros",
+            optimizer_in_backward=bool(self.optimizer_in_backward),
+            offload=bool(self.offload_activations),
+            torch=self.torch or "",
             state_dtype=None if states in ("", "uint8", updated) else number_format(states, "--optimizer-dtype"),
             gradient_dtype=None
             if use.grad_dtype == (use.adapter_dtype or use.dtype)
@@ -225,7 +271,7 @@ class Settings:
             batch=use.workload.batch,
             seq=seq,
             source=self.source,
-            chunk=self.chunk,
+            chunk=self.chunked(use),
             dtype=activations(use),
             choices=whole,
             mla=self.mla or "auto",
@@ -238,6 +284,12 @@ class Settings:
         if self.phase == "decode":
             return [replace(how, phase="decode", chunk=None)]
         return [how, *([replace(how, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
+
+    def chunked(self, use: MemoryUse) -> int | None:
+        """Tokens of each sequence in a pass over the prompts; None for whole prompts."""
+        if self.chunk is None and self.serves and use.kv_dtype:
+            return int(max(1, SERVED_TOKENS // use.workload.batch))
+        return self.chunk
 
     def cached(self, seq: int) -> int:
         """Tokens of each sequence that the cache holds after the last pass."""
@@ -252,9 +304,10 @@ def settings_of(**given: Any) -> Settings:
             raise InputError(
                 f"{name}: there is no such setting.{suggest(name, known)} (llmcalc memory --help lists all)"
             )
-    targets = given.get("lora_targets")
-    if targets is not None:
-        given["lora_targets"] = (targets,) if isinstance(targets, str) else tuple(targets)
+    for name in ("lora_targets", "modules_to_save"):
+        names = given.get(name)
+        if names is not None:
+            given[name] = (names,) if isinstance(names, str) else tuple(names)
     return Settings(**{**given, "phase": one_of("--phase", given.get("phase", "inference"), MemoryPhase)})
 
 
@@ -291,6 +344,8 @@ def option(name: str) -> str:
 COMPUTED = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
 
+_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
+
 MOST_MICROBATCHES = 2**20
 """The most micro-batches per step. From the second on all are alike, so two are replayed."""
 
@@ -302,6 +357,7 @@ WORDS: dict[str, Any] = {
     "mla": LatentForm,
     "allocator": Allocator,
     "optimizer_impl": Implementation,
+    "lora_library": Library,
 }
 """Setting → the words that it takes."""
 
@@ -314,6 +370,13 @@ OF_TRAINING = (
     "num_microbatches",
     "zero_grad",
     "lora_dropout",
+    "bitsandbytes",
+    "fused_qkv",
+    "loss_chunk",
+    "keep_logits",
+    "optimizer_in_backward",
+    "offload_activations",
+    "torch",
 )
 """Settings of training, beside those that `costs.resident` refuses."""
 

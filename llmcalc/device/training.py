@@ -19,14 +19,15 @@ from ..kernels.lowering import Path
 from ..kernels.meter import Device, Meter, Peak, Place
 from ..kernels.offload import Offload
 from ..kernels.profiles.eager import Eager
-from ..kernels.recompute import NONE, Recompute
 from ..kernels.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
 from ..model import ModelSpec
+from ..run.recompute import NONE, Recompute
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
 from ..run.workload import Workload
 from .optimizers import Implementation, Trained
 from .optimizers import step as optimizer_step
+from .recording import Event, Recorded, Recorder, passing, renamed, repeatable
 
 PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -105,6 +106,15 @@ class Replayed:
             self.slop = device.peak_allocated - device.peak_requested
             self.slop_after = device.allocated - device.requested
 
+    def take_peaks(
+        self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
+    ) -> None:
+        """Takes the peaks of a later step in these phases, and those of the first optimizer's step if they are higher."""
+        self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
+        step = Place("step")
+        if step in first and first[step].bytes > then[step].bytes:
+            self.peaks[step] = first[step]
+
     @property
     def peak(self) -> tuple[Place, Peak]:
         """The place of the highest peak."""
@@ -116,6 +126,7 @@ class TrainingRun:
 
     device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
     by default (see `fold`). workspace: bytes that the forward and the backward thread take at their first product.
+    meter: what counts storages, or writes them down; by default it counts them.
     """
 
     def __init__(
@@ -125,10 +136,11 @@ class TrainingRun:
         device: Device | None = None,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
+        meter: Meter | Recorder | None = None,
     ) -> None:
         self.spec, self.how, self.workspace = spec, how, workspace
         self.workspaces: list[Storage] = []
-        self.meter = Meter(device)
+        self.meter = Meter(device) if meter is None else meter
         self.graph = Graph(self.meter)
         sight = Sight(
             Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
@@ -156,14 +168,19 @@ class TrainingRun:
         self.lowering.prepare(self.program)
         with counted_as(self.meter, "optimizer"):
             for key, weight in self.lowering.parameters:
-                self.trained.append(Trained(self._updated(weight), matrix=self._is_matrix(key)))
+                self.meter.whose = key
+                self.trained.append(Trained(self._updated(weight), matrix=self._is_matrix(key), path=key))
+            self.meter.whose = None
             self.copies = [self._updated(weight) for weight in self.lowering.unused if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.how.gradient_dtype is not None:
             self.graph.keeps_gradients = False
             with counted_as(self.meter, "gradients"):
-                self.sums = [empty(self.meter, weight.shape, self.how.gradient_dtype) for weight in self.parameters]
+                for key, weight in self.lowering.parameters:
+                    self.meter.whose = key
+                    self.sums.append(empty(self.meter, weight.shape, self.how.gradient_dtype))
+                self.meter.whose = None
 
     def _updated(self, weight: Tensor) -> Tensor:
         """What the optimizer updates in the place of a weight: its copy in fp32, if there are master weights."""
@@ -184,17 +201,28 @@ class TrainingRun:
 
     def step(self) -> None:
         """Runs one step over all micro-batches."""
-        for _ in range(self.how.microbatches):
-            self.forward_and_backward()
+        self.next_batch()
+        self.micro_batches()
         if not self.how.optimizer_in_backward:
             self.update()
         self.zero_grad()
 
-    def forward_and_backward(self) -> None:
-        """One micro-batch. Its loss is named until the backward pass has run."""
+    def micro_batches(self) -> None:
+        """Runs the micro-batches of a step, of which the first has its tokens. From the second on all are alike."""
+        self.forward_and_backward()
+        if self.how.microbatches > 1:
+            self.next_batch()
+            self.forward_and_backward()
+
+    def next_batch(self) -> None:
+        """Makes the tokens of the next micro-batch."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
             self._batch()
+
+    def forward_and_backward(self) -> None:
+        """One micro-batch. Its loss is named until the backward pass has run."""
+        self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.how.autocast else None
         self.graph.away = Offload(self.graph).pack if self.how.offload else None
         logits = self.lowering.run(self.program)
@@ -252,10 +280,11 @@ class TrainingRun:
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for one, gradient in zip(self.trained, gradients, strict=True):
-            one.gradient = gradient
+            one.gradient, self.meter.whose = gradient, one.path
             if self.how.master and gradient is not None and gradient.dtype is not FLOAT32:
                 one.gradient = self.graph.new(gradient.shape, FLOAT32)
                 copies.append(one.gradient)
+        self.meter.whose = None
         del gradients
         with self.graph.no_grad():
             optimizer_step(
@@ -296,22 +325,61 @@ def replay(
     workspace: int = 0,
 ) -> Replayed:
     """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels."""
-    run = TrainingRun(spec, how, device, layers, workspace)
+    meter = Meter(device)
+    run = TrainingRun(spec, how, layers=layers, workspace=workspace, meter=meter)
     run.set_up()
-    found = Replayed(set_up=run.meter.now)
+    found = Replayed(set_up=meter.now)
     if device is None and not how.optimizer_in_backward:
         run.first_update()
     else:  # the second step finds the free blocks that the first one leaves
         run.step()
-    first = run.meter.peaks
-    run.meter.peaks = {}
-    run.meter.place = Place()
+    first, meter.peaks = meter.peaks, {}
+    meter.place = Place()
     run.step()
-    run.meter.place = Place("after")
-    step = Place("step")
-    if step in first and first[step].bytes > run.meter.peaks[step].bytes:
-        run.meter.peaks[step] = first[step]
-    found.peaks = {place: peak for place, peak in run.meter.peaks.items() if place.phase in PHASES}
-    found.after = run.meter.now
+    meter.place = Place("after")
+    found.take_peaks(first, meter.peaks)
+    found.after = meter.now
     found.read(device)
     return found
+
+
+def record(
+    spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
+) -> Recorded:
+    """Records set-up and two steps, for `Unfolding`. layers: as of `TrainingRun`."""
+
+    def set_up() -> tuple[TrainingRun, Recorder, list[Event]]:
+        meter = Recorder()
+        run = TrainingRun(spec, how, layers=layers, workspace=workspace, meter=meter)
+        run.set_up()
+        return run, meter, meter.cut()
+
+    if not (how.keeps_gradients or how.optimizer_in_backward):
+        found = _from_one_pass(*set_up())
+        if found is not None:
+            return found
+    run, meter, made = set_up()
+    run.step()
+    first = meter.cut()
+    run.step()
+    return Recorded(made, [first], [meter.cut()], PHASES)
+
+
+def _from_one_pass(run: TrainingRun, meter: Recorder, set_up: list[Event]) -> Recorded | None:
+    """Two steps whose micro-batches are recorded once; None if they are not alike."""
+    run.next_batch()
+    batch = meter.cut()
+    run.micro_batches()
+    passes = meter.cut()
+    run.update()
+    first = meter.cut()
+    run.update()
+    update = meter.cut()
+    run.zero_grad()
+    freed = meter.cut()
+    run.next_batch()
+    next_batch = meter.cut()
+    if not (repeatable(batch, passes, freed, next_batch) and passing(update)):
+        return None
+    next_batch += renamed(batch, next_batch)
+    return Recorded(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)

@@ -373,12 +373,17 @@ class Flow:
         padding: Number = 0,
         overlap: Number = 0,
         rows: Rows | None = None,
+        state: str = "",
         **about: Any,
     ) -> Value:
-        """A convolution along the rows. groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output."""
+        """A convolution along the rows.
+
+        groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the state that
+        keeps the last inputs of a causal convolution; empty where the module around it says so.
+        """
         seen = x.rows if rows is None else rows
         op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, seen)
-        how = {"kernel": kernel, "groups": groups, "bias": bias}
+        how = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
         weight = Weight(name, out, x.axes)
         made = Value(seen, out) if is_zero(overlap) else Value(_with_more(seen, overlap), out)
         return self.step("conv", name, (x,), made, op=op, weight=weight, about=about, **how)

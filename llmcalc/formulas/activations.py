@@ -17,10 +17,10 @@ from ..errors import InputError
 from ..flow.tree import Node
 from ..kernels.choices import Choices
 from ..kernels.layout import forget
-from ..kernels.recompute import MODES
 from ..kernels.tensor import DTYPES
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
+from ..run.recompute import MODES
 from .explain import Explanation, Section, check_kinds, components
 from .formulas import DEFAULT, DEFAULT_TRAINING, Formulas, Found, Setting, TrainingSetting
 from .kept import LOSS, Block, Names, Noted, Pass, Path, kept_blocks
@@ -88,10 +88,11 @@ class Activations:
             include=self.formulas.include,
             layers=few,
         )
-        blocks = kept_blocks(spec, how, self.kernels)
-        if side == "letters":
-            forget()
-        return Sums(self.formulas.root, blocks, side)
+        try:
+            return Sums(self.formulas.root, kept_blocks(spec, how, self.kernels), side)
+        finally:
+            if side == "letters":
+                forget()
 
     def section(self, found: Found, depth: int = 0) -> Section:
         """The formula of one layer, or of a part of one; of all copies of a part that is repeated inside a layer."""

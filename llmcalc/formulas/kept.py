@@ -18,9 +18,9 @@ from ..kernels.checkpoint import Run
 from ..kernels.choices import EAGER, Choices
 from ..kernels.lowering import Frame
 from ..kernels.profiles.eager import Eager
-from ..kernels.recompute import NONE, Recompute
 from ..kernels.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
 from ..model import ModelSpec
+from ..run.recompute import NONE, Recompute
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
 from ..run.workload import Workload
@@ -89,7 +89,7 @@ class Storages:
     """A meter that knows all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place = "temporary", At()
+        self.kind, self.place, self.whose = "temporary", At(), None
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:

@@ -467,7 +467,8 @@ class Aten:
     def _low(self, x: Tensor) -> Tensor:
         """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
 
-        Source: aten/src/ATen/autocast_mode.cpp, `cached_cast`.
+        A product's arguments are copied from the last to the first. Source: aten/src/ATen/autocast_mode.cpp,
+        `cached_cast`.
         """
         low = self.graph.autocast
         if low is None or x.dtype is not FLOAT32:
@@ -481,7 +482,8 @@ class Aten:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""
         if self.graph.autocast is not None:
-            weight, bias = self._low(weight), None if bias is None else self._low(bias)
+            bias = None if bias is None else self._low(bias)
+            weight = self._low(weight)
             x = self._low(x)
         rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
@@ -536,7 +538,8 @@ class Aten:
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of the last two axes; the axes before them are the same, or broadcast."""
-        a, b = self._low(a), self._low(b)
+        b = self._low(b)
+        a = self._low(a)
         before = broadcast(a.shape[:-2], b.shape[:-2])
         n = count(before)
         a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
@@ -546,7 +549,9 @@ class Aten:
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
         if self.graph.autocast is not None:
-            x, weight, bias = self._low(x), self._low(weight), None if bias is None else self._low(bias)
+            bias = None if bias is None else self._low(bias)
+            weight = self._low(weight)
+            x = self._low(x)
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
         shapes = [each.shape for each in ins]
 

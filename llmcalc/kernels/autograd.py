@@ -236,6 +236,7 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
     saved = [each.unpack() for each in node.saved]
     needs = [edge is not None for edge in node.edges]
     outs = list(node.backward(came[0] if node.outputs == 1 else came, needs, *saved))
+    del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if outs[i] is None or not needs[i]:
             outs[i] = None

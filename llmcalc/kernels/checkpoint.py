@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
+from weakref import ref
 
-from .autograd import Gradient, Graph, Needs, Saved, backward, record, recorded
+from .autograd import Gradient, Graph, Needs, Node, Saved, backward, record, recorded
 from .tensor import Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
@@ -32,14 +33,16 @@ class Region:
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments = [(graph.keep(tensor), tensor.needs_grad) for tensor in arguments]
-        self.count = 0
+        self.autocast = graph.autocast
+        self.packed: list[ref[_Later]] = []
         self.again: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
 
     def pack(self, tensor: Tensor) -> Saved:
         """Keeps nothing of a tensor but its number."""
-        self.count += 1
-        return _Later(self, self.count - 1)
+        later = _Later(self, len(self.packed))
+        self.packed.append(ref(later))
+        return later
 
     def unpack(self, number: int) -> Tensor:
         """The tensor of that number, which lives on only where the node that asks for it keeps it."""
@@ -57,19 +60,23 @@ class Region:
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
         recalled, graph.results = graph.results, _Recalled(self) if self.kept else None
+        autocast, casts = graph.autocast, graph.casts
+        graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_alias(kept.unpack(), wanted) for kept, wanted in self.arguments])
+            self.run([_again(graph, kept.unpack(), wanted) for kept, wanted in self.arguments])
         except _Stop:
             pass
         finally:
             graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, place, recalled
+            graph.autocast, graph.casts = autocast, casts
 
     def _pack_again(self, tensor: Tensor) -> Saved:
+        """Keeps a tensor that is made again, if the node that wants it is still there."""
         assert self.again is not None
         kept = tensor.detached()
         self.graph.meter.kept(tensor.storage.block, "activations")
-        self.again.append(kept)
-        if self.early and len(self.again) == self.count:
+        self.again.append(kept if self.packed[len(self.again)]() is not None else None)
+        if self.early and len(self.again) == len(self.packed):
             raise _Stop
         return Saved(kept)
 
@@ -77,7 +84,7 @@ class Region:
 class _Later(Saved):
     """A tensor that is made again when it is needed."""
 
-    __slots__ = ("number", "region")
+    __slots__ = ("__weakref__", "number", "region")
 
     def __init__(self, region: Region, number: int) -> None:
         self.region, self.number = region, number
@@ -117,6 +124,13 @@ class _Recalled:
         return out
 
 
+def _again(graph: Graph, tensor: Tensor, wanted: bool) -> Tensor:
+    """The same tensor, which an operation has made. wanted: whether it wants a gradient, which nothing passes on."""
+    made = tensor.detached()
+    made.node = Node(graph, "argument", (), lambda *_: ()) if wanted else None
+    return made
+
+
 def _alias(tensor: Tensor, trained: bool) -> Tensor:
     """The same tensor without its history. trained: whether it wants a gradient."""
     made = tensor.detached()
@@ -151,11 +165,16 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
     if not recorded(graph, arguments):
         return run(arguments)
 
+    within = graph.autocast
+
     def back(gradient: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
         detached = [_alias(tensor, need) for tensor, need in zip(saved, needs, strict=True)]
         enabled, graph.enabled = graph.enabled, True
         place = graph.meter.place
+        autocast, casts = graph.autocast, graph.casts
+        graph.autocast, graph.casts = within, {}
         out = run(detached)
+        graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
         graph.enabled, graph.meter.place = enabled, place
         return [tensor.grad if need else None for tensor, need in zip(detached, needs, strict=True)]

@@ -18,7 +18,9 @@ from ..flow.axis import extent
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
+from ..ops import State
 from ..run.derived import QueryKeyPairs
+from ..run.recompute import NONE, Recompute, check_nodes
 from ..run.rows import ONCE, SOURCE, TOKENS, Rows
 from ..run.sight import Sight
 from .adapters import Adapters
@@ -28,8 +30,7 @@ from .checkpoint import Run, checkpoint, reentrant
 from .choices import EAGER, Choices
 from .layout import Shape, count
 from .meter import NoMeter, Place
-from .recompute import NONE, Recompute, check_nodes
-from .tensor import INT64, Dtype, Tensor, counted_as, empty
+from .tensor import FLOAT32, INT64, Dtype, Tensor, counted_as, empty
 
 Path: TypeAlias = tuple[Any, ...]
 """The path of a module, with the indices of layers: whose parameters they are."""
@@ -87,6 +88,7 @@ class Lowering:
     store: what each cache and state keeps between passes, by its path; None if no pass follows.
     continues: whether this pass follows another, of which the store has kept something.
     absent: the values that such a pass does not compute.
+    prepares: whether the run only finds the parameters.
     paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
     """
 
@@ -114,7 +116,7 @@ class Lowering:
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.continues = self.paged = False
+        self.continues = self.paged = self.prepares = False
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
@@ -200,6 +202,14 @@ class Lowering:
         """Lets go of a value's tensor, and of all views of it."""
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
+
+    def span(self, tokens: Any) -> Tensor:
+        """The positions of the tokens, made once in a pass."""
+        key = ("span", tokens)
+        if key not in self.memo:
+            self.memo[key] = self.t.new((tokens,), INT64)
+        span: Tensor = self.memo[key]
+        return span
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
@@ -309,7 +319,7 @@ class Lowering:
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.run_only = False, self.run_only
+        dry.graph.enabled, dry.run_only, dry.prepares = False, self.run_only, True
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.take_frames(program)
         dry.run(program)
@@ -317,8 +327,10 @@ class Lowering:
         with counted_as(self.graph.meter, "weights"):
             for key, weight in dry.weights.items():  # a shared parameter has several keys
                 if id(weight) not in made:
+                    self.graph.meter.whose = key
                     made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
                 self.weights[key] = made[id(weight)]
+            self.graph.meter.whose = None
             for shape, trained, times in unused_weights(program.root):
                 leaf = trained and self.trained and self.adapters is None
                 self.unused += [empty(self.graph.meter, shape, self.dtype, leaf=leaf) for _ in range(times)]
@@ -377,12 +389,15 @@ class Lowering:
             self._checkpointed_module(frame.scope, again)
 
     def _checkpointed_module(self, scope: Scope, again: Again) -> None:
-        """Runs a module that runs again by itself. What it reads beside its argument stays as it is now."""
+        """Runs a module that runs again by itself. What it reads beside its argument stays as it is now, and what all
+        layers read, which the reference passes to every module.
+        """
         assert scope.reads is not None
         assert scope.gives is not None
         reads, gives = scope.reads, scope.gives
         above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
-        outside = {id(one): self.values[id(one)] for value in again.reads if (one := self._bound(value)) is not None}
+        outside = {key: self.values[key] for key in self.kept if key in self.values}
+        outside |= {id(one): self.values[id(one)] for value in again.reads if (one := self._bound(value)) is not None}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             before = self.values, self.bound, self.frames, self.memo
@@ -468,6 +483,21 @@ class Lowering:
     def _leave_out(self, scope: Scope) -> None:
         if scope.gives is not None:
             self.absent.add(id(scope.gives.storage))
+        if not self.skips(scope):
+            self.loops += self._loops_in(scope)
+
+    def _loops_in(self, scope: Scope) -> int:
+        """The stacks of layers in a module."""
+        found, inside = 0, False
+        for item in scope.items:
+            if isinstance(item, Scope) and self.skips(item):
+                continue
+            layer = isinstance(item, Scope) and item.takes is not None
+            found += layer and not inside
+            inside = layer
+            if isinstance(item, Scope) and not layer:
+                found += self._loops_in(item)
+        return found
 
     def branch(self, item: Alternatives) -> Scope:
         """The form that this run takes."""
@@ -485,7 +515,7 @@ class Lowering:
             self.forget(branch.gives.storage)
 
     def step(self, step: Step) -> None:
-        if self.continues and self.needless(step):
+        if (self.continues or self.absent) and self.needless(step):
             self.absent.update(map(id, step.outs))
             self.release(step, step.ins)
             return
@@ -629,9 +659,32 @@ class Lowering:
             made = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
             self.store[(*self.cache_path, name)] = made
 
+    def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+        """The tensors of a state, which every pass writes in place: made in the first one, none where no pass follows.
+
+        shapes: those of one sequence.
+        """
+        if self.store is None:
+            return ()
+        held = self.held(step.name)
+        if held is not None:
+            return held
+        assert isinstance(step.op, State)
+        assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
+        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.sight.batch
+        with counted_as(self.graph.meter, "cache"):
+            make = self.in_pool if self.paged else self.graph.new
+            made = tuple(make((batch, *shape), dtype) for shape in shapes)
+        self.store[(*self.cache_path, step.name)] = made
+        return made
+
     def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
         """A tensor in memory that is counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
+
+    def pooled(self, x: Tensor) -> bool:
+        """Whether a tensor lies in the pool of a paged cache."""
+        return self.paged and isinstance(x.storage.meter, NoMeter)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------
 

@@ -12,6 +12,10 @@ makes and that does not outlive it.
 """
 
 
+MOVABLE = ("temporary", "activations")
+"""Kinds of storages that come under another kind when something keeps them."""
+
+
 class Place(NamedTuple):
     """Where memory is allocated.
 
@@ -76,6 +80,7 @@ class Meter:
 
     device: where blocks come from, which counts for itself; None for nowhere.
     kind: what new storages are counted under. place: where they are allocated.
+    whose: the path of the parameter to which a loop over parameters has come; None outside of one.
     now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
     peaks: place → the most while it ran.
     """
@@ -83,6 +88,7 @@ class Meter:
     def __init__(self, device: Device | None = None) -> None:
         self.device = device
         self.kind = "temporary"
+        self.whose: Any = None
         self.now = self.peak = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
@@ -127,7 +133,7 @@ class Meter:
 
     def kept(self, block: Block, kind: str) -> None:
         """From here on the block is counted under that kind; what is a weight or an input stays one."""
-        if block.kind in ("temporary", "activations"):
+        if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[kind] += block.bytes
             block.kind = kind
@@ -142,6 +148,7 @@ class NoMeter:
 
     kind = ""
     place = Place()
+    whose: Any = None
 
     def allocate(self, size: Number) -> None:
         return None

@@ -50,10 +50,12 @@ class Meter(Protocol):
     """Counts the bytes of storages.
 
     kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
+    whose: the path of the parameter to which a loop over parameters has come; None outside of one.
     """
 
     kind: str
     place: Any
+    whose: Any
 
     def allocate(self, size: Number) -> Any:
         """Returns the block of a storage of that many bytes."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..algebra import is_zero
+from .recompute import NONE, Recompute
 from .workload import Workload
 
-AttentionBackward: TypeAlias = Literal["eager", "flash"]
-Recompute: TypeAlias = Literal["none", "full"]
 LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
 AttentionImplementation: TypeAlias = Literal["eager", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
@@ -44,15 +43,16 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 class Execution:
     """How a run is executed.
 
-    attention_backward: `eager` (default) computes dQ, dK, dP and dV; `flash` also recomputes the scores.
-    recompute: `full` runs every layer's forward pass a second time before its backward pass; `none` by default.
+    attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
+        that of `flash` also computes the scores again.
+    recompute: what runs again in the backward pass; nothing by default.
     mla: the form of latent attention. `expanded` computes each head's keys and values from every latent that is read,
         again for earlier tokens; `absorbed` attends to the latents; `auto` (default) is `absorbed` in decode and
         `expanded` elsewhere.
     """
 
-    attention_backward: AttentionBackward = "eager"
-    recompute: Recompute = "none"
+    attention: AttentionImplementation = "eager"
+    recompute: Recompute = NONE
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], w: Workload) -> str:

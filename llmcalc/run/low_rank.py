@@ -17,6 +17,9 @@ that are quantised themselves (`nf4-dq`).
 Library: TypeAlias = Literal["peft", "torchtune", "litgpt"]
 """Whose adapters run. All train the same matrices; they differ in what is cast, copied and kept."""
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+"""The projections that one product may compute together."""
+
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the model's layers."""
 

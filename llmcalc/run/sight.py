@@ -7,7 +7,7 @@ from typing import Any
 
 from ..algebra import Number, is_zero, times
 from .counting import AS_EXECUTED, Counting, Pairs
-from .execution import EAGER, AttentionBackward, Execution
+from .execution import EAGER, AttentionImplementation, Execution
 from .rows import Rows
 from .workload import Phase, Workload
 
@@ -38,8 +38,8 @@ class Sight:
         return self.counting.pairs
 
     @property
-    def attention_backward(self) -> AttentionBackward:
-        return self.execution.attention_backward
+    def attention(self) -> AttentionImplementation:
+        return self.execution.attention
 
     def new(self, rows: Rows) -> Number:
         """The number of rows per sequence that this pass computes."""

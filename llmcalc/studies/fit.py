@@ -23,6 +23,9 @@ MOST_SEQ = 2**24
 CHUNK = 2048
 """Tokens of a chunk of a prompt, where chunks are tried."""
 
+NEAREST = 5
+"""How many changes are told that do not suffice: those that need least."""
+
 RANK = 16
 """Rank of the adapters that are tried: the default of many recipes."""
 
@@ -121,7 +124,7 @@ def _changes(memory: Memory, given: Fit, batch: int, seq: int) -> Iterable[Chang
             tried += [found] if found is not None else []
     fitting = [one for one in tried if one.fit.verdict != "no"]
     rest = sorted((one for one in tried if one.fit.verdict == "no"), key=lambda one: one.fit.needed)
-    return list({one.option: one for one in (*fitting, *rest)}.values())
+    return list({one.option: one for one in (*fitting, *rest[:NEAREST])}.values())
 
 
 def _tried(memory: Memory, given: Fit, changes: Mapping[str, Any]) -> Change | None:
@@ -176,7 +179,7 @@ def _of_inference(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, 
     cheap: list[dict[str, Any]] = []
     if memory.attention != "flash":
         cheap.append({"attn_implementation": "flash"})
-    if settings.phase != "decode" and settings.chunk is None and use.workload.seq > CHUNK:
+    if settings.phase == "prefill" and settings.chunk is None and use.workload.seq > CHUNK:
         cheap.append({"chunk": CHUNK})
     dear: list[dict[str, Any]] = []
     if use.kv_dtype in ("bfloat16", "float16", "float32"):

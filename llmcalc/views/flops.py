@@ -13,6 +13,7 @@ from ..flow.tree import Node, by_kind
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
+from ..run.recompute import Recompute
 from ..sources.preset import Preset
 from ..studies.rules import Rule
 from . import conventions
@@ -175,26 +176,38 @@ def _uncounted(spec: ModelSpec) -> list[str]:
 def _training_notes(count: FlopCount) -> list[str]:
     attention = (
         "2 × forward (eager)"
-        if count.sight.attention_backward == "eager"
+        if count.sight.attention != "flash"
         else "2.5 × forward (flash attention computes the scores once more)"
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if count.recomputed:
-        notes.append(
-            "recomputation: every layer's forward once more, as Megatron and torch's reentrant checkpointing run it"
-        )
+        notes.append(_again(count.sight.execution.recompute))
         saved = count.skipped_by_early_stop
+        if count.sight.execution.recompute.kept:
+            return notes
         if saved:
             less = (
                 f"runs {units.flops(saved)} less ({units.exact(saved)}): it stops early, before the last "
-                "product of each layer that ends in one"
+                "product of what ends in one"
             )
         else:
-            less = "runs as much: it stops early, but no layer here ends in a plain product"
+            less = "runs as much: it stops early, but nothing here ends in a plain product"
         notes.append(f"torch's non-reentrant checkpointing {less}")
         if MTP.name in count.include and count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes
+
+
+def _again(how: Recompute) -> str:
+    """What runs a second time."""
+    if how.core:
+        return "recomputation: the attention scores and their products with values, once more"
+    if how.nodes:
+        return f"recomputation: {', '.join(sorted(how.nodes))} of every layer once more"
+    if how.kept:
+        return "recomputation: convolutions once more; matrix products and attention are kept"
+    which = "every layer's forward" if how.every == 1 else f"the forward of layers 0, {how.every}, {2 * how.every}, …"
+    return f"recomputation: {which} once more, as Megatron and torch's reentrant checkpointing run it"
 
 
 def _figures(include: frozenset[str]) -> Figures:

@@ -169,7 +169,7 @@ def execution_data(found: Memory) -> dict[str, Any]:
             },
         }
     else:
-        data |= {"chunk": settings.chunk, "kv_block": settings.block(use) or None, "mla": settings.mla or "auto"}
+        data |= {"chunk": settings.chunked(use), "kv_block": settings.block(use) or None, "mla": settings.mla or "auto"}
     return {**data, "allocator": "expandable" if found.runtime.expandable else "segments"}
 
 
@@ -326,7 +326,7 @@ def _notes(preset: Preset, found: Memory, assumed: str) -> list[str]:
     elif units.dtype(preset.dtype) != use.dtype:
         notes.append(f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(use.dtype)}")
     if use.kv_dtype:
-        notes.append(_cache_note(use, settings.block(use)))
+        notes += [_cache_note(use, settings.block(use)), _chunk_note(found)]
     return notes + (_training_notes(use) if use.phase == "training" else [])
 
 
@@ -339,6 +339,14 @@ def _execution_note(found: Memory) -> str:
         texts.append(f"recompute {data['recompute']} (--recompute)")
         texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
+
+
+def _chunk_note(found: Memory) -> str:
+    """How prompts are read, where that is in parts."""
+    chunk, seq = found.settings.chunked(found.states), found.states.workload.seq
+    if found.settings.phase == "decode" or chunk is None or chunk >= seq:
+        return ""
+    return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
 
 
 def _cache_note(use: MemoryUse, block: int) -> str:

@@ -30,9 +30,11 @@ from llmcalc.costs.flops import FlopCount, flops, sight_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
+from llmcalc.run.recompute import recompute_of
 from llmcalc.verify.counter import flop_counter
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
+from tests.kernels.variants import checkpoints
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
 LOGITS = 4096 * 128256
@@ -66,7 +68,7 @@ def test_a_training_step_is_three_forward_passes() -> None:
 
 
 def test_flash_backward_is_two_and_a_half_times_its_forward() -> None:
-    eager, flash = (llama(seq=64, phase="training", attention_backward=kind) for kind in ("eager", "flash"))
+    eager, flash = (llama(seq=64, phase="training", attn_implementation=kind) for kind in ("eager", "flash"))
     scores = 32 * 4 * 64 * 64 * 4096
     assert eager.scores == 3 * scores
     assert flash.scores == scores + scores * 5 // 2
@@ -167,7 +169,8 @@ def test_an_encoder_decoder_reads_its_source() -> None:
         ({"phase": "decode", "context": 9, "seq": 4}, "--seq"),
         ({"phase": "forward", "seq": 4, "context": 9}, "--context"),
         ({"phase": "prefill", "seq": 4, "recompute": "full"}, "--recompute"),
-        ({"phase": "forward", "seq": 4, "attention_backward": "flash"}, "--attention-backward"),
+        ({"phase": "forward", "seq": 4, "attn_implementation": "flash"}, "--attn-implementation"),
+        ({"phase": "training", "seq": 4, "recompute": "some"}, "--recompute some: not known"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], word: str) -> None:
@@ -309,6 +312,27 @@ def test_recompute_full_is_reentrant_checkpointing(name: str) -> None:
             measured_training_step(spec, 2, 7, reentrant=True) == count.total
         )  # (it cannot pass the gradient of keys and values between layers)
     assert measured_training_step(spec, 2, 7, reentrant=False) == count.total - count.skipped_by_early_stop
+
+
+@pytest.mark.parametrize("mode", ["every:2", "every:3", "attention", "attention+matmuls", "nodes:self_attn,mlp"])
+@pytest.mark.parametrize("number", [0, 1, 3, 12])
+def test_other_modes_recompute_what_torch_does(mode: str, number: int) -> None:
+    """Of three layers; without reentrance, which stops early."""
+    example = around_a_model(Block.examples()[number])
+    spec = example.model_copy(update={"decoder": example.main.model_copy(update={"num_hidden_layers": 3})})
+    count = counted(spec, batch=2, seq=7, phase="training", recompute=mode)
+    with torch.device("meta"):
+        net = spec.reference()
+    checkpoints(net, recompute_of(mode))
+    with flop_counter() as counter:
+        net(torch.empty(2, 7, dtype=torch.long, device="meta"), None).float().sum().backward()
+    assert counter.get_total_flops() == count.total - count.skipped_by_early_stop
+    assert (count.recomputed == 0) == (mode == "attention+matmuls")
+
+
+def test_a_module_that_no_layer_has_is_refused() -> None:
+    with pytest.raises(InputError, match="--recompute nodes:attn: no layer has that module"):
+        _ = counted(CHECKPOINTED["block-0"], seq=7, phase="training", recompute="nodes:attn").total
 
 
 def test_what_early_stopping_skips_is_not_always_nothing() -> None:

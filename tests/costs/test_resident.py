@@ -182,6 +182,8 @@ def test_it_fits_to_the_last_byte() -> None:
         (Setup("training", base="nf4"), "--base: it describes low-rank adapters"),
         (Setup("training", lora_rank=4, lora_targets=("w_proj",)), "--lora-targets w_proj: no linear layer"),
         (Setup("training", lora_rank=4, base="int2"), "--base int2: not known"),
+        (Setup("training", lora_rank=4, lora_library="lora"), "--lora-library: 'lora' is not known"),
+        (Setup("training", lora_rank=4, modules_to_save=("head",)), "--modules-to-save head: no such module"),
         (Setup("training", lora_rank=4, master_weights="fp32"), "--master-weights: adapters"),
         (Setup(lora_rank=4), "--lora-rank: inference keeps no"),
         (Setup("training", kv_dtype="fp8"), "--kv-dtype: training"),

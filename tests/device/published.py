@@ -20,9 +20,9 @@ from llmcalc.device.runtime import WORKSPACE, Runtime
 from llmcalc.device.training import Training
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.recompute import MODES
 from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.model import ModelSpec
+from llmcalc.run.recompute import MODES
 
 Row = Mapping[str, Any]
 
@@ -326,9 +326,8 @@ def main() -> None:
                 print(f"  {one.id:48} left out: {one.left_out}")
             else:
                 found = f"{one.low:.2f}" if one.low == one.high else f"{one.low:.2f} to {one.high:.2f}"
-                print(
-                    f"  {one.id:48} measured {one.measured:>10} computed {found:>16} {100 * one.error:+.1f} % {one.note}"
-                )
+                error = f"{100 * one.error:+.1f} %"
+                print(f"  {one.id:48} measured {one.measured:>10} computed {found:>16} {error} {one.note}")
         print(f"  median {100 * median_error(outcomes):.1f} %")
 
 

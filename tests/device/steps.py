@@ -96,16 +96,17 @@ def by_torch(spec: ModelSpec, how: Training, device: str = "") -> Steps:
             if MTP.name not in how.include and hasattr(module, "mtp"):
                 del module.mtp
             variants.change(module, how.choices, how.recompute, how.adapters, device)
-            run = Run(spec, how, module, device)
-            return Steps(mode.now, run.step(mode), run.step(mode))
     finally:
         torch.set_default_dtype(before)
+    with torch.device(device), mode:
+        run = Run(spec, how, module)
+        return Steps(mode.now, run.step(mode), run.step(mode))
 
 
 class Run:
     """The loop above. The names of a batch get the next one when it is made."""
 
-    def __init__(self, spec: ModelSpec, how: Training, module: Any, device: str) -> None:
+    def __init__(self, spec: ModelSpec, how: Training, module: Any) -> None:
         self.spec, self.how, self.module = spec, how, module
         self.weights = _ordered(spec, how, module)
         self.updated = [w.detach().float() for w in self.weights] if how.master else self.weights

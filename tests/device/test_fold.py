@@ -8,7 +8,7 @@ import llmcalc
 from llmcalc.device.fold import Loop, folded, loops
 from llmcalc.device.training import Training, replay
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.recompute import Recompute
+from llmcalc.run.recompute import Recompute
 
 WAYS = {
     "plain": Training(batch=2, seq=64),

@@ -30,6 +30,15 @@ RUNS: dict[str, tuple[str, ...]] = {
     "prefill": ("--phase", "prefill", "--seq", "64", "--chunk", "16"),
     "decode": ("--phase", "decode", "--seq", "64"),
     "inference": ("--seq", "64", "--batch", "3"),
+    "copies": (
+        *("--phase", "training", "--seq", "64", "--lora-rank", "4", "--modules-to-save", "embed_tokens,lm_head"),
+        *("--lora-library", "torchtune", "--fused-qkv", "--lora-targets", "all-linear"),
+    ),
+    "litgpt": (
+        *("--phase", "training", "--seq", "64", "--lora-rank", "4", "--lora-library", "litgpt", "--base", "nf4"),
+        *("--quantized-head", "--bitsandbytes", "0.41.1", "--cross-entropy", "split", "--loss-chunk", "16"),
+    ),
+    "spared": ("--phase", "training", "--seq", "64", "--offload-activations", "--optimizer-in-backward"),
     "quantised": ("--seq", "64", "--quantize", "q4_k_m", "--kv-dtype", "fp8"),
 }
 
@@ -74,6 +83,20 @@ def test_what_stays_is_in_the_run_as_the_closed_forms_have_it(run: Any, phase: s
     kind = {"weights": "weights", "master_weights": "optimizer", "kv_cache": "cache"}[name]
     states = found["optimizer"]["bytes"] - found["optimizer"]["states"].get("step", 0)
     assert found["by_kind"][kind] == found[name] + (states if name == "master_weights" else 0)
+
+
+@pytest.mark.parametrize("run_name", [name for name, words in RUNS.items() if words[1] == "training"])
+def test_training_holds_the_states_of_the_closed_forms(run: Any, run_name: str) -> None:
+    """At the peak, and after the step; step counts are on the host."""
+    found = asked(run, SMALL, *RUNS[run_name])["memory"]
+    state = found["optimizer"]
+    states = state["bytes"] - state["states"].get("step", 0)
+    assert found["by_kind"]["weights"] == found["weights"]
+    assert found["by_kind"]["optimizer"] == states + found["master_weights"]
+    at_step = found["by_phase"].get("step", found["by_phase"]["backward"])
+    assert at_step["gradients"] <= found["gradients"]
+    if run_name != "spared":
+        assert at_step["gradients"] == found["gradients"]
 
 
 def test_a_training_step_ends_with_weights_and_states(run: Any) -> None:
@@ -177,6 +200,10 @@ def test_an_encoder_alone_reads_and_learns_but_does_not_decode(run: Any) -> None
         (Settings("training", dtype="fp8"), "--dtype fp8: no pass computes in it"),
         (Settings("training", cross_entropy="chunked", logits_dtype="bf16"), "--logits-dtype: a chunked"),
         (Settings("training", lora_dropout=True), "--lora-dropout: it describes"),
+        (Settings("training", lora_rank=2, bitsandbytes="new"), "--bitsandbytes new: not a version"),
+        (Settings("training", torch="2"), "--torch 2: not a version"),
+        (Settings("training", loss_chunk=8), "--loss-chunk: it is for --cross-entropy split"),
+        (Settings("training", optimizer_in_backward=True, num_microbatches=2), "--optimizer-in-backward: it takes one"),
         (Settings("decode", kv_dtype="fp8", kv_block=0), "--kv-dtype fp8: a cache that grows"),
         (Settings(batch=0), "--batch: 0 is too small"),
         (Settings("training", num_microbatches=-1), "--num-microbatches: -1 is too small"),

@@ -31,7 +31,7 @@ OPERATIONS: list[Callable[[Any, Any], Any]] = [
     lambda a, b: -a + b,
     lambda a, b: a**2 - b,
     lambda a, b: triangle(a) * b,
-    lambda a, b: max(a, b),
+    max,
     lambda a, b: sum([a, b, a]),
     lambda a, b: count((a, 1, b)),
 ]

@@ -13,10 +13,10 @@ from llmcalc.kernels.autograd import Graph, backward, saved_storages
 from llmcalc.kernels.choices import EAGER, Choices
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.profiles.eager import Eager
-from llmcalc.kernels.recompute import NONE, Recompute
 from llmcalc.kernels.tensor import DTYPES, INT64, Tensor, empty
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
+from llmcalc.run.recompute import NONE, Recompute
 from llmcalc.run.rows import SOURCE, TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload

@@ -18,9 +18,9 @@ from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import Unsupported
 from llmcalc.kernels.meter import Meter
 from llmcalc.kernels.offload import STASH, Offload
-from llmcalc.kernels.recompute import MODES
 from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.model import ModelSpec
+from llmcalc.run.recompute import MODES
 from tests.contracts.test_parts import around_a_model
 from tests.device.published import DATA
 from tests.kernels import variants

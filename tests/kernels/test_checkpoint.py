@@ -6,8 +6,8 @@ import pytest
 
 from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
-from llmcalc.kernels.recompute import MODES, NONE, Recompute, recompute_of
 from llmcalc.model import ModelSpec
+from llmcalc.run.recompute import MODES, NONE, Recompute, recompute_of
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.models import by_torch, without_values
 

@@ -67,6 +67,6 @@ def test_chunks_need_less_where_tokens_are_many() -> None:
 def test_what_cannot_be_fused_is_refused() -> None:
     sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
     with pytest.raises(
-        Unsupported, match=r"layers\.self_attn\.core: --attention-implementation flash takes no bias, no sinks"
+        Unsupported, match=r"layers\.self_attn\.core: --attn-implementation flash takes no bias, no sinks"
     ):
         without_values(sunk, choices=Choices("flash"))

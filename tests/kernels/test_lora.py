@@ -14,7 +14,6 @@ from llmcalc.model import ModelSpec
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.models import by_torch, without_values
 
-
 HOW = {
     "queries and values": Adapters(4, frozenset({"q_proj", "v_proj"})),
     "all": Adapters(3, frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})),

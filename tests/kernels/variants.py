@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
-from llmcalc.kernels.recompute import PRODUCTS, Recompute
+from llmcalc.run.recompute import PRODUCTS, Recompute
 
 
 def change(

@@ -6,8 +6,10 @@ norms), the test asserts that on a spec with these assumptions; presets show its
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -18,13 +20,19 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
+from llmcalc.flow.program import Step
 from llmcalc.flow.tree import Node
+from llmcalc.formulas.activations import Activations
 from llmcalc.formulas.explain import explain
-from llmcalc.formulas.formulas import Setting
+from llmcalc.formulas.formulas import Formula, Formulas, Recomputed, Setting, TrainingSetting
+from llmcalc.formulas.kept import Noted
+from llmcalc.kernels.autograd import record
+from llmcalc.kernels.tensor import BOOL, Tensor
 from llmcalc.model import ModelSpec
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
+from llmcalc.views.expression import write
 from tests.builders import recorded, sight
 
 H, LAYERS, VOCAB, T = 4096, 32, 32000, 2048
@@ -220,6 +228,97 @@ def test_known_caches() -> None:
         640, 9
     )  # 71 with keys of 192; 57 with all heads of 128
     assert Fraction(61 * 128 * (128 + 128) * 2, latent) == Fraction(512, 9)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+class Megatron(Noted):
+    """The kernels of Korthikanti et al. 2022: masked softmax as one kernel in the dtype of the scores, and dropout with
+    masks of one byte an element, on the shares of attention and on the outputs of both sublayers.
+    """
+
+    def dropout(self, x: Tensor) -> Tensor:
+        mask = self.t.new(x.shape, BOOL)
+        return record(self.graph, "dropout", (x,), self.t.like(x), lambda g, _, mask: (self.t.like(g, mask),), mask)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor, *masked: Any) -> Tensor:
+        scores = self.t.scale(self.t.matmul(q, self.t.transpose(k, -1, -2)))
+        return self.t.matmul(self.dropout(self.t.softmax(scores)), v)
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = super().multiplied(step, x, weight, bias)
+        return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
+
+
+def kept(spec: ModelSpec, training: TrainingSetting, kernels: type[Noted] = Noted) -> Activations:
+    return Activations(Formulas(spec, Setting(seq=T)), training, kernels)
+
+
+def formula(found: Activations, path: str) -> Formula:
+    (node,) = [node for node in found.formulas.nodes() if node.name == path]
+    return found.section(node).formulas[0]
+
+
+MEGATRON = TrainingSetting(batch=4, norm="fused", dtype="float16")
+RECOMPUTED: tuple[Recomputed, Recomputed] = ("none", "attention")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layer", "attention", "mlp"),
+    [
+        ("none", "B·S·(5·S·a + 34·h + 16)", "B·S·(5·S·a + 11·h)", "19·B·S·h"),  # 2 + 4 + 2 + 2 + 1; 2 + 8 + 8 + 1
+        ("attention", "B·S·(34·h + 16)", "11·B·S·h", "19·B·S·h"),
+    ],
+)
+def test_a_layer_keeps_34sbh_and_5as2b(recompute: Recomputed, layer: str, attention: str, mlp: str) -> None:
+    """Korthikanti et al. 2022 (arXiv:2205.05198), §4.1: s·b·h·(34 + 5·a·s/h) bytes per layer, 11sbh + 5as²b of them in
+    attention and 19sbh in the MLP; §5: 34sbh with selective recomputation.
+
+    Exact under its assumptions: activations in 16 bits, MHA, a GELU MLP of 4h, dropout with masks of one byte, and
+    norms that keep their input. The paper leaves out small buffers: here the mean and the deviation of every row in
+    both norms, 2 · 2 · 4 bytes per token.
+    """
+    found = kept(decoder(), replace(MEGATRON, recompute=recompute), Megatron)
+    in_hidden = {path: formula(found, f"layers{path}").in_hidden for path in ("", ".mlp")}
+    assert write(in_hidden[""]) == layer
+    assert write(in_hidden[".mlp"]) == mlp
+    assert write(formula(found, "layers.self_attn").expression) == attention
+
+
+def test_selective_recomputation_saves_70_percent_of_gpt3() -> None:
+    """Korthikanti et al. 2022, §5: with a = 96, s = 2048 and h = 12288, 5as/h = 80 of 34 + 80."""
+    gpt3 = llmcalc.load("gpt3-175b").model
+    whole, selective = (
+        formula(kept(gpt3, replace(MEGATRON, recompute=recompute), Megatron), "layers").value
+        for recompute in RECOMPUTED
+    )
+    tokens = 4 * 2048
+    assert whole - selective == 5 * 96 * 2048 * tokens == 80 * 12288 * tokens
+    assert (whole - selective) / whole == pytest.approx(80 / 114, rel=1e-4)
+    eager, less = (
+        formula(kept(gpt3, TrainingSetting(batch=4, recompute=recompute)), "layers").value for recompute in RECOMPUTED
+    )
+    assert 1 - less / eager == pytest.approx(0.7060, abs=5e-5)  # softmax in float32, no dropout, norms step by step
+
+
+def test_recomputing_whole_layers_keeps_their_input() -> None:
+    """Korthikanti et al. 2022, §5: 2sbh bytes per layer."""
+    found = kept(decoder(), TrainingSetting(batch=4, recompute="full"))
+    assert write(formula(found, "layers").expression) == "2·B·S·h"
+
+
+def test_attention_keeps_btd_3bhtd_and_bht2_elements() -> None:
+    """As lectures on transformers count it: the input, queries, keys and values, and a score per pair in every head.
+
+    Exact in float32 but for what they leave out: the input of the output projection, as large as the queries, and a
+    mask of one byte per pair for all sequences and heads. In 16 bits eager attention keeps each share twice, in float32
+    for softmax and in 16 bits for the product with V.
+    """
+    found = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4, dtype="float32"))
+    assert write(formula(found, "layers.self_attn").expression) == "B·S·(16·a·d + 4·S·a + 4·h) + S²"
+    half = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4))
+    assert write(formula(half, "layers.self_attn").expression) == "B·S·(8·a·d + 6·S·a + 2·h) + S²"
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_changes_are_ranked_and_each_makes_it_fit(run: Any) -> None:
 
 
 def test_changes_are_joined_where_no_single_one_suffices() -> None:
-    found = fit(memory(decoder(), Settings("training", batch=512, seq=64)), hardware(600 * 2**20))
+    found = fit(memory(decoder(), Settings("training", batch=64, seq=64)), hardware(300 * 2**20))
     assert found.fit.verdict == "no"
     assert all(change.fit.needed < found.fit.needed for change in found.changes)
     assert any(change.option.count("--") > 2 for change in found.changes)

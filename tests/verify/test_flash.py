@@ -19,7 +19,7 @@ BATCH, SEQ = 2, 24
 
 def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
     """Returns every attention op (query-key and score-value products) of a training step, with its place."""
-    train = sight(batch=BATCH, seq=SEQ, phase="training", attention_backward="flash")
+    train = sight(batch=BATCH, seq=SEQ, phase="training", attention="flash")
     found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)
     without = {"no_grad", "kept", "idle"}
     return [(place, op) for place, op in found if type(op) is AttentionCore and not without & place.roles]

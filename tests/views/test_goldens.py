@@ -43,6 +43,7 @@ SCREENS = {
     "explain-node": "explain deepseek-v3 self_attn",
     "explain-mixture": "explain mixtral-8x7b mlp",
     "explain-latex": "explain llama3-8b mlp --latex",
+    "explain-activations": "explain mixtral-8x7b -q activations --attn-implementation flash --batch 4 --seq 8k --notes",
     "verify": "verify llama3-8b",
     "verify-published": "verify gpt2 bert-base deepseek-v3 --against published",
     "presets": "presets llama",

@@ -70,6 +70,7 @@ class HybridBlock(Layer):
         assert isinstance(self.state_space, Component)
         assert isinstance(self.feed_forward, Component)
         read = f.part("mixers_pre_norm", self.norm, x)
+        f.hold(y=read)
         x = f.add(x, f.part("self_attn", self.attention, read))
         x = f.add(x, f.part("state_space", self.state_space, read))
         return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))

@@ -86,22 +86,27 @@ class SharedBlock(Part):
 
         embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
         both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        f.hold(x=both)
         read = f.part("self_attn_pre_norm", norm, both)
         beside = adapter if self.attention_adapters else None
         y = f.part("self_attn", self.attention, read, out=x.axes, adapter=beside)
+        f.hold(y=y)
         y = f.part("mlp_pre_norm", norm, y)
-        if self.adapter_rank is None:
-            return f.part("mlp", self.feed_forward, y)
         with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
-            return self._network(f, y, adapter)
+            return self._network(f, y, None if self.adapter_rank is None else adapter)
 
-    def _network(self, f: Flow, x: Value, adapter: Adapter) -> Value:
-        """The feed-forward network, with an adapter on its gate and up projections."""
+    def _network(self, f: Flow, x: Value, adapter: Adapter | None) -> Value:
+        """The feed-forward network, perhaps with an adapter on its gate and up projections."""
         network, inner = self.feed_forward, Axis("ffn", self.feed_forward.intermediate_size)
         gate = f.linear("gate_proj", x, inner, bias=network.gate_bias)
         up = f.linear("up_proj", x, inner, bias=network.up_bias)
-        to_gate, to_up = f.split(adapter(x, (Beside(((inner,), (inner,))),)), (inner,), (inner,))
-        y = f.mul(f.act(f.add(gate, to_gate), network.hidden_act), f.add(up, to_up))
+        f.hold(x=x, gate=gate, up=up)
+        if adapter is not None:
+            to_gate, to_up = f.split(adapter(x, (Beside(((inner,), (inner,))),)), (inner,), (inner,))
+            f.hold(to_gate=to_gate)
+            gate, up = f.add(gate, to_gate), f.add(up, to_up)
+            f.hold(gate=gate, up=up)
+        y = f.mul(f.act(gate, network.hidden_act), up)
         return f.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapted(self, f: Flow, x: Value, out: Shape, others: Others | None) -> Value:
@@ -178,6 +183,7 @@ class ZambaLayer(Layer):
         role: Role = "own" if sharing is None or sharing.first else "shared"
         y = f.part("transformer", self.transformer, x, norm=self.norm, others=others, role=role)
         y = f.linear("linear", y, *x.axes, kind="attention")
+        f.hold(added=y)
         read = f.part("mixer_pre_norm", self.norm, f.add(x, y))
         return f.add(x, f.part("mixer", self.attention, read))
 

@@ -74,9 +74,7 @@ class BlockIndexer(Part):
         """
         return self._narrowed(f, self._chosen(f, x, position), keys, values)
 
-    def _narrowed(
-        self, f: Flow, mask: Value, keys: Value, values: Value
-    ) -> tuple[Value, Value, dict[str, Any]]:
+    def _narrowed(self, f: Flow, mask: Value, keys: Value, values: Value) -> tuple[Value, Value, dict[str, Any]]:
         all_heads, *_ = keys.axes
         assert isinstance(all_heads, Axis)
         sizes: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}

@@ -65,12 +65,23 @@ class ShortConv(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         kernel, biased, three = self.conv_L_cache, self.conv_bias, (x.axes, x.axes, x.axes)
         b, c, u = f.split(f.linear("in_proj", x, Beside(three), bias=biased), *three)
+        f.hold(b=b)
         u = f.mul(b, u)
         if self.grid:
             y = f.conv("conv", u, *x.axes, kernel=kernel * kernel, groups=x.width, bias=biased)
         else:
-            y = f.conv("conv", u, *x.axes, kernel=kernel, groups=x.width, bias=biased, padding=kernel - 1)
+            y = f.conv(
+                "conv",
+                u,
+                *x.axes,
+                kernel=kernel,
+                groups=x.width,
+                bias=biased,
+                padding=kernel - 1,
+                state="conv_state",
+            )
             f.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        f.hold(mixed=y)
         return f.linear("out_proj", f.mul(c, y), *x.axes, bias=biased)
 
     def describe(self, hidden_size: int) -> str:

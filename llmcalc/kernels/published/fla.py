@@ -119,6 +119,16 @@ def _gate_bwd(t: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tenso
     return dg, da, dbias
 
 
+def fused_recurrent(t: Aten, v: Tensor) -> Tensor:
+    """fla/ops/gated_delta_rule/fused_recurrent.py:181, fla/ops/kda/fused_recurrent.py: one kernel over all tokens,
+    which has no gradients. v: [B, T, HV, V], dense, as queries, keys and gates are.
+    """
+    return t.like(v)
+
+
+FEW = 64
+"""The tokens up to which the layers of delta rules run `fused_recurrent` without gradients (fla/layers)."""
+
 # --- the gated delta rule --------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ until its function returns. Deterministic algorithms are off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
@@ -20,6 +21,9 @@ from .function import H100, Accelerator, Optional, applied, power_of_two
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
+
+STATES = 7
+"""Where those states are among the tensors that the selective scan saves."""
 
 
 # --- orders of axes --------------------------------------------------------------------------------------------------
@@ -87,7 +91,12 @@ def _scan_bwd(
     return du, ddelta, da, t.to(db, b.dtype), t.to(dc, c.dtype), dd, dbias, dz, out_z
 
 
-def selective_scan_fn(
+def selective_scan_fn(t: Aten, *xs: Any) -> Tensor:
+    """`selective_scan_with_states` without the states."""
+    return selective_scan_with_states(t, *xs)[0]
+
+
+def selective_scan_with_states(
     t: Aten,
     u: Tensor,
     delta: Tensor,
@@ -97,9 +106,11 @@ def selective_scan_fn(
     d: Tensor,
     z: Optional,
     delta_bias: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """selective_scan_interface.py:38. u, delta, z: [batch, inner, tokens]; b, c: [batch, state, tokens] or with an axis
     of groups before `state`; a: [inner, state]; d, delta_bias: [inner] in float32.
+
+    Returns the output, and the states between chunks, of which the last one is a view.
     """
     graph, grouped = t.graph, len(b.shape) == 4
 
@@ -136,7 +147,10 @@ def selective_scan_fn(
     with graph.no_grad():
         result, *saves = forward(u, delta, b, c, z)
     assert result is not None
-    return applied(graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saves)
+    states = saves[STATES]
+    assert states is not None
+    out = applied(graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saves)
+    return out, states
 
 
 def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
@@ -408,7 +422,12 @@ def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> t
     return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), converted
 
 
-def mamba_chunk_scan_combined(
+def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
+    """`mamba_chunk_scan_with_state` without the state."""
+    return mamba_chunk_scan_with_state(t, *xs)[0]
+
+
+def mamba_chunk_scan_with_state(
     t: Aten,
     x: Tensor,
     dt: Tensor,
@@ -420,9 +439,11 @@ def mamba_chunk_scan_combined(
     z: Optional,
     dt_bias: Tensor,
     accelerator: Accelerator = H100,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """ssd_combined.py:593 (`MambaChunkScanCombinedFn`). x, z: [batch, tokens, heads, dim]; dt: [batch, tokens, heads];
     b, c: [batch, tokens, groups, state]; a: [heads] in float32; d, dt_bias: [heads].
+
+    Returns the output and the last state, [batch, heads, dim, state] in float32.
     """
     graph = t.graph
 
@@ -445,17 +466,11 @@ def mamba_chunk_scan_combined(
         return dx, ddt, da, db, dc, dd, dz, dbias
 
     with graph.no_grad():
-        out, out_x, _dt, da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
+        out, out_x, _dt, da_cumsum, _states, final = _combined_fwd(t, x, dt, b, c, chunk, z)
     kept = out if out_x is None else out_x
     ins = x, dt, a, b, c, d, z, dt_bias
-    return applied(
-        graph,
-        "MambaChunkScanCombinedFn",
-        ins,
-        out,
-        backward,
-        (kept, x, dt, da_cumsum, a, b, c, d, z, dt_bias),
-    )
+    saves = kept, x, dt, da_cumsum, a, b, c, d, z, dt_bias
+    return applied(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
 def mamba_split_conv1d_scan_combined(

@@ -45,22 +45,80 @@ def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tens
     rows = padded(tokens, chunk)
     chunk = chunk if rows >= WHOLE else rows
     if same(rows, tokens):
-        return _chunkwise(t, q, k, v, i, f, chunk)
+        return _chunkwise(t, (q, k, v, i, f), chunk)[0]
     zeros = [t.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
     q, k, v, i, f = (t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
-    return t.slice(_chunkwise(t, q, k, v, i, f, chunk), tokens, 2)
+    return t.slice(_chunkwise(t, (q, k, v, i, f), chunk)[0], tokens, 2)
 
 
-def _chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
+def mlstm_with_states(
+    t: Aten,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    chunk: Number,
+    states: Sequence[Tensor] | None,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """kernel_wrappers.py (`wrap_chunkwise__arbitrary_sequence_length`), without gradients: chunks, then smaller ones,
+    then the other tokens one by one.
+
+    states: the memory, its normalizer and the largest exponent before these tokens, zeros by default. Returns the
+    output and the states after them.
+    """
+    left, made = q.shape[2], []
+    states = _state(t, k, v) if states is None else states
+    while chunk >= LEAST:
+        rows = left // chunk * chunk
+        if rows:
+            h, states = _chunkwise(t, _dense(t, rows, q, k, v, i, f), chunk, with_last=True)
+            made.append(h)
+        left, chunk = left - rows, chunk // 2
+    if left:
+        h, states = _sequence(t, _dense(t, left, q, k, v, i, f))
+        made.append(h)
+    return t.cat(made, 2), states
+
+
+def _dense(t: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:
+    return [t.contiguous(t.slice(x, rows, 2)) for x in xs]
+
+
+def _sequence(t: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
+
+    The outputs of all tokens but the last are one tensor here.
+    """
+    _, k, v, *_ = xs
+    batch, heads, tokens, _ = k.shape
+    _earlier = t.new((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
+    states = _state(t, k, v)
+    if tokens > 1:  # every token replaces the states
+        states = _state(t, k, v)
+    _last = t.new((batch, heads, v.shape[-1]), v.dtype)
+    return t.like(v), states
+
+
+def _state(t: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+    """The memory, its normalizer and the largest exponent."""
+    shape = *k.shape[:2], k.shape[3]
+    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((*k.shape[:2], 1), FLOAT32)
+
+
+def _chunkwise(
+    t: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Returns the output, and the last states if they are asked for: copies of those of all chunks."""
     graph = t.graph
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
         _memory, _norm, _largest = _states(t, k, v, chunk)
         h = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = t.new(i.shape, q.dtype), t.new(i.shape, q.dtype)
         _b = t.new(i.shape, FLOAT32)
-        return h, n, m
+        return h, n, m, _state(t, k, v) if with_last else ()
 
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, n: Tensor, m: Tensor
@@ -75,6 +133,6 @@ def _chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c
         return dq, dk, dv, di, df
 
     with graph.no_grad():
-        dense = [t.contiguous(x) for x in (q, k, v, i, f)]
-        h, n, m = forward(*dense[:4])
-    return applied(graph, "mLSTMChunkwise", (q, k, v, i, f), h, backward, (*dense, n, m))
+        dense = [t.contiguous(x) for x in xs]
+        h, n, m, last = forward(*dense[:4])
+    return applied(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last

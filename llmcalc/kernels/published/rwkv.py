@@ -13,8 +13,13 @@ from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Tensor
 from .function import applied
 
 
-def rwkv_linear_attention(t: Aten, decay: Tensor, first: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """key, value: [batch, tokens, channels]; decay, first: [channels]."""
+def rwkv_linear_attention(
+    t: Aten, decay: Tensor, first: Tensor, key: Tensor, value: Tensor, with_state: bool = False
+) -> Tensor:
+    """key, value: [batch, tokens, channels]; decay, first: [channels].
+
+    with_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
+    """
     graph, dtype = t.graph, key.dtype
 
     def forward(decay: Tensor, first: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -23,6 +28,7 @@ def rwkv_linear_attention(t: Aten, decay: Tensor, first: Tensor, key: Tensor, va
             first, key, value = t.to(first, FLOAT32), t.to(key, FLOAT32), t.to(value, FLOAT32)
         first, key, value = t.contiguous(first), t.contiguous(key), t.contiguous(value)
         output = t.new(key.shape, key.dtype)
+        _state = t.new((key.shape[0], key.shape[2], 3), FLOAT32) if with_state else None
         return t.to(output, dtype), decay, first, key, value, output
 
     def backward(g: Tensor, decay: Tensor, first: Tensor, key: Tensor, value: Tensor, _: Tensor) -> Sequence[Gradient]:

@@ -23,7 +23,7 @@ from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import Run
 from llmcalc.kernels.choices import EAGER, Choices
-from llmcalc.kernels.recompute import NONE, Recompute
+from llmcalc.run.recompute import NONE, Recompute
 from tests.kernels.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
 
 NORM = Norm(type="rmsnorm")

@@ -14,12 +14,12 @@ from .local import LocalKernels
 from .lora import LoraKernels
 from .positions import PositionKernels
 from .rows import RowKernels
-from .scans import ScanKernels
+from .steps import StepKernels
 from .streams import StreamKernels
 
 
 class Eager(
-    ScanKernels,
+    StepKernels,
     ExpertKernels,
     EntryKernels,
     LocalKernels,

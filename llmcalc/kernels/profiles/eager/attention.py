@@ -58,14 +58,6 @@ class AttentionKernels(Lowering):
         exponents = t.like(t.new((dim // 2,), FLOAT32))
         return t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
 
-    def span(self, tokens: Any) -> Tensor:
-        """The positions of the tokens, made once in a pass."""
-        key = ("span", tokens)
-        if key not in self.memo:
-            self.memo[key] = self.t.new((tokens,), INT64)
-        span: Tensor = self.memo[key]
-        return span
-
     # --- keys and values --------------------------------------------------------------------------------------------
 
     def do_repeat(self, step: Step) -> None:
@@ -79,7 +71,7 @@ class AttentionKernels(Lowering):
 
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
-            full: Sequence[Tensor] = self.held(step.name) or ()
+            full: Sequence[Tensor] = self._gathered(self.held(step.name) or ())
         else:
             full = self._with_new(step.name, [self.get(value) for value in step.ins], step.how["limit"])
         if self.store is not None:
@@ -91,11 +83,32 @@ class AttentionKernels(Lowering):
     def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
         """What the new tokens can attend to; a copy of what later ones can replaces what was kept."""
         held = self.held(name)
+        if self.paged:
+            return self._in_pages(name, new, held, limit)
         if held is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             held = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in held)
         full = new if held is None else [self._appended(h, n) for h, n in zip(held, new, strict=True)]
         self.keep(name, *(full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]))
         return full
+
+    def _in_pages(
+        self, name: str, new: list[Tensor], held: Sequence[Tensor] | None, limit: int | None
+    ) -> Sequence[Tensor]:
+        """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
+        names them; a first pass reads no others.
+        """
+        frame = self.frames[-1]
+        (frame.callers[0] if frame.callers else frame.named)[f"written to {name}"] = new
+        before = 0 if held is None else held[0].shape[1]
+        before = before if limit is None else min(before, limit - 1)
+        rows = before + new[0].shape[1]
+        full = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new]
+        self.keep(name, *(full if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in full]))
+        return new if held is None else self._gathered(full)
+
+    def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What attention reads of a paged cache: the pages themselves without scores, else a copy of all rows."""
+        return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
     def _appended(self, held: Tensor, new: Tensor) -> Tensor:
         """Keys or values are joined heads first."""

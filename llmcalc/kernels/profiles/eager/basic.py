@@ -161,8 +161,14 @@ class BasicKernels(Lowering):
         turned = len(shape) == 4 and axis == 3
         if turned:  # heads first
             xs = [self._expanded(x, shape) for x in xs]
-        joined = self.t.cat(xs, axis)
+        joined = self._beside(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
         self.set(step.outs[0], self.t.transpose(joined, 1, 2) if turned else joined)
+
+    def _beside(self, xs: list[Tensor], axis: int) -> Tensor:
+        """Tensors that lie side by side in the pages of a cache, read in place."""
+        shape = list(xs[0].shape)
+        shape[axis] = sum(x.shape[axis] for x in xs)
+        return self.in_pool(tuple(shape), xs[0].dtype)
 
     def _expanded(self, x: Tensor, shape: Any) -> Tensor:
         """[batch, heads, rows, size]; what has no heads is the same for all of them."""

@@ -94,9 +94,7 @@ class ElementwiseKernels(BasicKernels):
         above, below = t.unbind(t.function("softplus", alpha))
         positive = t.compare(x)
         squared = t.mul(t.mul(above, x), x)
-        slope = t.add(beta, below)
-        negative = t.mul(slope, t.sub(t.expm1(t.minimum(x, eps)), x))
-        del slope
+        negative = t.mul(t.add(beta, below), t.sub(t.expm1(t.minimum(x, eps)), x))
         chosen = t.where(positive, squared, negative)
         del positive, squared, negative
         return t.add(chosen, t.mul(beta, x))

@@ -16,7 +16,10 @@ class EntryKernels(AttentionVariantKernels):
         t, x, out = self.t, self.get(step.ins[0]), step.outs[0]
         shape = self.shape(out)
         if is_zero(shape[1]):  # no window is full yet
-            self.absent.add(id(out))
+            if self.prepares:
+                self.set(out, t.new((shape[0], 1, *shape[2:]), x.dtype))
+            else:
+                self.absent.add(id(out))
             return
         whole = shape[1] * shape[2]
         self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))

@@ -42,7 +42,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             return
         if step.how.get("selected") is not None or len(step.ins) > 3 or step.how.get("sinks"):
             raise self.unsupported(
-                f"--attention-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
+                f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
                 step.name,
             )
@@ -53,9 +53,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         else:
             limited = step.how.get("window") is not None or step.how.get("chunk") is not None
             if limited or step.how["cap"] is not None:
-                raise self.unsupported(
-                    "--attention-implementation sdpa-math takes no window and no soft cap", step.name
-                )
+                raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             masked = step.how["causal"] and not crossing
             made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
@@ -69,7 +67,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         t, graph, spare = self.t, self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
-        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, t.like(q).strides if q.shape[-1] == v.shape[-1] else None)
+        strides = t.like(q).strides if q.shape[-1] == v.shape[-1] else None
+        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         sums = graph.new((batch, heads, queries), FLOAT32)
         seed, unused = graph.new((2,), INT64), graph.new((), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads

@@ -10,14 +10,11 @@ from typing import Any
 from ....algebra import Number, ceil_div, same
 from ....flow.axis import extent
 from ....flow.program import Step
-from ....run.low_rank import BLOCK
+from ....run.low_rank import BLOCK, PROJECTIONS
 from ...autograd import Gradient, Needs, record
 from ...layout import Shape
 from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Tensor
 from .basic import BasicKernels
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-"""The projections that one product may compute together."""
 
 TOGETHER = "qkv_proj"
 """The name of that product."""

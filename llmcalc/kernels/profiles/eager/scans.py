@@ -14,11 +14,13 @@ from typing import Any
 from ....algebra import exact_div, is_zero
 from ....components.norm import Norm
 from ....flow.program import Alternatives, Item, Scope, Step
-from ....ops import BlockLinear, ChunkedScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan
+from ....ops import BlockLinear, ChunkedScan, DecayScan, DeltaRule, LightningCore, MatrixMemory, SelectiveScan, State
+from ....run.rows import TOKENS
 from ...autograd import record, recorded
+from ...layout import is_one
 from ...published import causal_conv1d, fla, lightning_attn, mamba_ssm, mlstm_kernels, rwkv
-from ...published.function import H100, Accelerator
-from ...tensor import BOOL, FLOAT32, Tensor
+from ...published.function import H100, Accelerator, Optional
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .basic import BasicKernels
 from .convolution import ConvolutionKernels
 
@@ -58,10 +60,15 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """The kernels that run a module at once: those of the scan in it."""
         for step in own_steps(scope):
             kind = {"core": type(step.op).__name__, "scan": step.how.get("kind", "")}.get(step.verb, "")
-            run = getattr(self, f"module_{kind}", None)
+            run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
                 return lambda: self._at_once(scope, run)
         return super().whole(scope)
+
+    @property
+    def one_further(self) -> bool:
+        """Whether one token runs, after earlier passes."""
+        return self.continues and is_one(self.sight.new(TOKENS))
 
     def _at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all steps of a module as `run` does, and binds the output of the last."""
@@ -69,17 +76,18 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         self._trains()
         steps = Steps(scope)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
+        for step in steps.all:
+            if step.verb == "state" and self.store is not None and self.held(step.name) is None:
+                raise self.unsupported("no kernels that keep this state", step.name)
         for step in every_step(scope.items):
             for value in step.ins:
                 if self.last.get(id(value.storage)) == id(step):
                     self.forget(value.storage)
 
     def _trains(self) -> None:
-        """Raises `Unsupported` where other kernels run, or with other types."""
+        """Raises `Unsupported` where kernels would read other types."""
         if self.graph.autocast is not None:
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
-        if self.store is not None:
-            raise self.unsupported("no published kernels for a pass that keeps states")
 
     # --- what the modules share ---------------------------------------------------------------------------------------
 
@@ -131,7 +139,52 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
             super().do_conv(step)
             return
         self._trains()
-        self.set(step.outs[0], self.t.transpose(self.causal_conv(step, self.channels(step)), 1, 2))
+        x, state = self.channels(step), step.how["state"]
+        by_kernel = 2 <= step.how["kernel"] <= 4 and not self.one_further
+        if self.store is None or not by_kernel:
+            y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
+        else:
+            self.keep_inputs(self.own(state), x)
+            y = self.causal_conv(step, x)
+        self.set(step.outs[0], self.t.transpose(y, 1, 2))
+
+    def conv_with_state(self, step: Step, x: Tensor, state: str, kept: Any = None) -> Tensor:
+        """CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
+        t, kernel, held = self.t, step.how["kernel"], self.held(state)
+        kept = kernel if kept is None else kept
+        width, tokens = step.outs[0].width, x.shape[2]
+        weight = self.conv_weight(step, (width, 1, kernel))
+        if held is None:
+            out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
+            seen = t.pad(x, tokens + kept)
+        else:
+            seen = t.cat([held[0], x])
+            out = t.convolution(t.slice(seen, tokens + kernel - 1), weight, self.bias(step), tokens)
+        self.keep(state, t.slice(seen, kept))
+        return out
+
+    def conv_weight(self, step: Step, shape: Any) -> Tensor:
+        """The filters of a convolution; those of queries, keys and values, which are three parameters, as one."""
+        parts = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
+        if parts[0] in self.weights:
+            return self.in_pool(shape, self.dtype)
+        return self.weight(f"{step.name}.weight", shape)
+
+    def keep_inputs(self, state: Step, x: Tensor) -> None:
+        """conv_state.copy_(F.pad(x, (kernel - tokens, 0))): the last inputs of a convolution, [batch, channels, ·]."""
+        if self.store is not None:
+            assert isinstance(state.op, State)
+            kept = exact_div(state.op.size, x.shape[1])
+            self.states(state, (x.shape[1], kept))
+            _padded = self.t.new((*x.shape[:2], kept), x.dtype)
+
+    def final_state(self, state: Step, *shape: Any) -> Optional:
+        """The tensor that a kernel writes the last state into: that of the cache, or one that is copied there."""
+        first = self.held(state.name) is None
+        made = self.states(state, shape)
+        if not made or first:
+            return made[0] if made else None
+        return self.graph.new((self.sight.batch, *shape), made[0].dtype)
 
     def channels(self, step: Step) -> Tensor:
         """The input of a convolution, [batch, channels, tokens]."""
@@ -159,7 +212,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         a = self.decay((op.inner, op.state))
         d, dt_bias = self.weight("D", (op.inner,)), self.bias(steps["dt_proj"])
         assert dt_bias is not None
-        if self.bias(out_proj) is None:
+        if self.bias(out_proj) is None and self.store is None:
             return mamba_ssm.mamba_inner_fn(
                 t,
                 xz,
@@ -173,6 +226,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
                 t.to(dt_bias, FLOAT32),
             )
         u, z = mamba_ssm.halves(t, xz)
+        self.keep_inputs(steps["conv_state"], u)
         u = self.causal_conv(conv, u)
         x_dbl = self.projected(steps["x_proj"], mamba_ssm.tokens_first(t, u))
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
@@ -180,8 +234,11 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         dt = mamba_ssm.split_tokens(t, dt, batch)
         b, c = self._dense(b, batch), self._dense(c, batch)
         d, dt_bias = t.to(d, FLOAT32), t.to(dt_bias, FLOAT32)
-        y = mamba_ssm.selective_scan_fn(t, u, dt, a, b, c, d, z, dt_bias)
+        y, _last = mamba_ssm.selective_scan_with_states(t, u, dt, a, b, c, d, z, dt_bias)
         del d, dt_bias
+        if self.store is None:
+            del _last
+        self.states(steps["ssm_state"], (op.inner, op.state))
         y = t.transpose(y, 1, 2)
         return self.projected(out_proj, y)
 
@@ -198,7 +255,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
         u, gate = mamba_ssm.halves(t, projected)
-        u = t.transpose(self.causal_conv(steps["conv1d"], u, kind), 1, 2)
+        u = t.transpose(self._after_state(steps, u, kind), 1, 2)
         rank = steps["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = t.split(self.projected(steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in steps:
@@ -209,10 +266,27 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         dt_bias = t.to(dt_bias, FLOAT32)
         d = t.to(self.weight("D", (op.inner,)), FLOAT32)
         u, b, c = t.transpose(u, 1, 2), t.transpose(b, 1, 2), t.transpose(c, 1, 2)
-        y = mamba_ssm.selective_scan_fn(t, u, dt, a, b, c, d, gate if kind == "silu" else None, dt_bias)
+        y, _last = mamba_ssm.selective_scan_with_states(t, u, dt, a, b, c, d, gate if kind == "silu" else None, dt_bias)
+        if self.store is None:
+            del _last
+        self.states(steps["ssm_state"], (op.inner, op.state))
         if kind != "silu":
             y = t.mul(y, self.activated(gate, kind))
         return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
+
+    def _after_state(self, steps: Steps, x: Tensor, kind: str) -> Tensor:
+        """A convolution after the inputs that the cache keeps (transformers/cache_utils.py, `update_conv_state`)."""
+        t, state, tokens = self.t, steps["conv_state"], x.shape[2]
+        if self.store is None:
+            return self.causal_conv(steps["conv1d"], x, kind)
+        assert isinstance(state.op, State)
+        kept, held = exact_div(state.op.size, x.shape[1]), self.held(state.name)
+        (own,) = self.states(state, (x.shape[1], kept))
+        if held is not None:
+            x = t.cat([own, x])
+        elif tokens < kept:
+            x = t.new((*x.shape[:2], kept), x.dtype)
+        return t.slice(self.causal_conv(steps["conv1d"], x, kind), tokens)
 
     def _normed_by(self, step: Step, x: Tensor) -> Tensor:
         return self.norm(x, step.how["spec"], step.name, x.shape[-1:])
@@ -228,8 +302,8 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         u, gate = t.split(t.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
         u = t.contiguous(t.reshape(u, (batch, op.inner, tokens)))
         gate = t.transpose(t.reshape(gate, (batch, heads, size, tokens)), 0, 1)
-        u = self.causal_conv(steps["conv1d"], u, kind)
-        u = t.transpose(t.unflatten(u, 1, (heads, size)), 0, 1)
+        u = self._after_state(steps, u, kind)
+        u = t.transpose(t.reshape(u, (batch, heads, size, tokens)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, size))
         low = t.transpose(t.matmul(t.unsqueeze(x_proj, 1), u), 2, 3)
         dt, b, c = t.split(low, [rank, op.state, op.state])
@@ -237,9 +311,9 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         dt = t.matmul(t.unsqueeze(dt_proj, 1), t.transpose(dt, 2, 3))
         dt_bias = t.to(self.weight("dt_proj.bias", (heads, size)), FLOAT32)
         a, d = self.decay((heads, size, op.state)), self.weight("D", (heads, size))
-        outs = []
+        outs, _states = [], []
         for _ in range(heads):
-            y = mamba_ssm.selective_scan_fn(
+            y, last = mamba_ssm.selective_scan_with_states(
                 t,
                 t.select(u, 0),
                 t.select(dt, 0),
@@ -251,7 +325,11 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
                 t.select(dt_bias, 0),
             )
             outs.append(y if kind == "silu" else t.mul(y, self.activated(t.select(gate, 0), kind)))
+            if self.store is not None:
+                _states.append(last)
+            del last
         y = t.cat(outs, 1)
+        self.states(steps["ssm_state"], (op.inner, op.state))
         return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
@@ -272,7 +350,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         zxbcdt = self.projected(steps["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm = self.weight("norm.weight", (inner,)) if "norm" in steps else None
-        if self.choices.mamba2 == "combined":
+        if self.choices.mamba2 == "combined" and self.store is None:
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 t,
                 zxbcdt,
@@ -290,9 +368,10 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
                 self.accelerator,
             )
         z, xbc, dt = t.split(zxbcdt, [inner, inner + 2 * shared, op.heads])
+        self.keep_inputs(steps["conv_state"], t.transpose(xbc, 1, 2))
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2)), 1, 2)
         x, b, c = t.split(xbc, [inner, shared, shared])
-        y = mamba_ssm.mamba_chunk_scan_combined(
+        y, _last = mamba_ssm.mamba_chunk_scan_with_state(
             t,
             self.by_head(x, op.head_dim),
             dt,
@@ -305,6 +384,9 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
             dt_bias,
             self.accelerator,
         )
+        if self.store is None:
+            del _last
+        self.states(steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = t.flatten(y, 2)
         if norm is not None:
             y = mamba_ssm.rmsnorm_fn(t, y, norm, z, groups, self.accelerator)
@@ -317,13 +399,18 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         inner, heads = op.heads * op.head_dim, (op.heads,)
         shared = exact_div(conv.outs[0].width - inner, 2)
         gate, xbc, dt = t.split(self.projected(steps["in_proj"], x), [inner, inner + 2 * shared, op.heads])
+        self.keep_inputs(steps["conv_state"], t.transpose(xbc, 1, 2))
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2), kind), 1, 2)
         x, b, c = t.split(xbc, [inner, shared, shared])
         x, b, c = self.by_head(x, op.head_dim), self.by_head(b, op.state), self.by_head(c, op.state)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
-        y = t.flatten(
-            mamba_ssm.mamba_chunk_scan_combined(t, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator), 2
+        y, _last = mamba_ssm.mamba_chunk_scan_with_state(
+            t, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator
         )
+        if self.store is None:
+            del _last
+        self.states(steps["ssm_state"], (op.heads, op.head_dim, op.state))
+        y = t.flatten(y, 2)
         opened = self.activated(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
@@ -342,24 +429,38 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
-        parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        widths = [part.shape[-1] for part in parts]
-        qkv = t.cat(parts)
-        del parts
-        kernel = steps["conv1d"].how["kernel"]
-        qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
-        qkv = fla.causal_conv1d(t, qkv, qkv_weight)
-        q, k, v = t.split(qkv, widths)
+        if self.store is None:
+            parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            widths = [part.shape[-1] for part in parts]
+            qkv = t.cat(parts)
+            del parts
+            kernel = steps["conv1d"].how["kernel"]
+            qkv_weight = t.cat([self._filter(name, n, kernel) for name, n in zip("qkv", widths, strict=True)], 0)
+            qkv = fla.causal_conv1d(t, qkv, qkv_weight)
+            q, k, v = t.split(qkv, widths)
+        else:
+            self._keep_convolved(steps)
+            q, k, v = (self._convolved(name, steps, x) for name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         beta = self.projected(steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
-        o = fla.chunk_gated_delta_rule(
-            t, q, k, v, self.projected(steps["a_proj"], x), beta, a_log, dt_bias, self.accelerator
-        )
+        gate = self.projected(steps["a_proj"], x)
+        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        if self.store is not None and x.shape[1] <= fla.FEW:
+            o = fla.fused_recurrent(t, v)
+        else:
+            o = fla.chunk_gated_delta_rule(t, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
+        if self.store is None:
+            del gate
         g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
         o = fla.rms_norm_gated(t, o, g, self.weight("norm.weight", (op.value_dim,)), self.accelerator)
         o = t.flatten(o, 2)
         return self.projected(steps["o_proj"], o)
+
+    def _keep_convolved(self, steps: Steps) -> None:
+        """The last inputs of the three convolutions of a delta rule's layer, as one tensor."""
+        conv = steps["conv1d"]
+        self.states(steps["conv_state"], (conv.outs[0].width, conv.how["kernel"]))
 
     def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
         """The weight of one of the three convolutions of a delta rule's layer."""
@@ -369,12 +470,15 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
+        self._keep_convolved(steps)
         q, k, v = (self._convolved(name, steps, x) for name in "qkv")
         g = self._gate("f", steps, x)
         beta = self.projected(steps["b_proj"], x)
         q, k, v, g = (self.by_head(each, op.key_dim) for each in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
-        o = fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
+        _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        few = self.store is not None and x.shape[1] <= fla.FEW
+        o = fla.fused_recurrent(t, v) if few else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
         o = t.flatten(o, 2)
@@ -396,19 +500,61 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         """`LightningAttention.forward` of the reference, with the library's kernel."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, LightningCore)
+        if self.continues:
+            return self.by_token(steps, x)
         made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
         q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
         del made
         out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
+        if self.store is not None:  # the kernel returns no state
+            self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
+            _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
+            del _state
         normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
         opened = t.function("sigmoid", self.projected(steps["g_proj"], x))
         return self.projected(steps["o_proj"], t.mul(opened, normed))
+
+    def by_token(self, steps: Steps, x: Tensor) -> Tensor:
+        """LightningReference.forward: one token after the other, from a state."""
+        t, op, kind = self.t, steps["core"].op, steps.acts[0]
+        assert isinstance(op, DecayScan)
+        _held = self.held("recurrent_state")
+        made = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in made)
+        del made
+        out, state = self._tokens(q, k, v)
+        self.keep("recurrent_state", state)
+        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        gated = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        gated = t.mul(gated, normed)
+        return self.projected(steps["o_proj"], gated)
+
+    def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
+        t, (batch, heads, tokens, size) = self.t, q.shape
+        slope = self._slopes(heads)
+        held = self.held("recurrent_state")
+        assert held is not None
+        state, out = held[0], []
+        q, k, v = (t.slice(y, 1, 2) for y in (q, k, v))
+        if tokens > 1:
+            out.append(t.new((batch, heads, tokens - 1, size), q.dtype))
+        for _ in range(min(tokens, 2)):
+            faded = t.mul(t.to(t.exp(t.scale(slope, "neg")), q.dtype), state)
+            state = t.add(faded, t.matmul(t.transpose(k, -1, -2), v))
+            del faded
+        out.append(t.matmul(q, state))
+        return t.cat(out, 2), state
+
+    def _slopes(self, heads: Any) -> Tensor:
+        return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
 
     def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
         """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
-        if not mlstm_kernels.supports(x.shape[1], op.chunk):
+        rows = x.shape[1] if self.store is None else op.chunk
+        if not mlstm_kernels.supports(rows, op.chunk):
             found, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {found}; expected powers of two from {least}", "core"
@@ -419,11 +565,27 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
         entry, forget = t.transpose(entry, 1, 2), t.transpose(forget, 1, 2)
-        h = t.transpose(mlstm_kernels.mlstm_chunkwise(t, q, k, v, entry, forget, op.chunk), 1, 2)
+        if self.store is None:
+            h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, entry, forget, op.chunk)
+        else:
+            h, _states = mlstm_kernels.mlstm_with_states(
+                t, q, k, v, entry, forget, op.chunk, self._memory(steps["recurrent_state"])
+            )
+            self.states(steps["recurrent_state"], *self.memory_shapes(op))
+        h = t.transpose(h, 1, 2)
         norm = steps["norm"]
         normed = self.norm(t.flatten(h, 2), norm.how["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
         out = t.mul(t.function("sigmoid", opened), normed)
         return self.projected(steps["out_proj"], out)
+
+    def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
+        """The memory, its normalizer and the largest exponent of each head."""
+        return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
+
+    def _memory(self, state: Step) -> list[Tensor] | None:
+        """The states in float32; None at the first token."""
+        held = self.held(state.name)
+        return None if held is None else [self.t.to(x, FLOAT32) for x in held]
 
     def _capped(self, x: Tensor) -> Tensor:
         """cap · tanh(x / cap)."""
@@ -431,7 +593,7 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     def do_scan(self, step: Step) -> None:
         """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
-        run = getattr(self, f"scan_{step.how['kind']}", None)
+        run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.how['kind']}", None)
         if run is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{step.how['kind']}'", step.name)
         self._trains()
@@ -439,7 +601,14 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
 
     def scan_wkv(self, step: Step) -> None:
         key, value, first, decay = map(self.get, step.ins)
-        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value))
+        state, size = self.own("recurrent_state"), key.shape[-1:]
+        self.states(state, size, size, size)
+        kept = self.store is not None
+        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value, kept))
+
+    def own(self, name: str) -> Step:
+        """The step of that name in the module that runs."""
+        return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
 
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.how["state"]
@@ -463,6 +632,8 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
         conv = steps["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.how["kernel"]))
+        self.states(steps["recurrent_state"], (conv.outs[0].width,))
+        self.keep_inputs(steps["conv_state"], u)
         u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.how["kernel"] - 1)
         u = self._rglru(t.transpose(t.slice(u, x.shape[1]), 1, 2), steps["input_gate"])
         out = t.mul(u, y)
@@ -515,7 +686,8 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
             state = t.mul(t.to(t.select(gate, 1), FLOAT32), state)
             state = t.add(state, t.to(t.select(x, 1), FLOAT32))
             states = t.written(states, t.to(state, x.dtype))
-        self.left[self.module_path()] = state
+        if self.store is None:
+            self.left[self.module_path()] = state
         return states
 
     def _first_tokens(
