@@ -68,7 +68,7 @@ def test_a_model_in_every_form(tmp_path: Path) -> None:
     assert totals == {preset.model.tree().total(lambda use: use.params())}
     assert len({llmcalc.flops(form, seq=7).total for form in forms}) == 1
     assert len({llmcalc.kv(form, seq=7).bytes for form in forms}) == 1
-    assert len({llmcalc.memory(form, seq=7, dtype="bf16").total_bytes for form in forms}) == 1
+    assert len({llmcalc.memory(form, seq=7, dtype="bf16").device.exact_bytes for form in forms}) == 1
 
 
 def test_a_name_is_enough() -> None:
@@ -87,7 +87,7 @@ def test_lengths_of_which_nothing_is_said(name: str, pass_: int, cache: int | No
     assert llmcalc.flops(name).workload.seq == pass_
     assert json.loads(run("flops", name, "--format", "json").out)["workload"]["seq"] == pass_
     if cache is not None:
-        assert llmcalc.kv(name).workload.seq == llmcalc.memory(name).workload.seq == cache
+        assert llmcalc.kv(name).workload.seq == llmcalc.memory(name).states.workload.seq == cache
         assert json.loads(run("kv", name, "--format", "json").out)["workload"]["seq"] == cache
         assert json.loads(run("memory", name, "--format", "json").out)["workload"]["seq"] == cache
         assert (

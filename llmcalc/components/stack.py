@@ -269,6 +269,7 @@ class Stack(Component):
                 x = self.token_types.flow(f, x)
             f.hold(x=x)
         x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
+        f.hold(x=x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _layers(self, f: Flow, x: Value, label: str, block: Layer, repeat: Number, which: Any) -> Value:

@@ -53,10 +53,11 @@ class Setup:
     phase: training; prefill, decode or inference, in which the same stays between passes.
     dtype: number format of the weights; default the published format in inference, that of the precision in training.
         With a quantization scheme it is the format of the unconverted tensors.
+    batch: number of sequences; default 1.
+    seq: tokens per sequence, in inference those in the cache; default `usual_context`, in training `usual_sequence`.
+    source: tokens that the encoder of an encoder-decoder has read; default seq.
 
     Inference:
-    batch: number of sequences; default 1.
-    seq: tokens per sequence in the cache; default `usual_context`.
     kv_dtype: format of the cache; default bf16 in inference, else that of the activations.
     quantize: quantization scheme of the weights; default the config's scheme if dtype is None, `none` for no scheme.
 
@@ -82,6 +83,7 @@ class Setup:
     dtype: str | None = None
     batch: Number = None
     seq: Number = None
+    source: Number = None
     kv_dtype: str | None = None
     precision: str | None = None
     grad_dtype: str | None = None
@@ -349,7 +351,8 @@ def _inference(
         weights = _wide(setup, published)
         stored = quantized(spec, scheme, weights, count.include)
     batch = 1 if setup.batch is None else setup.batch
-    workload = Workload(batch, usual_context(spec) if setup.seq is None else setup.seq, phase="prefill")
+    seq = usual_context(spec) if setup.seq is None else setup.seq
+    workload = Workload(batch, seq, source=setup.source, phase="prefill")
     if spec.kind == "encoder":
         _refuse(setup, {"kv_dtype": "--kv-dtype"}, "an encoder-only model keeps no cache")
         return MemoryUse(count, setup.phase, weights, workload, quantized=stored)
@@ -381,7 +384,8 @@ def _training(spec: ModelSpec, count: ParameterCount, setup: Setup) -> MemoryUse
     _refuse(setup, {"quantize": "--quantize"}, "a quantised weight takes no gradient; expected --base nf4 --lora-rank")
     _refuse(setup, {"kv_dtype": "--kv-dtype"}, "training keeps no KV cache; expected --phase inference")
     batch = 1 if setup.batch is None else setup.batch
-    workload = Workload(batch, usual_sequence(spec) if setup.seq is None else setup.seq, phase="training")
+    seq = usual_sequence(spec) if setup.seq is None else setup.seq
+    workload = Workload(batch, seq, source=setup.source, phase="training")
     if setup.lora_rank is None:
         _refuse(setup, _ADAPTERS_ONLY, "it describes low-rank adapters; expected --lora-rank too")
     precision = setup.precision or "bf16-master"

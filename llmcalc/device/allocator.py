@@ -310,7 +310,8 @@ class CachingAllocator(Device):
         block.requested = bytes
         block.in_use = True
         self.requested += bytes
-        self.peak_requested = max(self.peak_requested, self.requested)
+        if self.requested > self.peak_requested:
+            self.peak_requested = self.requested
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated

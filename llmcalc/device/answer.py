@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
 from .allocator import CachingAllocator
-from .fold import FEW, Loop, folded, loops, unfolded
+from .fold import FEW, Loop, folded, loops, node_of, unfolded
 from .recording import Recorded
 from .runtime import HOPPER, Runtime
 from .training import Replayed, Training, record
@@ -29,8 +29,7 @@ MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 TORCH = "torch 2.13"
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """The most bytes while a module ran. node: its path, with the index of its layer; empty for the model itself."""
 
     phase: str
@@ -202,19 +201,13 @@ def _add(found: Replayed, beside: Sequence[Beside]) -> None:
                 peak.by_kind[one.kind] = peak.by_kind.get(one.kind, 0) + one.bytes
 
 
-def node_of(place: Place, stacks: list[Loop]) -> str:
-    """The path of a module with the index of its layer, as it is in the tree."""
-    for loop in stacks:
-        if place.turn >= 0 and loop.holds(place):
-            return f"{loop.path}.{place.turn}{place.path[len(loop.path) :]}"
-    return place.path
-
-
 def timeline(found: Replayed, stacks: list[Loop]) -> list[Point]:
     """The most of every module of every layer that makes a tensor, in the order of the phases."""
-    points = [one for one in unfolded(found, stacks) if one[1]]
-    ordered = sorted(points, key=lambda one: MOMENTS.index(one[0].phase))
-    return [Point(place.phase, node_of(place, stacks), bytes) for place, bytes in ordered]
+    points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
+    for phase, node, bytes in unfolded(found, stacks):
+        if bytes:
+            points[phase].append(Point(phase, node, bytes))
+    return [point for of in points.values() for point in of]
 
 
 def _moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:

@@ -49,6 +49,10 @@ class Loop:
         """The same module, that many repeats of the pattern further up."""
         return Place(place.phase, place.turn + repeats * self.period, place.path)
 
+    def node(self, place: Place) -> str:
+        """The path of a module in one of the layers, with the index of that layer."""
+        return f"{self.path}.{place.turn}{place.path[len(self.path) :]}"
+
     @property
     def folds(self) -> bool:
         """Whether two runs of a few repeats are shorter than one of all."""
@@ -133,19 +137,32 @@ def _placed(place: Place, stacks: list[Loop]) -> Place:
     return place
 
 
-def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[Place, int]]:
-    """Every place of the whole model with the most bytes there, in the order in which a pass runs."""
-    points: list[tuple[Place, int]] = []
+def node_of(place: Place, stacks: list[Loop]) -> str:
+    """The path of a module with the index of its layer, as it is in the tree."""
+    for loop in stacks:
+        if place.turn >= 0 and loop.holds(place):
+            return loop.node(place)
+    return place.path
+
+
+def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
+    """Every place of the whole model in the order in which a pass runs: phase, node, the most bytes there."""
+    points: list[tuple[str, str, int]] = []
     block: list[tuple[Place, int]] = []
     inside: Loop | None = None
 
     def flush() -> None:
         if inside is None:
             return
+        phase = block[0][0].phase
+        before, rest = f"{inside.path}.", len(inside.path)
+        lines = [(place.turn, place.path[rest:], bytes, found.slopes.get(place, 0)) for place, bytes in block]
         turns = range(inside.repeats - FEW + 1)
-        for k in reversed(turns) if block[0][0].phase == "backward" else turns:
-            for place, bytes in block:
-                points.append((inside.further(place, k), bytes + k * found.slopes.get(place, 0)))
+        for k in reversed(turns) if phase == "backward" else turns:
+            further = k * inside.period
+            points.extend(
+                [(phase, f"{before}{turn + further}{path}", bytes + k * slope) for turn, path, bytes, slope in lines]
+            )
         block.clear()
 
     ends = {loop.further(place, loop.repeats - FEW) for place in found.slopes for loop in stacks if loop.holds(place)}
@@ -157,7 +174,7 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[Place, int]]:
             flush()
             inside = loop
         if loop is None:
-            points.append((place, peak.bytes))
+            points.append((place.phase, node_of(place, stacks), peak.bytes))
         else:
             block.append((place, peak.bytes))
     flush()

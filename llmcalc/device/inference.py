@@ -19,7 +19,7 @@ from ..model import ModelSpec
 from ..run.execution import Execution, LatentForm
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
-from ..run.workload import Workload
+from ..run.workload import Phase, Workload
 from .recording import Recorded, Recorder
 from .training import Replayed
 
@@ -94,8 +94,8 @@ class InferenceRun:
         self.workspaces: list[Storage] = []
         self.meter = Meter(device) if meter is None else meter
         self.program: Flow = spec.program()
-        self.lowering = self._lowering(Graph(self.meter))
         self.caches = spec.kind != "encoder"
+        self.lowering = self._lowering(Graph(self.meter))
 
     def _lowering(self, graph: Graph) -> Eager:
         graph.enabled = False
@@ -105,8 +105,13 @@ class InferenceRun:
         run.run_only, run.paged = self.layers, how.paged
         return run
 
-    def _sight(self, phase: Literal["prefill", "decode"], one: Pass) -> Sight:
+    def _sight(self, phase: Phase, one: Pass) -> Sight:
+        """A last chunk of one token runs as a decoding step. An encoder gives an output for every token."""
         how = self.how
+        if one.past and one.tokens == 1:
+            phase = "decode"
+        if not self.caches:
+            phase = "forward"
         source = how.seq if how.source is None else how.source
         workload = Workload(how.batch, one.tokens, context=one.past, source=source, phase=phase)
         return Sight(workload, execution=Execution(mla=how.mla))

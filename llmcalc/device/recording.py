@@ -38,11 +38,13 @@ class Recorder:
     """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
 
     kind, place, whose: as of `Meter`. count: the number of storages so far.
+    apart: where parameters that a pass makes are written down; None (default) for where everything is.
     """
 
     def __init__(self) -> None:
         self.kind = "temporary"
         self.events: list[Event] = []
+        self.apart: list[Event] | None = None
         self.count = 0
         self._place = Place()
         self._whose: Any = None
@@ -69,6 +71,9 @@ class Recorder:
     def allocate(self, size: Number) -> Block:
         number, kind = self.count, self.kind
         self.count = number + 1
+        if kind == "weights" and self.apart is not None:
+            self.apart += ((self._place, PLACED, None), (number, size, kind))
+            return Block(size, kind, number)
         self.events.append((number, TAKEN, size) if kind == "overhead" else (number, size, kind))
         return Block(size, kind, number)
 

@@ -27,7 +27,7 @@ from ..run.sight import Sight
 from ..run.workload import Workload
 from .optimizers import Implementation, Trained
 from .optimizers import step as optimizer_step
-from .recording import Event, Recorded, Recorder, passing, renamed, repeatable
+from .recording import Recorded, Recorder, passing, renamed, repeatable
 
 PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -142,6 +142,7 @@ class TrainingRun:
         self.workspaces: list[Storage] = []
         self.meter = Meter(device) if meter is None else meter
         self.graph = Graph(self.meter)
+        self.graph.keeps_gradients = how.gradient_dtype is None
         sight = Sight(
             Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
         )
@@ -166,6 +167,10 @@ class TrainingRun:
         """Makes the parameters in the order in which the program uses them, and what training keeps beside them."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
+        self.prepare_training()
+
+    def prepare_training(self) -> None:
+        """Makes what training keeps beside the parameters."""
         with counted_as(self.meter, "optimizer"):
             for key, weight in self.lowering.parameters:
                 self.meter.whose = key
@@ -175,7 +180,6 @@ class TrainingRun:
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.how.gradient_dtype is not None:
-            self.graph.keeps_gradients = False
             with counted_as(self.meter, "gradients"):
                 for key, weight in self.lowering.parameters:
                     self.meter.whose = key
@@ -222,6 +226,11 @@ class TrainingRun:
 
     def forward_and_backward(self) -> None:
         """One micro-batch. Its loss is named until the backward pass has run."""
+        loss = self.forward()
+        self.backward(loss)
+
+    def forward(self) -> Tensor:
+        """Returns the loss of one micro-batch; of a model without a language-model head, its output."""
         self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.how.autocast else None
         self.graph.away = Offload(self.graph).pack if self.how.offload else None
@@ -232,6 +241,10 @@ class TrainingRun:
         del logits
         self.graph.leave_autocast()
         self._take_workspace(1)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass from a loss."""
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
@@ -347,30 +360,29 @@ def record(
     spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> Recorded:
     """Records set-up and two steps, for `Unfolding`. layers: as of `TrainingRun`."""
-
-    def set_up() -> tuple[TrainingRun, Recorder, list[Event]]:
-        meter = Recorder()
-        run = TrainingRun(spec, how, layers=layers, workspace=workspace, meter=meter)
-        run.set_up()
-        return run, meter, meter.cut()
-
+    found = None
     if not (how.keeps_gradients or how.optimizer_in_backward):
-        found = _from_one_pass(*set_up())
-        if found is not None:
-            return found
-    run, meter, made = set_up()
-    run.step()
-    first = meter.cut()
-    run.step()
-    return Recorded(made, [first], [meter.cut()], PHASES)
+        found = _from_one_pass(TrainingRun(spec, how, None, layers, workspace, meter := Recorder()), meter)
+    return found or _from_two_steps(TrainingRun(spec, how, None, layers, workspace, meter := Recorder()), meter)
 
 
-def _from_one_pass(run: TrainingRun, meter: Recorder, set_up: list[Event]) -> Recorded | None:
-    """Two steps whose micro-batches are recorded once; None if they are not alike."""
+def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
+    """Two steps whose micro-batches are recorded once; None if they are not alike.
+
+    The first pass makes the parameters, in the order in which it reads them, as set-up would.
+    """
+    meter.apart = []
     run.next_batch()
     batch = meter.cut()
     run.micro_batches()
-    passes = meter.cut()
+    passes, set_up = meter.cut(), meter.apart
+    meter.apart = None
+    if run.lowering.skipped:
+        return None
+    meter.place = Place("set-up")
+    run.lowering.prepare_unread(run.program)
+    run.prepare_training()
+    set_up += meter.cut()
     run.update()
     first = meter.cut()
     run.update()
@@ -383,3 +395,12 @@ def _from_one_pass(run: TrainingRun, meter: Recorder, set_up: list[Event]) -> Re
         return None
     next_batch += renamed(batch, next_batch)
     return Recorded(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
+
+
+def _from_two_steps(run: TrainingRun, meter: Recorder) -> Recorded:
+    run.set_up()
+    set_up = meter.cut()
+    run.step()
+    first = meter.cut()
+    run.step()
+    return Recorded(set_up, [first], [meter.cut()], PHASES)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..algebra import Number, same
 from . import layout
-from .autograd import Backward, Gradient, Graph, Needs, record, record_all
+from .autograd import Backward, Gradient, Graph, Needs, Node, record, record_all
 from .layout import Shape, broadcast, contiguous, count, is_dense, is_one
 from .tensor import BOOL, FLOAT32, INT64, Dtype, Tensor, promoted
 
@@ -43,13 +43,15 @@ class Aten:
     # --- views -------------------------------------------------------------------------------------------------------
 
     def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, back: Backward) -> Tensor:
-        return record(self.graph, name, (x,), Tensor(shape, x.dtype, x.storage, strides), back)
+        made, graph = Tensor(shape, x.dtype, x.storage, strides), self.graph
+        if graph.enabled and (x.node is not None or x.leaf):
+            made.node = Node(graph, name, (x,), back)
+        return made
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         """A view of another shape; a copy where the strides allow no view."""
         if x.shape == shape:
             return x
-        assert not isinstance(x.count, int) or x.count == count(shape), (x.shape, shape)
         strides = layout.viewed(x.shape, x.strides, shape)
         if strides is None:
             x = self.clone(x)
@@ -478,6 +480,11 @@ class Aten:
         if id(x) not in self.graph.casts:
             self.graph.casts[id(x)] = x, self.to(x, low)
         return self.graph.casts[id(x)][1]
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """[n, k] times [k, m], in the type of autocast."""
+        b = self._low(b)
+        return self.mm(self._low(a), b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""

@@ -135,7 +135,11 @@ class Node:
 
 def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
     """Whether an operation on these tensors records a node."""
-    return graph.enabled and any(t.leaf or t.node is not None for t in ins)
+    if graph.enabled:
+        for t in ins:
+            if t.node is not None or t.leaf:
+                return True
+    return False
 
 
 def record(
@@ -192,10 +196,13 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
     held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[Tensor] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
+    place = None
     with graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
-            graph.meter.place = node.place.in_backward()
+            if node.place is not place:
+                place = node.place
+                graph.meter.place = place.in_backward()
             outs = _called(graph, node, held)
             attributes += node.attributes
             node.saved = []
@@ -206,17 +213,18 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
                 given, outs[i] = outs[i], None
                 if target is None:
                     continue
-                key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
+                leaf = isinstance(target, Tensor)
+                key = (id(target), 0) if leaf else (id(target[0]), target[1])
                 if given is not None:
                     if key in held:
                         _add(graph, held, key, given)
                     else:
                         held[key] = given
-                        if not isinstance(target, Tensor) and key[0] not in queued:
+                        if not leaf and key[0] not in queued:
                             queued.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
                 del given
-                if isinstance(target, Tensor):
+                if leaf:
                     waiting[key[0]] -= 1
                     if not waiting[key[0]] and key in held:
                         _accumulate(graph, target, held.pop(key))
@@ -238,11 +246,12 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
     outs = list(node.backward(came[0] if node.outputs == 1 else came, needs, *saved))
     del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
-        if outs[i] is None or not needs[i]:
+        if not needs[i]:
             outs[i] = None
             continue
         given = outs[i]
-        assert given is not None
+        if given is None:
+            continue
         if given.shape != shape:  # the gradient of what was broadcast is summed
             outs[i] = given = graph.new(shape, given.dtype)
         if given.dtype is not dtype:

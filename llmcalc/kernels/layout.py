@@ -6,6 +6,7 @@ aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -21,10 +22,7 @@ REMEMBERED = 4096
 
 def count(shape: Shape) -> Number:
     """The number of elements of a shape."""
-    n: Number = 1
-    for size in shape:
-        n = size if type(n) is int and n == 1 else n * size
-    return n
+    return math.prod(shape)
 
 
 def is_one(size: Number) -> bool:
@@ -75,6 +73,8 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 @lru_cache(REMEMBERED)
 def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
+    n = count(shape)
+    assert not isinstance(n, int) or n == count(new), (shape, new)
     if any(map(is_none, shape)):
         return contiguous(new)
     out: list[Number] = []
@@ -119,20 +119,21 @@ class Size:
 
 def broadcast(*shapes: Shape) -> Shape:
     """The shape of an elementwise result of tensors with these shapes."""
-    first, *others = shapes
-    if all(shape == first for shape in others):
+    made, *others = shapes
+    for shape in others:
+        if shape != made:
+            rank = len(made) - len(shape)
+            sides = zip(made if rank >= 0 else (1,) * -rank + made, (1,) * rank + shape, strict=True)
+            made = tuple([_wider(a, b) for a, b in sides])
+    return made
+
+
+def _wider(first: Number, second: Number) -> Number:
+    """The size of an axis that is `first` in one operand and `second` in another: one of both is 1, or they agree."""
+    if type(second) is int and second == 1:
         return first
-    longest = max(map(len, shapes))
-    out: list[Number] = []
-    for axis in range(longest):
-        size: Number = 1
-        for shape in shapes:
-            at = axis - longest + len(shape)
-            if at >= 0 and not (type(shape[at]) is int and shape[at] == 1):
-                assert is_one(size) or not isinstance(size, int) or not isinstance(shape[at], int) or size == shape[at]
-                size = shape[at]
-        out.append(size)
-    return tuple(out)
+    assert is_one(first) or not isinstance(first, int) or not isinstance(second, int) or first == second
+    return second
 
 
 @lru_cache(REMEMBERED)

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..flow.axis import extent
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
+from ..flow.tree import Use
 from ..flow.value import Value, Weight
 from ..ops import State
 from ..run.derived import QueryKeyPairs
@@ -89,6 +90,7 @@ class Lowering:
     continues: whether this pass follows another, of which the store has kept something.
     absent: the values that such a pass does not compute.
     prepares: whether the run only finds the parameters.
+    skipped: whether a pass that follows no other has left out a step, and with it parameters.
     paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
     """
 
@@ -116,7 +118,7 @@ class Lowering:
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.continues = self.paged = self.prepares = False
+        self.continues = self.paged = self.prepares = self.skipped = False
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
@@ -269,6 +271,13 @@ class Lowering:
                 path.append(frame.owner if shared and not own else frame.turn)
         return tuple(path)
 
+    def never_read(self, name: str, use: Use) -> list[Tensor]:
+        """The weights and buffers of a node of that name that no pass runs."""
+        meter, trained = self.graph.meter, self.trained and self.adapters is None
+        leaf = trained and not getattr(use.op, "frozen", False)
+        made = [empty(meter, tensor.shape, self.dtype, leaf=leaf) for tensor in use.tensors()]
+        return [*made, empty(meter, (use.buffers(),), self.dtype)] if use.has("buffers") else made
+
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
@@ -331,9 +340,13 @@ class Lowering:
                     made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
                 self.weights[key] = made[id(weight)]
             self.graph.meter.whose = None
-            for shape, trained, times in unused_weights(program.root):
-                leaf = trained and self.trained and self.adapters is None
-                self.unused += [empty(self.graph.meter, shape, self.dtype, leaf=leaf) for _ in range(times)]
+        self.prepare_unread(program)
+
+    def prepare_unread(self, program: Flow) -> None:
+        """Makes the parameters that no pass reads."""
+        with counted_as(self.graph.meter, "weights"):
+            for name, use, times in unused(program.root):
+                self.unused += [weight for _ in range(times) for weight in self.never_read(name, use)]
 
     def take_frames(self, program: Flow) -> None:
         """Makes the frames that a program is given, if any; they are stored as [batch, values per frame, frames]."""
@@ -517,6 +530,7 @@ class Lowering:
     def step(self, step: Step) -> None:
         if (self.continues or self.absent) and self.needless(step):
             self.absent.update(map(id, step.outs))
+            self.skipped = self.skipped or not self.continues
             self.release(step, step.ins)
             return
         run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
@@ -714,25 +728,21 @@ class Lowering:
         self.set(step.outs[0], self.get(step.ins[0]))
 
 
-def unused_weights(scope: Scope, times: Number = 1) -> Iterator[tuple[Shape, bool, Number]]:
-    """Yields the weights and buffers that a model holds and no pass reads: shape, whether it is a weight, number.
+def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+    """Yields the nodes that a model has and no pass runs, but for optional parts: name, primitive, number of copies.
 
-    Optional parts are not among them. times: the number of copies of the scope.
+    times: the number of copies of the scope.
     """
     for item in scope.items:
         if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
             continue
         copies = times * item.about.get("repeat", 1)
         if item.about.get("role") not in NEVER_RUN:
-            yield from unused_weights(item, copies)
+            yield from unused(item, copies)
             continue
         for place in item.node().walk():
-            use = place.use
-            if use is not None:
-                trained = not getattr(use.op, "frozen", False)
-                yield from ((tensor.shape, trained, times * place.times) for tensor in use.tensors())
-                if use.has("buffers"):
-                    yield (use.buffers(),), False, times * place.times
+            if place.use is not None:
+                yield place.node.name, place.use, times * place.times
 
 
 def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:

@@ -103,7 +103,8 @@ class Meter:
     @place.setter
     def place(self, place: Place) -> None:
         if place != self._place:
-            self._settle()
+            if self._risen:
+                self._settle()
             self._place = place
             self._here = self.peaks.setdefault(place, Peak())
             if self.now > self._here.bytes:
@@ -111,21 +112,22 @@ class Meter:
 
     def _settle(self) -> None:
         """Notes by kind what stands at the last peak, before anything is freed."""
-        if self._risen:
-            self._here.by_kind = dict(self.by_kind)
-            self._risen = False
+        self._here.by_kind = dict(self.by_kind)
+        self._risen = False
 
     def allocate(self, size: Number) -> Block:
         block = Block(size, self.kind, None if self.device is None else self.device.allocate(size))
-        self.now += size
-        self.by_kind[block.kind] += size
-        self.peak = max(self.peak, self.now)
-        if self.now > self._here.bytes:
-            self._here.bytes, self._risen = self.now, True
+        self.now = now = self.now + size
+        self.by_kind[self.kind] += size
+        if now > self.peak:
+            self.peak = now
+        if now > self._here.bytes:
+            self._here.bytes, self._risen = now, True
         return block
 
     def free(self, block: Block) -> None:
-        self._settle()
+        if self._risen:
+            self._settle()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
         if self.device is not None:

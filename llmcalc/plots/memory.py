@@ -9,7 +9,7 @@ from .. import units
 from ..costs.resident import Fit
 from ..device.answer import DeviceMemory
 from ..device.memory import Memory
-from ..views.memory import KIND_NAMES, run_text
+from ..views.memory import KIND_NAMES, PHASE_NAMES, run_text
 from .figure import STYLE, new_figure
 from .palette import FAINT, INK, KINDS
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
 """The ground of a text that may lie over a line."""
-
-PHASE_NAMES = {"step": "optimizer's step"}
 
 
 def memory(title: str, found: Memory, fits: Sequence[Fit] = ()) -> Figure:
@@ -59,7 +57,7 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
             ax.barh(at, size, left=left, color=KINDS[kind], label=KIND_NAMES[kind] if at == 0 else None, height=0.62)
             left += size
         ax.text(left, at, f" {left:,.2f}", va="center", ha="left", color=INK)
-    ax.set_yticks(range(len(phases)), [PHASE_NAMES.get(phase, phase) for phase in phases])
+    ax.set_yticks(range(len(phases)), [PHASE_NAMES[phase] for phase in phases])
     ax.invert_yaxis()
     ax.set_xlabel(f"the most in each phase, by kind, {units.GIB.name}")
     ax.margins(x=0.12)
@@ -78,7 +76,7 @@ def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     for start, end in zip(starts, [*starts[1:], len(points)], strict=True):
         if start:
             ax.axvline(start - 0.5, color=FAINT, linewidth=0.8)
-        name = PHASE_NAMES.get(points[start].phase, points[start].phase)
+        name = PHASE_NAMES[points[start].phase]
         ax.annotate(name, ((start + end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
     peak = max(range(len(values)), key=values.__getitem__)
     where = points[peak].node or PHASE_NAMES["step"]

@@ -18,18 +18,22 @@ from .difference import COUNTED, Sizes, named
 
 QUANTITIES = ("parameters", "buffers", "forward_flops", "train_flops", "prefill_flops", "decode_flops", "cache_bytes")
 
+MEMORY = "memory."
+"""How the names of quantities of a device's memory begin, such as `memory.backward_peak_bytes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One number, counted and measured.
 
-    node: the path of the node.
-    quantity: the quantity, one of `QUANTITIES`.
+    node: the path of the node; empty for the whole model.
+    quantity: the quantity, one of `QUANTITIES` or one that begins with `MEMORY`.
     closed_form: the counted number.
     measured: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
     explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
+    within: how far the two may be apart, as a share of the measured number; 0 if they should be equal.
     """
 
     node: str
@@ -39,15 +43,19 @@ class Check:
     witness: str
     seq: int | None = None
     explained: int = 0
+    within: float = 0.0
 
     @property
     def where(self) -> str:
         """The node, and the length of the pass if there are several."""
-        return self.node if self.seq is None else f"{self.node}, {self.seq:,} tokens"
+        node = self.node or "model"
+        return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
     @property
     def ok(self) -> bool:
-        return self.measured is not None and self.closed_form - self.explained == self.measured
+        if self.measured is None:
+            return False
+        return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
         """The size of the difference and, if it can be identified, the size of the spec that it equals."""
@@ -60,7 +68,8 @@ class Check:
         what = named(difference, sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
         beyond = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
-        return f"{units.difference(difference)}{beyond}{f' {what}{bias}' if what else ''}{share}"
+        most = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
+        return f"{units.difference(difference)}{beyond}{f' {what}{bias}' if what else ''}{share}{most}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -72,6 +81,7 @@ class Check:
             "ok": self.ok,
             **({} if self.seq is None else {"seq": self.seq}),
             **({"explained": self.explained} if self.explained else {}),
+            **({"within": self.within} if self.within else {}),
         }
 
 

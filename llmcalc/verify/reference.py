@@ -80,6 +80,13 @@ def longest_pass(spec: ModelSpec) -> int | None:
     return learned if learned is None or spec.kind == "encoder" else learned - 1
 
 
+def busy_seq(spec: ModelSpec, seq: int) -> int:
+    """A number of tokens that keeps a GPU busy, at least `seq`, within the number of learned positions."""
+    longest = longest_pass(spec)
+    tokens = max(seq, BUSY_SEQ)
+    return tokens if longest is None else min(tokens, longest)
+
+
 def verify_reference(
     spec: ModelSpec,
     target: str = "model",
@@ -123,9 +130,7 @@ def verify_reference(
 
 def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
-    longest = learned_positions(spec)
-    tokens = max(seq, BUSY_SEQ) if device == "cuda" else seq
-    tokens = tokens if longest is None else min(tokens, longest)
+    tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, Sight(Workload(batch=batch, seq=tokens)))

@@ -82,9 +82,12 @@ def _makes_tensors(func: Any) -> bool:
 
 
 def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on meta, and none is an input (as that of `dropout` outside training)."""
+    """Whether all results are on meta, and none is an input (as that of `dropout` outside training) or a view of one
+    (as that of `_unsafe_view`, whose schema does not say so).
+    """
     tensors = [tensor for tensor in (out if isinstance(out, tuple) else (out,)) if tensor is not None]
-    return all(isinstance(t, torch.Tensor) and t.is_meta and all(t is not arg for arg in args) for t in tensors)
+    read = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
+    return all(isinstance(t, torch.Tensor) and t.is_meta and t.untyped_storage()._cdata not in read for t in tensors)
 
 
 def _like(result: Any) -> Any:

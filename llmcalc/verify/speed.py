@@ -48,7 +48,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
     if cuda:
         found |= {
             "cuda": torch.version.cuda,
-            "driver": _driver(),
+            "driver": driver(),
             "weights_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
             "allocated_bytes": torch.cuda.memory_allocated(device),
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
@@ -69,7 +69,7 @@ def _device_name(device: Any) -> str:
     )
 
 
-def _driver() -> str | None:
+def driver() -> str | None:
     """The NVIDIA driver's version according to nvidia-smi; None without nvidia-smi."""
     import subprocess
 

@@ -108,14 +108,16 @@ def measured(
     log: list[str] | None = None,
     device: str = "meta",
     saves: bool = True,
+    follows: type[Alive] = Alive,
 ) -> Held:
     """Measures a forward pass and the backward pass of its result. outside: weights and inputs.
 
     saves: whether to look at what the graph saves, which would run checkpointed parts again; 0 is returned if not.
+    follows: the dispatch mode.
     """
     outside = list(outside)
     known = {t.untyped_storage()._cdata for t in outside}
-    mode = Alive(outside, log is not None, device)
+    mode = follows(outside, log is not None, device)
     with mode:
         out = run()
         live, forward = mode.now, mode.peak

@@ -230,6 +230,19 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
     return ids
 
 
+def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
+    """The tokens of `batch` sequences, or the frames of an encoder of them, under the names that classes use."""
+    import torch
+
+    ids, name = _tokens(model, batch, seq), type(model).__name__
+    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
+    if spec.encoder is not None and spec.encoder.stem is not None:
+        inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
+    if spec.kind == "encoder-decoder":
+        inputs["decoder_input_ids"] = ids
+    return inputs
+
+
 @dataclass(frozen=True)
 class Pass:
     """The measurements of a forward pass.
@@ -249,12 +262,7 @@ def run(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks: Quirks)
     import torch
     from transformers import DynamicCache
 
-    ids, name = _tokens(model, batch, seq), type(model).__name__
-    inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
-    if spec.encoder is not None and spec.encoder.stem is not None:
-        inputs = {"input_features": torch.empty(spec.encoder.stem.frames(batch), dtype=torch.bfloat16, device="meta")}
-    if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = ids
+    name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
     if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):

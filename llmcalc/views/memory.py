@@ -52,6 +52,15 @@ KIND_NAMES = {
 }
 """Kind of memory → its name in tables."""
 
+PHASE_NAMES = {
+    "prefill": "prefill",
+    "decode": "decoding step",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "step": "optimizer's step",
+}
+"""Phase of a run → its name in a sentence."""
+
 ZERO_RULE = 16
 """Bytes a parameter of mixed-precision training with Adam: ZeRO, arXiv:1910.02054, §3.1."""
 
@@ -243,8 +252,7 @@ def _rows(use: MemoryUse, device: DeviceMemory) -> list[Row]:
                 name = f"optimizer ({use.optimizer.name})"
             rows.append(row(name, dtype, size))
             rows += below[kind](use, row) if kind in below else []
-    where = f" of the {device.peak_at.phase}" if device.peak_at.phase != "step" else " of the optimizer's step"
-    rows.append(row(f"peak{where}", "", device.peak_bytes, strong=True))
+    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [row(f"{term.name} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"][-2:]
     return [*rows, row("total", "", device.device_bytes, strong=True)]
 
@@ -278,7 +286,11 @@ def _phase_rows(device: DeviceMemory) -> list[Row]:
         points = [point for point in device.timeline if point.phase == phase]
         highest = max(points, key=lambda point: point.bytes)
         values = [point.bytes for point in _in_time(points)]
-        rows.append(Row([phase, highest.bytes, highest.node or "the model", bars.course(values, device.peak_bytes)]))
+        rows.append(
+            Row(
+                [PHASE_NAMES[phase], highest.bytes, highest.node or "the model", bars.course(values, device.peak_bytes)]
+            )
+        )
     rows.append(Row(["after", device.after_step_bytes, None, None]))
     return rows
 

@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import Any
 
 from .. import units
-from ..verify.checks import QUANTITIES, Verdict
+from ..verify.checks import MEMORY, QUANTITIES, Check, Verdict
 from .document import Column, Report, Row, Table, one_or_list
 from .notes import plural
 
 SHORT = {
     "parameters": "params", "buffers": "buffers", "forward_flops": "forward", "train_flops": "fwd+bwd",
-    "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache",
+    "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache", MEMORY: "memory",
 }  # fmt: skip
 
 NAMES = {
@@ -24,7 +24,11 @@ NAMES = {
     "prefill_flops": "FLOPs of prefill",
     "decode_flops": "FLOPs of decoding",
     "cache_bytes": "bytes of cache",
+    MEMORY: "bytes of memory",
 }
+
+WHAT = {MEMORY: "moment"}
+"""Quantity → what its checks are of, where that is no node."""
 
 MOST_FAILURES = 20
 
@@ -41,12 +45,18 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
 
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
-    seen = [q for q in QUANTITIES if q != "buffers" and any(c.quantity == q for v in verdicts for c in v.checks)]
-    columns = [Column("target", "model", justify="left"), *(Column(q, SHORT[q], verdict=True) for q in seen)]
+    there = {_group(c) for v in verdicts for c in v.checks}
+    seen = [q for q in (*QUANTITIES, MEMORY) if q != "buffers" and q in there]
+    columns = [
+        Column("target", "model", justify="left"),
+        *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),
+    ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
-    rows = [Row([v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)]) for v in verdicts]
-    rows += [Row([name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None]) for name in skipped]
-    return Table("", columns, rows, notes=_notes(verdicts, skipped), name="checks")
+    shown = len(columns) - (MEMORY in seen)  # all of them would not fit 80 columns
+    rows = [[v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)] for v in verdicts]
+    rows += [[name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None] for name in skipped]
+    notes = _notes(verdicts, skipped)
+    return Table("", columns[:shown], [Row(row[:shown]) for row in rows], notes=notes, name="checks")
 
 
 def _speed(measured: dict[str, Any]) -> str:
@@ -65,13 +75,18 @@ def _speed(measured: dict[str, Any]) -> str:
     )
 
 
+def _group(check: Check) -> str:
+    """The quantity under which a check is reported: all of memory are one."""
+    return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
+
+
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
-    """`=` where every node agrees; `±` where one differs as explained; how many differ otherwise; empty where nothing
-    was compared.
+    """`=` where every node agrees; `±` where one differs as explained; `≈` where they are within bounds; how many
+    differ otherwise; empty where nothing was compared.
     """
-    checks = [c for c in verdict.checks if c.quantity == quantity]
+    checks = [c for c in verdict.checks if _group(c) == quantity]
     wrong = sum(not c.ok for c in checks)
-    agreed = "±" if any(c.explained for c in checks) else "="
+    agreed = "±" if any(c.explained for c in checks) else "≈" if any(c.within for c in checks) else "="
     return None if not checks else f"≠ {wrong}" if wrong else agreed
 
 
@@ -85,10 +100,12 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     elif len(verdicts) + len(skipped) > 1:
         counted = f"{agreed} of {len(verdicts)} models: all checks pass ({checks:,} checks)"
         notes.append(counted + (f"; {len(skipped)} skipped" if skipped else ""))
+    near = [c for v in verdicts for c in v.checks if c.within]
     notes += _explained(verdicts)
     notes.append(
         "=: all checks pass"
         + ("; ±: they differ, explained above" if explained else "")
+        + (f"; ≈: {_bounds(near)}" if near else "")
         + ("; ≠: number of mismatching nodes; difference: measured − closed form" if wrong else "")
     )
     if verdicts and verdicts[0].witness.startswith("reference"):
@@ -103,6 +120,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
             f"against llmcalc's PyTorch reference on {info['device']}, {size}, eager attention"
             + ("; identical layers are run once (--every-layer runs all)" if shared else "")
         )
+        notes += _memory(verdicts)
     if verdicts and verdicts[0].witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
         notes.append(f"against transformers on meta, eager attention: {classes}")
@@ -127,6 +145,28 @@ def _explained(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
+def _bounds(checks: list[Check]) -> str:
+    """How far quantities may be from their closed forms."""
+    found: dict[float, dict[str, None]] = {}
+    for check in checks:
+        found.setdefault(check.within, {})[check.quantity.rpartition("_bytes")[0].rpartition("_")[2]] = None
+    return ", ".join(f"within {units.percent(most)} ({', '.join(names)})" for most, names in sorted(found.items()))
+
+
+def _memory(verdicts: list[Verdict]) -> list[str]:
+    """What was run where memory is compared, and what was left out."""
+    found = [(v.target, v.info["memory"]) for v in verdicts if "memory" in v.info]
+    notes = [f"memory of {name}: {', '.join(memory['runs'])}" for name, memory in found if memory["runs"]]
+    if len(notes) > 1:
+        notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
+    for name, memory in found:
+        reasons: dict[str, list[str]] = {}
+        for phase, why in memory["left_out"].items():
+            reasons.setdefault(why, []).append(phase)
+        notes += [f"{name}: memory of {', '.join(phases)} not compared: {why}" for why, phases in reasons.items()]
+    return notes
+
+
 def _coverage(verdicts: list[Verdict]) -> str:
     """How many of the parts that hold parameters the witness has by themselves, and which it has not."""
     found = [(v, v.coverage) for v in verdicts if v.coverage is not None]
@@ -140,6 +180,13 @@ def _coverage(verdicts: list[Verdict]) -> str:
     )
 
 
+def _where(check: Check) -> str:
+    """The node; of memory, the moment: `training: backward peak`."""
+    return (
+        check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ") if not check.node else check.where
+    )
+
+
 def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
     """Every place where the two numbers differ: a table for each quantity of each model."""
     left = MOST_FAILURES
@@ -150,12 +197,17 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
         Column("difference", "difference", justify="left", wrap=True),
     )
     for verdict in verdicts:
-        for quantity, group in groupby(verdict.failures, key=lambda c: c.quantity):
+        for quantity, group in groupby(verdict.failures, key=_group):
             checks = list(group)
             shown, left = checks[:left], left - len(checks[:left])
             rows = [
                 Row(
-                    [c.where, c.closed_form, "none" if c.measured is None else c.measured, c.explanation(verdict.sizes)]
+                    [
+                        _where(c),
+                        c.closed_form,
+                        "none" if c.measured is None else c.measured,
+                        c.explanation(verdict.sizes),
+                    ]
                 )
                 for c in shown
             ]
@@ -164,8 +216,9 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
                 verdict.target,
                 columns,
                 rows,
-                name=quantity,
+                name=quantity.strip("."),
                 target=verdict.target,
                 notes=notes,
-                answer=f"{plural(len(checks), 'node')} differ{'s' * (len(checks) == 1)} in {NAMES[quantity]}",
+                answer=f"{plural(len(checks), WHAT.get(quantity, 'node'))} differ{'s' * (len(checks) == 1)} in "
+                f"{NAMES[quantity]}",
             )

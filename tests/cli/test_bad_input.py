@@ -230,24 +230,29 @@ def test_a_wrong_override(override: str, run: Run) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "check"])  # check's first argument is a checkpoint
+APART = ("check", "plot")
+"""Commands of other words: check's first argument is a checkpoint, plot has commands of its own."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in APART])
 def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> None:
     name, wrong, near = (
         ("h100", "h1000", "h100-sxm") if command == "hardware" else ("llama3-8b", "lamma3-8b", "llama3-8b")
     )
-    refused(run(command, wrong), wrong, "Did you mean", near)
-    refused(run(command, "no-such-thing-at-all"), "no-such-thing-at-all")
-    refused(run(command, name, "--nope"), "--nope", f"{command} --help")
+    needed = ("--hardware", "h100") if command == "fit" else ()
+    refused(run(command, wrong, *needed), wrong, "Did you mean", near)
+    refused(run(command, "no-such-thing-at-all", *needed), "no-such-thing-at-all")
+    refused(run(command, name, *needed, "--nope"), "--nope", f"{command} --help")
     if command != "convert":  # convert writes only TOML
-        refused(run(command, name, "--format", "xml"), "--format: 'xml'", "expected one of table, json, csv, markdown")
-        refused(run(command, name, "--format"), "--format")
-    refused(run(command, name, "-o", str(tmp_path)), "--output", "is a folder")
-    refused(run(command, name, "-o", str(tmp_path / "none" / "x")), "--output", "there is no folder")
-    refused(run(command, name, "-o", str(tmp_path / ("x" * 300))), "--output")
+        refused(run(command, name, *needed, "--format", "xml"), "--format: 'xml'", "expected one of table, json, csv, markdown")
+        refused(run(command, name, *needed, "--format"), "--format")
+    refused(run(command, name, *needed, "-o", str(tmp_path)), "--output", "is a folder")
+    refused(run(command, name, *needed, "-o", str(tmp_path / "none" / "x")), "--output", "there is no folder")
+    refused(run(command, name, *needed, "-o", str(tmp_path / ("x" * 300))), "--output")
     if Path("/proc/self").is_dir():  # where not even root may write
-        refused(run(command, name, "-o", "/proc/x"), "--output")
+        refused(run(command, name, *needed, "-o", "/proc/x"), "--output")
     if command not in ("presets", "hardware", "shape", "verify"):
-        refused(run(command), "missing argument TARGET", f"{command} --help")
+        refused(run(command, *needed), "missing argument TARGET", f"{command} --help")
     assert not list(tmp_path.iterdir())
 
 

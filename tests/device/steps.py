@@ -33,7 +33,8 @@ from llmcalc.device.optimizers import Implementation, implementations
 from llmcalc.device.training import Training, TrainingRun
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
-from tests.kernels import models, variants
+from llmcalc.verify import variants
+from tests.kernels import models
 from tests.kernels.witness import Alive
 
 

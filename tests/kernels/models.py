@@ -20,7 +20,7 @@ from llmcalc.run.recompute import NONE, Recompute
 from llmcalc.run.rows import SOURCE, TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
-from tests.kernels import variants
+from llmcalc.verify import variants
 from tests.kernels.witness import Held, measured
 
 

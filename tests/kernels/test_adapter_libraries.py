@@ -21,9 +21,9 @@ from llmcalc.kernels.offload import STASH, Offload
 from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import MODES
+from llmcalc.verify import variants
 from tests.contracts.test_parts import around_a_model
 from tests.device.published import DATA
-from tests.kernels import variants
 from tests.kernels.models import by_torch, without_values
 
 ALL = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})

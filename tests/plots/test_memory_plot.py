@@ -13,6 +13,7 @@ from llmcalc.kernels.meter import KINDS
 from llmcalc.plots import palette
 from llmcalc.plots.figure import rendered
 from llmcalc.plots.memory import memory as picture
+from llmcalc.views.memory import PHASE_NAMES
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -31,7 +32,7 @@ def test_the_picture_says_what_the_answer_says() -> None:
     text = rendered(picture("A model", found), "svg").decode()
     words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     for phase, kinds in found.device.moments.items():
-        assert {"step": "optimizer's step"}.get(phase, phase) in words
+        assert PHASE_NAMES[phase] in words
         assert f" {sum(kinds.values()) / 2**30:,.2f}" in words
     for kind, colour in palette.KINDS.items():
         here = any(kinds[kind] for kinds in found.device.moments.values())

@@ -361,6 +361,11 @@ def _reference() -> type[nn.Module]:
             out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
             return out
 
+        def _joined(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+            """The residual stream x after a sublayer with output y."""
+            y = self._normed(f"{name}_out_scale", self._normed(f"{name}_post_norm", y))
+            return self._normed(f"{name}_residual_scale", x) + y
+
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self._normed("input_norm", x)
             start, shared = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
@@ -372,9 +377,7 @@ def _reference() -> type[nn.Module]:
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:
-                    x = self._normed(f"{name}_residual_scale", x) + self._normed(
-                        f"{name}_out_scale", self._normed(f"{name}_post_norm", y)
-                    )
+                    x = self._joined(name, x, y)
             return x
 
     return BlockReference

@@ -36,7 +36,12 @@ class BasicKernels(Lowering):
         x, out = self.flat(step.ins[0]), step.outs[0]
         module, name = self.modules[id(step.how["like"])]
         bias = self.weight(f"{name}.bias", (out.width,), module) if step.how["bias"] else None
-        self.set(out, self.t.linear(x, self.weight(f"{name}.weight", (out.width, x.shape[-1]), module), bias))
+        weight = self.weight(f"{name}.weight", (out.width, x.shape[-1]), module)
+        self.set(out, self.multiplied_again(name, module, x, weight, bias))
+
+    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Wᵀ + b, by the linear layer of that name in that module."""
+        return self.t.linear(x, weight, bias)
 
     def has_adapter(self, step: Step) -> bool:
         """Whether a linear layer has an adapter: without adapters none has."""

@@ -74,6 +74,11 @@ class ExpertKernels(Lowering):
 
     def do_carry(self, step: Step) -> None:
         x, key = self.get(step.ins[0]), ("carried", step.how["slot"])
+        if len(step.ins) > 1 and (self.recompute.layers or self.recompute.nodes):
+            raise self.unsupported(
+                "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
+                "none or attention"
+            )
         if len(step.ins) > 1 and key in self.memo:
             x = self.t.add(x, self.t.mul(self.memo[key], self.get(step.ins[1])))
         self.memo[key] = x
@@ -126,6 +131,12 @@ class ExpertKernels(Lowering):
                 )
         ends = self.ends_of_groups(experts, step.how["identities"])
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
+        if x.dtype is not weight.dtype:
+            raise self.unsupported(
+                f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
+                "autocast; expected weights in the type of activations",
+                step.name,
+            )
         y = t.grouped_mm(x, t.transpose(weight, 1, 2), ends)
         if step.how["bias"]:
             y = t.add(y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.sent("expert")))

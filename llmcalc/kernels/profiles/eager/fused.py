@@ -10,6 +10,7 @@ from ....components.norm import Norm
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
+from ...layout import elementwise
 from ...lowering import Path
 from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Tensor
 from .attention import AttentionKernels
@@ -54,6 +55,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             limited = step.how.get("window") is not None or step.how.get("chunk") is not None
             if limited or step.how["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
+            k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             masked = step.how["causal"] and not crossing
             made = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(made, 1, 2))
@@ -67,7 +69,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         t, graph, spare = self.t, self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
-        strides = t.like(q).strides if q.shape[-1] == v.shape[-1] else None
+        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         sums = graph.new((batch, heads, queries), FLOAT32)
         seed, unused = graph.new((2,), INT64), graph.new((), INT64)
@@ -177,12 +179,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
             read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._over_logits(self.t.flatten(self.t.to(logits, read), 0, 1))
+            return self._over_logits(self.t.flatten(self.t.to(logits, read), 0, 1), labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
                 return self._chunk_by_chunk(logits, weight, bias, labels)
-            return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias)
+            return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiled:
             read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._compiled_loss(self.t.flatten(self.t.to(logits, read), 0, 1))
@@ -199,13 +201,21 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         return record(graph, "cross_entropy", (logits,), out, back, logits, highest, total)
 
-    def _over_logits(self, logits: Tensor) -> Tensor:
-        """Source: linkedin/Liger-Kernel, ops/cross_entropy.py: the forward pass writes the gradient over the logits."""
-        graph = self.graph
-        losses = graph.new(logits.shape[:1], logits.dtype)
-        out = graph.new((), logits.dtype)
-        del losses
-        return record(graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
+    def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py: the forward pass writes the gradient over the
+        logits, and the host reads how many labels count and whether they are within the vocabulary.
+        """
+        t = self.t
+        losses = t.new(logits.shape[:1], logits.dtype)
+        counted = t.compare(labels)
+        t.new((), INT64)
+        for _ in ("max", "min"):
+            within = t.like(labels)
+            t.new((), INT64)
+            del within
+        out = t.new((), logits.dtype)
+        del losses, counted
+        return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
 
     def _chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
@@ -232,25 +242,36 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         assert total is not None
         return total
 
-    def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Source: linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py: gradients are made in the forward pass.
+    def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+        """Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward
+        pass. A chunk's logits, over which their gradient is written, are still named while those of the next are made.
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
-        graph = self.graph
-        tokens, vocabulary = x.shape[0], weight.shape[0]
-        chunks = ceil_div(vocabulary, x.shape[1])
+        t, graph = self.t, self.graph
+        tokens, chunks = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
         ins = [one for one in (x, weight, bias) if one is not None]
-        gradients = [graph.new(one.shape, one.dtype) if one.needs_grad else None for one in ins]
-        losses = graph.new((tokens,), FLOAT32)
-        for at in range(0, tokens, size):
-            rows = min(size, tokens - at)
-            logits = graph.new((rows, vocabulary), x.dtype)
-            part = graph.new((rows, x.shape[1]), x.dtype)
-            del logits, part
-        out = graph.new((), FLOAT32)
-        del losses
+        gradients = [t.like(one) if one.needs_grad or one is bias else None for one in ins]
+        losses, counted = t.new((tokens,), FLOAT32), t.compare(labels)
+        t.new((), INT64)
+        with graph.no_grad():
+            for at in range(0, tokens, size):
+                part = t.slice(x, min(size, tokens - at), 0)
+                logits = t.product(part, t.transpose(weight, 0, 1))
+                if bias is not None:
+                    logits = t.add(logits, bias)
+                gradient = logits
+                t.product(gradient, weight)
+                if weight.needs_grad:
+                    turned = t.transpose(gradient, 0, 1)
+                    t.to(t.product(turned, part), FLOAT32)
+                if bias is not None:
+                    t.new(bias.shape, gradient.dtype)
+            out = t.new((), FLOAT32)
+            del part, logits, gradient
+            turned = None
+        del losses, counted, turned
         made = [one for one in gradients if one is not None]
         wanted = [one is not None for one in gradients]
 

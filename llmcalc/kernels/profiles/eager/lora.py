@@ -10,10 +10,13 @@ from typing import Any
 from ....algebra import Number, ceil_div, same
 from ....flow.axis import extent
 from ....flow.program import Step
+from ....flow.tree import Use
+from ....ops import Linear
 from ....run.low_rank import BLOCK, PROJECTIONS
 from ...autograd import Gradient, Needs, record
 from ...layout import Shape
-from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Tensor
+from ...lowering import Path
+from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Tensor, empty
 from .basic import BasicKernels
 
 TOGETHER = "qkv_proj"
@@ -76,10 +79,19 @@ class LoraKernels(BasicKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(step) in self.adapters.targets
 
-    def adapter(self, name: str, shape: Shape) -> Tensor:
-        """A trained matrix of the adapter of the module that runs."""
+    def never_read(self, name: str, use: Use) -> list[Tensor]:
+        """PEFT finds layers by their names, and so those that never run."""
+        how, made = self.adapters, super().never_read(name, use)
+        if how is None or how.library != "peft" or not isinstance(use.op, Linear) or name not in how.targets:
+            return made
+        shapes = (how.rank, use.op.n_in), (use.op.n_out, how.rank)
+        return [*made, *(empty(self.graph.meter, shape, how.dtype, leaf=self.trained) for shape in shapes)]
+
+    def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+        """A trained matrix of an adapter of a module, by default the one that runs."""
         assert self.adapters is not None
-        return self.parameter((*self.module_path(), name), shape, self.adapters.dtype, trained=True)
+        key = (*(self.module_path() if module is None else module), name)
+        return self.parameter(key, shape, self.adapters.dtype, trained=True)
 
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
@@ -174,12 +186,19 @@ class LoraKernels(BasicKernels):
             return made
         return self._adapted(step.name, x, made, weight)
 
-    def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor) -> Tensor:
-        """The output of a linear layer with that of its adapter."""
+    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        how = self.adapters
+        if how is not None and how.library == "litgpt" and name in how.targets:
+            raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
+        made = self.product(x, weight, bias, weight.shape[0])
+        return made if how is None or name not in how.targets else self._adapted(name, x, made, weight, module)
+
+    def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
+        """The output of a linear layer with that of its adapter. module: where it is; by default in the one that runs."""
         t, how = self.t, self.adapters
         assert how is not None
-        down = self.adapter(f"{name}.lora_A.weight", (how.rank, x.shape[-1]))
-        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], how.rank))
+        down = self.adapter(f"{name}.lora_A.weight", (how.rank, x.shape[-1]), module)
+        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], how.rank), module)
         if how.library != "peft":  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
             lora_out = t.linear(t.dropout(x) if how.dropout else x, down)
             lora_out = t.scale(t.linear(lora_out, up))

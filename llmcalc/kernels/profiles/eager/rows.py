@@ -27,9 +27,13 @@ class RowKernels(Lowering):
             self.set(out, self.t.new(self.shape(out), self.get(step.ins[0]).dtype))
 
     def do_resumed(self, step: Step) -> None:
-        held = self.held(step.how["state"])
-        first = self.get(step.ins[0]) if held is None else self.t.unsqueeze(held[step.how["index"]], 1)
-        self.bind(step.outs[0], first)
+        held, out = self.held(step.how["state"]), step.outs[0]
+        if held is not None:
+            self.bind(out, self.t.unsqueeze(held[step.how["index"]], 1))
+        elif self.missing(step.ins[0]):
+            self.absent.add(id(out))
+        else:
+            self.bind(out, self.get(step.ins[0]))
 
     def do_delayed(self, step: Step) -> None:
         x, first = (self.get(value) for value in step.ins)

@@ -59,7 +59,9 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
     def whole(self, scope: Scope) -> Callable[[], None] | None:
         """The kernels that run a module at once: those of the scan in it."""
         for step in own_steps(scope):
-            kind = {"core": type(step.op).__name__, "scan": step.how.get("kind", "")}.get(step.verb, "")
+            if step.verb not in ("core", "scan"):
+                continue
+            kind = type(step.op).__name__ if step.verb == "core" else step.how.get("kind", "")
             run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
                 return lambda: self._at_once(scope, run)

@@ -1,0 +1,337 @@
+"""Compares the replay of a run's memory with torch, which runs the reference: every phase's bytes, to the byte.
+
+On meta and on the CPU, a dispatch mode follows every storage that torch makes (`storages.Alive`). What torch's
+allocator and a GPU's libraries add to them is compared on a GPU (`gpu`).
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..device.inference import Inference, replay_inference
+from ..device.memory import memory
+from ..device.settings import Settings, stored_otherwise
+from ..device.training import Training, TrainingRun
+from ..errors import InputError
+from ..kernels.autograd import saved_storages
+from ..kernels.meter import Meter
+from ..model import ModelSpec
+from ..ops.attention import AttentionCore
+from ..ops.recurrent import State
+from ..run.recompute import NONE
+from .checks import MEMORY, Check, Verdict
+from .loop import Passes, TrainingLoop
+from .reference import LARGEST_REAL, Device
+from .shapes import Remembered
+from .storages import Alive, saved_bytes
+
+STEPS = 2
+"""Training steps that are run: in the second one the optimizer's states exist from the beginning."""
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Compared:
+    """The comparison of a model's memory.
+
+    checks: one per quantity. runs: what each phase runs, in words. left_out: phase → why the reference cannot show it.
+    info: further information, for the JSON document.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def joined(self, verdict: Verdict, seconds: float) -> Verdict:
+        """A verdict with these checks too."""
+        info = {"runs": self.runs, "left_out": self.left_out, **self.info}
+        return replace(
+            verdict,
+            checks=[*verdict.checks, *self.checks],
+            seconds=verdict.seconds + seconds,
+            info=verdict.info | {"memory": info},
+        )
+
+
+def usual(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
+    """The runs that are compared by default: training, prefill, and decoding, which an encoder-only model does not."""
+    training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
+    return [training, prefill, *([] if spec.kind == "encoder" else [Settings("decode", batch=batch, seq=seq)])]
+
+
+def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device) -> Compared:
+    """Compares every phase with torch on meta or on the CPU, to the byte.
+
+    A run that the reference cannot show is left out, with the reason. Raises `Unsupported` for a step without kernels,
+    and `InputError` for a run that is too large for the CPU.
+    """
+    found = Compared()
+    for one in settings:
+        why = not_shown(spec, one, device)
+        if why:
+            found.left_out[one.phase] = why
+            continue
+        if device == "cpu":
+            _check_size(spec, one)
+        ours, theirs = closed_form(spec, one), measured(spec, one, device)
+        found.runs.append(in_words(spec, one))
+        found.checks += [
+            Check("", MEMORY + name, bytes, theirs[name], f"torch on {device}") for name, bytes in ours.items()
+        ]
+    return found
+
+
+def closed_form(spec: ModelSpec, settings: Settings) -> dict[str, int]:
+    """Quantity → bytes of the replay."""
+    how = program(spec, settings)
+    return replayed_steps(spec, how).named() if isinstance(how, Training) else replayed_pass(spec, how).named(how.phase)
+
+
+def measured(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
+    """Quantity → bytes of torch."""
+    how = program(spec, settings)
+    if isinstance(how, Training):
+        return measured_steps(spec, how, device).named()
+    return measured_pass(spec, how, device).named(how.phase)
+
+
+def program(spec: ModelSpec, settings: Settings) -> Training | Inference:
+    """What these settings run."""
+    use = memory(spec, settings).states
+    if settings.phase == "training":
+        return settings.training(use, use.count.include)
+    (how,) = settings.passes(spec, use, settings.choices().attention)
+    return how
+
+
+def in_words(spec: ModelSpec, settings: Settings) -> str:
+    """What these settings run, in words."""
+    use = memory(spec, settings).states
+    size = f"{use.workload.batch} × {use.workload.seq:,} tokens"
+    if settings.phase == "training":
+        assert use.optimizer is not None
+        return f"two steps of {use.optimizer.name} in {use.precision or use.dtype} over {size}"
+    return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
+
+
+def not_shown(spec: ModelSpec, settings: Settings, device: Device) -> str:
+    """Why the reference cannot show the memory of a run; empty if it can."""
+    recurrent = _recurrent(spec)
+    if recurrent:
+        return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
+    if settings.phase == "inference":
+        return "a server's paged cache is not in the reference; prefill and decode are compared"
+    use, how = memory(spec, settings).states, program(spec, settings)
+    if isinstance(how, Inference):
+        return next(text for holds, text in _unlike_inference(use, how, device) if holds)
+    return next(text for holds, text in _unlike_training(how, device) if holds)
+
+
+def _recurrent(spec: ModelSpec) -> str:
+    """The path of the first module with a recurrent state; empty if there is none.
+
+    An attention layer with a convolution has a state too, and runs as the reference does.
+    """
+    for place in spec.tree().walk():
+        ops = [child.op for child in place.node.children]
+        if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
+            return place.path
+    return ""
+
+
+def _unlike_inference(use: Any, how: Inference, device: Device) -> Iterator[tuple[bool, str]]:
+    yield stored_otherwise(use), "quantized weights are not in the reference"
+    yield how.paged, "a paged cache is not in the reference"
+    yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
+    yield True, ""
+
+
+def _unlike_training(how: Training, device: Device) -> Iterator[tuple[bool, str]]:
+    yield how.choices.compiled, "an estimate of torch.compile"
+    yield how.gradient_dtype is not None, "sums of gradients in a format of their own"
+    yield how.state_dtype is not None, "optimizer states in a format of their own"
+    yield how.optimizer == "adamw-8bit", "bitsandbytes runs on a GPU alone, and is not a part of torch"
+    yield how.adapters is not None and how.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
+    yield how.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
+    yield how.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
+    of_library = how.choices.cross_entropy in ("fused", "chunked")
+    yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
+    yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
+    yield True, ""
+
+
+def _unlike_kernels(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
+    yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
+    yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
+
+
+def _check_size(spec: ModelSpec, settings: Settings) -> None:
+    """Raises `InputError` for a run that would take too much memory on a CPU."""
+    size = max(closed_form(spec, settings).values())
+    if size > LARGEST_REAL:
+        raise InputError(
+            f"--device cpu: --memory: {settings.phase} takes {size:,} bytes, which are too many; expected --device "
+            "meta, or fewer layers (--set num_hidden_layers=1)"
+        )
+
+
+# --- quantities -------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """Bytes of a training step, weights included.
+
+    forward, backward, step: the most in each phase. after: after the step. live: after the last forward pass.
+    saved: what autograd keeps for the last backward pass, beside weights and inputs; 0 where parts run again, because
+    selective checkpoints are not among torch's saved tensors.
+    """
+
+    forward: int
+    backward: int
+    step: int
+    after: int
+    live: int
+    saved: int
+
+
+class Steps(NamedTuple):
+    """Bytes after set-up, of the first step and of the second."""
+
+    set_up: int
+    first: Step
+    second: Step
+
+    def named(self) -> dict[str, int]:
+        """Quantity → bytes; of the first step, only what the second one does not repeat."""
+        second = self.second
+        return {
+            "set_up_bytes": self.set_up,
+            "saved_bytes": second.saved,
+            "live_bytes": second.live,
+            "forward_peak_bytes": second.forward,
+            "backward_peak_bytes": second.backward,
+            "first_step_peak_bytes": self.first.step,
+            "step_peak_bytes": second.step,
+            "after_step_bytes": second.after,
+        }
+
+
+class Passed(NamedTuple):
+    """Bytes of a pass without gradients, weights and cache included. peak: the most. after: after it."""
+
+    peak: int
+    after: int
+
+    def named(self, phase: str) -> dict[str, int]:
+        """Quantity → bytes."""
+        return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
+
+
+# --- the replay -------------------------------------------------------------------------------------------------------
+
+
+def replayed_steps(spec: ModelSpec, how: Training) -> Steps:
+    """The replay of two training steps, as a dispatch mode sees them."""
+    meter = Meter()
+    run = TrainingRun(spec, how, meter=meter)
+    run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    run.set_up()
+    set_up, steps = meter.now, []
+    for _ in range(STEPS):
+        meter.peaks = {}
+        live = saved = 0
+        for _ in range(how.microbatches):
+            run.next_batch()
+            loss = run.forward()
+            live = meter.now
+            saved = _saved(run, loss)
+            run.backward(loss)
+            del loss
+        run.update()
+        run.zero_grad()
+        most = {
+            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            for phase in ("forward", "backward", "step")
+        }
+        steps.append(Step(**most, after=meter.now, live=live, saved=saved))
+    return Steps(set_up, *steps)
+
+
+def _saved(run: TrainingRun, loss: Any) -> int:
+    """The bytes that the graph behind a loss keeps, beside weights and inputs."""
+    if run.how.recompute is not NONE:
+        return 0
+    given = {id(one.storage) for one in (*run.lowering.given.values(), run.labels) if one is not None}
+    kept = [one for one in saved_storages(loss) if one.block.kind != "weights" and id(one) not in given]
+    return sum(one.bytes for one in kept)
+
+
+def replayed_pass(spec: ModelSpec, how: Inference) -> Passed:
+    """The replay of a prefill, or of a decoding step."""
+    found = replay_inference(spec, how)
+    return Passed(found.peak[1].bytes, found.after)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+class OnCpu(Alive):
+    """Follows no step counts of optimizers, which are on the host when the model is on a GPU.
+
+    set_up: whether the model exists, whose own scalars are followed.
+    """
+
+    set_up = False
+
+    def _follow(self, tensor: Tensor, func: Any) -> None:
+        if not self.set_up or func is not torch.ops.aten.lift_fresh.default or tensor.dim():
+            super()._follow(tensor, func)
+
+
+def measured_steps(spec: ModelSpec, how: Training, device: str) -> Steps:
+    """Two training steps of the reference."""
+    mode = OnCpu(device=device) if device == "cpu" and how.implementation != "fused" else Alive(device=device)
+    most: dict[str, int] = {}
+    held: dict[str, int] = {}
+
+    def seen(phase: str, loss: Tensor | None) -> None:
+        most[phase], mode.peak = max(most.get(phase, 0), mode.peak), mode.now
+        if loss is not None:
+            known = {one.untyped_storage()._cdata for one in loop.outside}
+            held["saved"] = 0 if how.recompute is not NONE else saved_bytes(loss, known, device)
+            held["live"] = mode.now
+
+    with Remembered(), mode:
+        loop = TrainingLoop(spec, how, device)
+        set_up, steps = mode.now, []
+        if isinstance(mode, OnCpu):
+            mode.set_up = True
+        for _ in range(STEPS):
+            most.clear()
+            mode.peak = mode.now
+            loop.step(seen)
+            steps.append(Step(**most, after=mode.now, **held))
+    return Steps(set_up, *steps)
+
+
+def measured_pass(spec: ModelSpec, how: Inference, device: str) -> Passed:
+    """A prefill of the reference, or a decoding step with a cache that has nothing of its prefill but the shapes."""
+    mode = Alive(device=device)
+    with Remembered(), mode:
+        passes = Passes(spec, how, device)
+        if how.phase == "decode":
+            passes.prefill()
+            passes.forget()()
+        mode.peak = mode.now
+        (passes.decode if how.phase == "decode" else passes.prefill)()
+        return Passed(mode.peak, mode.now)
