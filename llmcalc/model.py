@@ -7,7 +7,7 @@ encoder-decoder has two (`encoder.layers.0.self_attn`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -29,6 +29,8 @@ from .optional import TOWERS
 from .run.rows import LOGITS, SOURCE, TOKENS, Rows
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from torch import Tensor, nn
 
     from .components.contact_head import ContactHead
@@ -181,7 +183,18 @@ class ModelSpec(Part):
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program. Counts are computed by walking it."""
+        return self.recorded
+
+    @cached_property
+    def recorded(self) -> Node:
+        """The tree, which is recorded once, because every count asks for it."""
         return self.program().node()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with changed fields, which records its own tree."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("recorded", None)
+        return copy
 
     def program(self) -> Flow:
         """The program of the model, step by step from its tokens to its output."""
@@ -287,7 +300,7 @@ def _reference() -> type[nn.Module]:
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]).
         with_pooled: whether to return (logits, output of the pooler).
-        mla, grouped_experts: as in `Run`.
+        mla, grouped_experts, expert_capacity: as in `Run`.
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -368,7 +381,8 @@ def _reference() -> type[nn.Module]:
                 spec = self.spec.encoder
                 raw = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
                 run.memory = self.encoder(
-                    source if raw else self.embed(source), Run(grouped_experts=run.grouped_experts)
+                    source if raw else self.embed(source),
+                    Run(grouped_experts=run.grouped_experts, expert_capacity=run.expert_capacity),
                 )
             out: Tensor = self.decoder(self.embed(ids), run)
             return out
@@ -385,15 +399,17 @@ def _reference() -> type[nn.Module]:
             with_pooled: bool = False,
             mla: str = "auto",
             grouped_experts: bool = False,
+            expert_capacity: Fraction | None = None,
         ) -> Any:
-            run = Run(past=past, store=store, ids=ids, mla=mla, grouped_experts=grouped_experts)
+            experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
+            run = Run(past=past, store=store, ids=ids, mla=mla, **experts)
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled, scores = self.get_submodule("pooler")(x)
             out = self._output(pooled if self.scores_pooled else None, x, last_only)
             if with_pooled:
                 return out, scores
-            return (out, self.mtp(x, ids, self.embed_tokens, mla, grouped_experts)) if with_mtp else out
+            return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
 
         def _output(self, pooled: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """The head's output; of a classifier of sequences, from the pooled vectors."""

@@ -30,6 +30,7 @@ from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
+from tests.verify.class_memory import classes_table
 from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
 ROOT = Path(__file__).parent.parent
@@ -179,6 +180,7 @@ GENERATED = {
     "kernels": kernels_table,
     "published": lambda: outcomes_table(fine_tuning()),
     "servers": lambda: outcomes_table(servers()),
+    "classes": classes_table,
 }
 
 

@@ -131,20 +131,21 @@ def _reference() -> Callable[..., nn.Module]:
             self.lm_head = Tied(output)
 
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str, grouped_experts: bool
+            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
             embedded = embed(ids)
             joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
-            out: Tensor = self.block(joined, Run(mla=mla, grouped_experts=grouped_experts))
+            out: Tensor = self.block(joined, Run(mla=mla, **experts))
             return out, self.lm_head(self.norm(out))
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", grouped_experts: bool = False
+            self, hidden: Tensor, ids: Tensor, embed: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
+            """experts: how experts take their rows, as in `Run`."""
             ahead = []
             for module in self:
-                hidden, logits = module(hidden, ids, embed, mla, grouped_experts)
+                hidden, logits = module(hidden, ids, embed, mla, **experts)
                 ahead.append(logits)
             return ahead
 

@@ -8,6 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from torch import Tensor, nn
 
 
@@ -32,6 +34,8 @@ class Run:
     grouped_experts: whether the rows of all experts are sorted by expert, for one grouped product per linear layer, as
         models are trained. FlopCounterMode does not count these. False by default: one product per row on meta, and one
         per expert elsewhere.
+    expert_capacity: the rows that each expert takes over its even share of them, as training with a fixed capacity has
+        it: those of the highest weights, padded, in one batched product. None (default) where no row is dropped.
     memo: key → a value that is the same for every layer (masks, angles).
     """
 
@@ -49,6 +53,7 @@ class Run:
     lends: bool = False
     mla: str = "auto"
     grouped_experts: bool = False
+    expert_capacity: Fraction | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:

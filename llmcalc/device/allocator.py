@@ -310,8 +310,7 @@ class CachingAllocator(Device):
         block.requested = bytes
         block.in_use = True
         self.requested += bytes
-        if self.requested > self.peak_requested:
-            self.peak_requested = self.requested
+        self.peak_requested = max(self.peak_requested, self.requested)
         self.allocated += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated

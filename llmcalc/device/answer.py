@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
 from .allocator import CachingAllocator
-from .fold import FEW, Loop, folded, loops, node_of, unfolded
+from .fold import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
 from .recording import Recorded
 from .runtime import HOPPER, Runtime
 from .training import Replayed, Training, record
@@ -17,11 +19,11 @@ from .unfolding import RECORDED, Blocks, Irregular, Unfolding
 
 Status: TypeAlias = Literal["exact", "source", "estimate"]
 
-MANY = 32
+MANY = 64
 """Layers up to which a run is replayed in full on the allocator."""
 
-SOME = 8
-"""Of more layers, the run with the fewer layers of the two that what the allocator adds is extrapolated from."""
+SOME = 4, 20
+"""Layers of the two runs from which what the allocator adds to a run with more layers is extrapolated."""
 
 MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
@@ -110,12 +112,19 @@ def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -
         runtime,
         (),
         Term("tensors", 0, "exact", "torch on meta: every operation's storages", TORCH),
+        how.recompute.every,
     )
 
 
-def device_memory(spec: ModelSpec, run: Run, runtime: Runtime, beside: Sequence[Beside], tensors: Term) -> DeviceMemory:
-    """Replays a run and sums up what it holds. beside: what it holds too. tensors: how its tensors are known."""
-    stacks = loops(spec)
+def device_memory(
+    spec: ModelSpec, run: Run, runtime: Runtime, beside: Sequence[Beside], tensors: Term, every: int = 1
+) -> DeviceMemory:
+    """Replays a run and sums up what it holds.
+
+    beside: what it holds too. tensors: how its tensors are known. every: one layer of so many is not run as the others
+    are; 1 (default) if all are run alike.
+    """
+    stacks = loops(spec, every)
     found, whole = _replayed(run, runtime, stacks)
     _add(found, beside)
     place, peak = found.peak
@@ -149,15 +158,29 @@ def _allocator(whole: bool) -> tuple[Status, str]:
     return ("source", source) if whole else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Puts off the collection of cyclic garbage: a run makes many objects, and frees them by reference counts."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
-    Of many layers the tensors are those of all, by `folded`, and what the allocator adds grows with every layer as
-    much as it does between two runs of some.
+    The run is recorded with a few layers, and unfolded. Of many layers the tensors are those of all, by `folded`, and
+    what the allocator adds grows with every layer as much as it does between two runs of some.
     """
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
+    few = {i: stacks[i].kinds(RECORDED) for i in grow}
     try:
-        runs = [Unfolding(one, stacks, grow) for one in run(dict.fromkeys(grow, RECORDED), runtime.workspace)]
+        runs = [Unfolding(one, stacks, grow) for one in run(few, runtime.workspace)]
     except Irregular:
         grow = []
         runs = [Unfolding(one, stacks, grow) for one in run({}, runtime.workspace)]
@@ -168,13 +191,13 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
     def blocks(layers: Mapping[int, int]) -> Blocks:
         return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
 
-    found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else counted({})
+    found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else of_one_pass(counted({}))
     whole = not grow or sum(loop.layers for loop in stacks) <= MANY
     if whole:
         taken = blocks({})
     else:
-        some = {i: min(stacks[i].repeats, max(FEW, SOME // stacks[i].period)) for i in grow}
-        more = {i: min(stacks[i].repeats, 2 * repeats) for i, repeats in some.items()}
+        some, more = ({i: max(FEW, layers // stacks[i].period) for i in grow} for layers in SOME)
+        more = {i: min(stacks[i].repeats, max(more[i], some[i] + 1)) for i in grow}
         added = sum((more[i] - some[i]) * stacks[i].period for i in grow)
         missing = sum((stacks[i].repeats - more[i]) * stacks[i].period for i in grow)
         taken = blocks(some).grown(blocks(more), missing, added)

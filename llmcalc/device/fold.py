@@ -8,7 +8,8 @@ the same amount with every repeat.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import lcm
 
 from ..flow.program import Scope
 from ..kernels.lowering import in_order, periodic
@@ -25,12 +26,16 @@ class Loop:
     """The layers of a stack.
 
     path: of its layers. before: layers before the pattern begins. period: layers in it. repeats: whole repeats of it.
+    times: how many repeats of the pattern of kinds one repeat of this pattern has, 1 by default. rest: how many of them
+        come after the last whole repeat.
     """
 
     path: str
     before: int
     period: int
     repeats: int
+    times: int = 1
+    rest: int = 0
 
     @property
     def layers(self) -> int:
@@ -53,20 +58,29 @@ class Loop:
         """The path of a module in one of the layers, with the index of that layer."""
         return f"{self.path}.{place.turn}{place.path[len(self.path) :]}"
 
+    def kinds(self, repeats: int) -> int:
+        """How many repeats of the pattern of kinds a run has, with that many repeats of this pattern."""
+        return repeats * self.times + self.rest
+
     @property
     def folds(self) -> bool:
         """Whether two runs of a few repeats are shorter than one of all."""
         return self.repeats > 2 * FEW + 1
 
 
-def loops(spec: ModelSpec) -> list[Loop]:
-    """The layers of each stack, in the order in which the stacks run."""
+def loops(spec: ModelSpec, every: int = 1) -> list[Loop]:
+    """The layers of each stack, in the order in which the stacks run.
+
+    every: one layer of so many is not run as the others are; 1 (default) if all are run alike.
+    """
     found = []
     for above, kinds in _stacks(spec.program().root):
         order = list(in_order(kinds))
         before, period = periodic(order)
         path = ".".join((*above, kinds[0].name))
-        found.append(Loop(path, before, period, (len(order) - before) // period))
+        times = lcm(period, every) // period
+        repeats, rest = divmod((len(order) - before) // period, times)
+        found.append(Loop(path, before, period * times, repeats, times, rest))
     return found
 
 
@@ -87,27 +101,60 @@ def _stacks(scope: Scope, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, 
 def folded(run: Callable[[Mapping[int, int]], Replayed], stacks: list[Loop]) -> Replayed:
     """What a run of all layers finds, from runs of a few, but for what an allocator counts: that is not linear.
 
-    run: repeats of each stack's pattern → what it finds.
+    run: repeats of each stack's pattern → what it finds. Of several passes of a phase, which it keeps apart, the result
+    has one (`of_one_pass`): the higher of two linear functions is none.
     """
     few = {i: FEW for i, loop in enumerate(stacks) if loop.folds}
     base = run(few)
     found = Replayed(base.set_up, base.after, peaks={place: _copy(peak) for place, peak in base.peaks.items()})
     slopes: dict[Place, int] = {}
     last: dict[Place, Peak] = {}
-    for i in few:
-        more = run({**few, i: FEW + 1})
+    runs = {i: run({**few, i: FEW + 1}) for i in few}
+    for i, more in runs.items():
         times = stacks[i].repeats - FEW
         found.set_up += times * (more.set_up - base.set_up)
         found.after += times * (more.after - base.after)
         for place, peak in found.peaks.items():
             _grow(peak, base.peaks[place], more.peaks[_moved(place, stacks[i], 1)], times)
+    for i, more in runs.items():
         for place in [place for place in found.peaks if stacks[i].is_second(place)]:
             here, above = more.peaks[place], more.peaks[stacks[i].further(place, 1)]
             slopes[place] = above.bytes - here.bytes
             last[stacks[i].further(place, stacks[i].repeats - FEW)] = peak = _copy(found.peaks[place])
             _grow(peak, here, above, stacks[i].repeats - FEW)
     peaks = {_placed(place, stacks): peak for place, peak in found.peaks.items()}
-    return Replayed(found.set_up, found.after, peaks=peaks | last, slopes=slopes)
+    return of_one_pass(Replayed(found.set_up, found.after, peaks=peaks | last, slopes=slopes))
+
+
+def of_one_pass(found: Replayed) -> Replayed:
+    """The same with one pass of each phase, the one with the highest peak, under the phase's own name.
+
+    Several passes of a phase, the chunks of a prompt, have numbers: `prefill 0`, `prefill 1`, …. Of a module that this
+    pass does not run, such as one of an encoder, the first other pass counts.
+    """
+    highest: dict[str, tuple[int, str]] = {}
+    for place, peak in found.peaks.items():
+        name = place.phase.partition(" ")[0]
+        highest[name] = max(highest.get(name, (0, "")), (peak.bytes, place.phase))
+    chosen = {name: phase for name, (_, phase) in highest.items()}
+    if all(name == phase for name, phase in chosen.items()):
+        return found
+
+    def renamed(place: Place) -> Place | None:
+        """The place in the result; None if another pass stands for it."""
+        name = place.phase.partition(" ")[0]
+        here = place._replace(phase=chosen[name])
+        return place._replace(phase=name) if here == place or here not in found.peaks else None
+
+    peaks: dict[Place, Peak] = {}
+    slopes: dict[Place, int] = {}
+    for place, peak in found.peaks.items():
+        known = renamed(place)
+        if known is not None and known not in peaks:
+            peaks[known] = peak
+            if place in found.slopes:
+                slopes[known] = found.slopes[place]
+    return replace(found, peaks=peaks, slopes=slopes)
 
 
 def _copy(peak: Peak) -> Peak:
@@ -146,7 +193,10 @@ def node_of(place: Place, stacks: list[Loop]) -> str:
 
 
 def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
-    """Every place of the whole model in the order in which a pass runs: phase, node, the most bytes there."""
+    """Every place of the whole model in the order in which a pass runs: phase, node, the most bytes there.
+
+    found: of `folded`, or of a run of all layers.
+    """
     points: list[tuple[str, str, int]] = []
     block: list[tuple[Place, int]] = []
     inside: Loop | None = None
@@ -165,11 +215,12 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
             )
         block.clear()
 
+    repeated = [loop for loop in stacks if loop.folds] if found.slopes else []
     ends = {loop.further(place, loop.repeats - FEW) for place in found.slopes for loop in stacks if loop.holds(place)}
     for place, peak in found.peaks.items():
         if place in ends:
             continue
-        loop = next((loop for loop in stacks if loop.folds and loop.is_second(place)), None)
+        loop = next((loop for loop in repeated if loop.is_second(place)), None)
         if loop is not inside or (block and block[0][0].phase != place.phase):
             flush()
             inside = loop

@@ -25,9 +25,6 @@ from .training import Replayed
 
 InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
-PHASES = ("prefill", "decode")
-"""The phases of passes without gradients, in order."""
-
 
 @dataclass(frozen=True)
 class Inference:
@@ -74,16 +71,16 @@ class Pass(NamedTuple):
 class InferenceRun:
     """Replays the passes of a model.
 
-    device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
-    by default (see `fold`). workspace: bytes that are taken at the first product. meter: what counts storages, or writes
-    them down; by default it counts them.
+    layers: how many repeats of each stack's pattern run; all by default (see `fold`).
+    workspace: bytes that are taken at the first product.
+    meter: what counts storages, or writes them down; by default it counts them, on no device.
+    names: what the passes that have run are called: as their phase, with a number where a prompt has several chunks.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         how: Inference,
-        device: Device | None = None,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
@@ -92,7 +89,8 @@ class InferenceRun:
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
         self.spec, self.how, self.layers, self.workspace = spec, how, dict(layers or {}), workspace
         self.workspaces: list[Storage] = []
-        self.meter = Meter(device) if meter is None else meter
+        self.names: list[str] = []
+        self.meter = Meter() if meter is None else meter
         self.program: Flow = spec.program()
         self.caches = spec.kind != "encoder"
         self.lowering = self._lowering(Graph(self.meter))
@@ -169,22 +167,26 @@ class InferenceRun:
         before it.
         """
         passes = self.prompt()
-        if len(passes) > MANY:
-            self.run("prefill", passes[0])
-            self.lowering.store = {}
-            self.meter.place = Place("between")
-            self.cached_by(passes[: 1 - MANY])
-            passes = passes[1 - MANY :]
-        for one in passes:
-            self.run("prefill", one)
+        for i, one in enumerate(passes):
+            if 0 < i <= len(passes) - MANY:
+                continue
+            if 1 < i == len(passes) - MANY + 1:
+                self.lowering.store = {}
+                self.meter.place = Place("between")
+                self.cached_by(passes[:i])
+            self.run("prefill", one, f"prefill {i}" if len(passes) > 1 else "prefill")
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self.run("decode", Pass(1, self.how.seq))
 
-    def run(self, phase: Literal["prefill", "decode"], one: Pass) -> None:
-        """Runs one pass. Its token ids and its logits are freed at the end."""
-        self.meter.place = Place(phase)
+    def run(self, phase: Literal["prefill", "decode"], one: Pass, name: str = "") -> None:
+        """Runs one pass. Its token ids and its logits are freed at the end.
+
+        name: what it is called where memory is allocated; by default as the phase.
+        """
+        self.names.append(name or phase)
+        self.meter.place = Place(name or phase)
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
@@ -220,15 +222,15 @@ def replay_inference(
     """Replays set-up and the passes, as `InferenceRun` does. Raises `Unsupported` for a step without kernels.
 
     `set_up` has the weights, and the cache of the prompt if only a decoding step runs. `after` has the cache: logits
-    and token ids are freed.
+    and token ids are freed. `peaks` keeps several chunks of a prompt apart (`fold.of_one_pass` joins them).
     """
     meter = Meter(device)
-    run = InferenceRun(spec, how, layers=layers, workspace=workspace, meter=meter)
+    run = InferenceRun(spec, how, layers, workspace, meter)
     run.set_up()
     found = Replayed(set_up=meter.now)
     meter.peaks = {}
     run.passes()
-    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in run.names}
     found.after = meter.now
     found.read(device)
     return found
@@ -239,8 +241,8 @@ def record_inference(
 ) -> Recorded:
     """Records set-up and the passes, for `Unfolding`. layers: as of `InferenceRun`."""
     meter = Recorder()
-    run = InferenceRun(spec, how, layers=layers, workspace=workspace, meter=meter)
+    run = InferenceRun(spec, how, layers, workspace, meter)
     run.set_up()
     made = meter.cut()
     run.passes()
-    return Recorded(made, [], [meter.cut()], PHASES)
+    return Recorded(made, [], [meter.cut()], run.names)

@@ -85,7 +85,8 @@ class Memory:
 
     def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         run = self._training() if self.settings.phase == "training" else self._inference(attention)
-        return device_memory(self.spec, run, runtime, self._beside(), self._tensors(attention))
+        every = self.settings.recomputed().every
+        return device_memory(self.spec, run, runtime, self._beside(), self._tensors(attention), every)
 
     def _training(self) -> Run:
         how = self.settings.training(self.states, self.states.count.include)

@@ -96,8 +96,9 @@ class Recorder:
 class Recorded:
     """The events of a run, in pieces.
 
-    set_up: of its set-up. first: of a step before the one that counts, if there is one. then: of the step that counts. A
-        piece may be in both steps: its storages of the first step are free by then.
+    set_up: of its set-up.
+    first: of a step before the one that counts, if there is one.
+    then: of the step that counts. A piece may be in both steps: its storages of the first step are free by then.
     phases: the phases of the step that counts.
     """
 

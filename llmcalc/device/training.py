@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..costs.optimizers import held_tensors
+from ..errors import InputError
 from ..flow.record import Flow
 from ..kernels.adapters import Adapters
 from ..kernels.autograd import Graph, backward
@@ -109,7 +110,7 @@ class Replayed:
     def take_peaks(
         self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
     ) -> None:
-        """Takes the peaks of a later step in these phases, and those of the first optimizer's step if they are higher."""
+        """Takes the peaks of a later step in these phases, and that of the optimizer's first step if it is higher."""
         self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
         step = Place("step")
         if step in first and first[step].bytes > then[step].bytes:
@@ -124,29 +125,29 @@ class Replayed:
 class TrainingRun:
     """Replays steps of a model.
 
-    device: where blocks come from; None counts exact bytes. layers: how many repeats of each stack's pattern run; all
-    by default (see `fold`). workspace: bytes that the forward and the backward thread take at their first product.
-    meter: what counts storages, or writes them down; by default it counts them.
+    layers: how many repeats of each stack's pattern run; all by default (see `fold`).
+    workspace: bytes that the forward and the backward thread take at their first product.
+    meter: what counts storages, or writes them down; by default it counts them, on no device.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         how: Training,
-        device: Device | None = None,
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
     ) -> None:
         self.spec, self.how, self.workspace = spec, how, workspace
         self.workspaces: list[Storage] = []
-        self.meter = Meter(device) if meter is None else meter
+        self.meter = Meter() if meter is None else meter
         self.graph = Graph(self.meter)
         self.graph.keeps_gradients = how.gradient_dtype is None
         sight = Sight(
             Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
         )
         self.program: Flow = spec.program()
+        self._check_choices()
         self.lowering = Eager(
             self.graph,
             sight,
@@ -160,6 +161,18 @@ class TrainingRun:
         self.labels: Tensor | None = None
         self.trained: list[Trained] = []
         self.copies: list[Tensor] = []
+
+    def _check_choices(self) -> None:
+        """Raises `InputError` for kernels of what the model does not have."""
+        choices, has_logits = self.how.choices, self.spec.head.type == "lm"
+        if choices.capacity is not None and all(step.verb != "dispatch" for step in self.program.root.steps()):
+            raise InputError("--moe: the model has no mixture of experts; expected dropless")
+        if not has_logits and choices.cross_entropy != "eager":
+            raise InputError(
+                f"--cross-entropy {choices.cross_entropy}: the model has no language-model head; expected eager"
+            )
+        if not has_logits and choices.logits_dtype is not None:
+            raise InputError(f"--logits-dtype {choices.logits_dtype}: the model has no language-model head")
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -312,17 +325,6 @@ class TrainingRun:
         for one in self.trained:
             one.gradient = None
 
-    def first_update(self) -> None:
-        """The optimizer's first step, from gradients that are there: all that exact bytes need of a first step."""
-        self.meter.place = Place("backward")
-        with counted_as(self.meter, "activations"):
-            self._batch()
-        with counted_as(self.meter, "gradients"):
-            for weight in () if self.sums else self.parameters:
-                weight.grad = self.graph.new(weight.shape, weight.dtype)
-        self.update()
-        self.zero_grad()
-
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
         if not self.how.keeps_gradients:
@@ -337,15 +339,16 @@ def replay(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> Replayed:
-    """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels."""
+    """Replays set-up and two steps, as `TrainingRun` does. Raises `Unsupported` for a step without kernels.
+
+    device: where blocks come from; None (default) counts exact bytes. The second step finds the free blocks that the
+    first one leaves.
+    """
     meter = Meter(device)
-    run = TrainingRun(spec, how, layers=layers, workspace=workspace, meter=meter)
+    run = TrainingRun(spec, how, layers, workspace, meter)
     run.set_up()
     found = Replayed(set_up=meter.now)
-    if device is None and not how.optimizer_in_backward:
-        run.first_update()
-    else:  # the second step finds the free blocks that the first one leaves
-        run.step()
+    run.step()
     first, meter.peaks = meter.peaks, {}
     meter.place = Place()
     run.step()
@@ -356,14 +359,12 @@ def replay(
     return found
 
 
-def record(
-    spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
-) -> Recorded:
+def record(spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = None, workspace: int = 0) -> Recorded:
     """Records set-up and two steps, for `Unfolding`. layers: as of `TrainingRun`."""
     found = None
     if not (how.keeps_gradients or how.optimizer_in_backward):
-        found = _from_one_pass(TrainingRun(spec, how, None, layers, workspace, meter := Recorder()), meter)
-    return found or _from_two_steps(TrainingRun(spec, how, None, layers, workspace, meter := Recorder()), meter)
+        found = _from_one_pass(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
+    return found or _from_two_steps(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
 
 
 def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:

@@ -23,6 +23,12 @@ RECORDED = 4
 
 LAST = RECORDED - 1
 
+NAMING = FREED, KEPT
+"""Marks of events that name a storage."""
+
+SAID = PLACED, KEPT
+"""Marks of events that an allocator does not see."""
+
 Turn: TypeAlias = tuple[int, int]
 """(number of the stack, repeat of its pattern)"""
 
@@ -110,15 +116,20 @@ class Unfolding:
         self.stack_of: dict[int, int] = {}  # storage of the second repeat → its stack
         self.known: dict[Any, Turn | None] = {}
         self.orders = [[(i, k) for k in order] for i in grows for order in (range(RECORDED), range(LAST, -1, -1))]
+        self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
         for piece in (recorded.set_up, *recorded.first, *recorded.then):
             if id(piece) not in self.parts:
-                self.parts[id(piece)] = list(self._parts(list(self._runs(piece))))
+                runs = list(self._runs(piece))
+                self.edges += [(turn[1], events) for turn, events in runs if turn is not None and turn[1] in (0, LAST)]
+                self.parts[id(piece)] = list(self._parts(runs))
         sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, Sweep)]
         for sweep in sweeps:
             self._pair(sweep)
         for sweep in sweeps:
-            sweep.inner = [self._inner(*pair) for pair in zip(sweep.turns[1], sweep.turns[2], strict=True)]
+            pairs = zip(sweep.turns[1], sweep.turns[2], strict=True)
+            sweep.inner = [self._inner(sweep.stack, *pair) for pair in pairs]
+        self._check_edges()
 
     # --- whose events ------------------------------------------------------------------------------------------------
 
@@ -210,23 +221,18 @@ class Unfolding:
                 yield events
                 i += 1
                 continue
-            sweep, end = self._sweep(runs, i)
-            if sweep is not None:
-                yield sweep
-                i = end
-                continue
             if turn[1] not in (0, LAST):
                 raise Irregular
-            yield events
-            i += 1
+            sweep, end = self._sweep(*turn, runs, i)
+            yield events if sweep is None else sweep
+            i = end
 
-    def _sweep(self, runs: Sequence[tuple[Turn | None, list[Event]]], start: int) -> tuple[Sweep | None, int]:
-        """The sweep that begins at this run, if one does, and where it ends."""
-        (stack, repeat), _ = runs[start]
+    def _sweep(
+        self, stack: int, repeat: int, runs: Sequence[tuple[Turn | None, list[Event]]], start: int
+    ) -> tuple[Sweep | None, int]:
+        """The sweep that begins with a run of a stack's first or last repeat, if one does, and where it ends."""
         rising = repeat == 0
         step, end = (1, LAST) if rising else (-1, 0)
-        if repeat not in (0, LAST):
-            return None, start
         turns: list[list[Event]] = [[] for _ in range(RECORDED)]
         waiting: list[Event] = []
         for i in range(start, len(runs)):
@@ -242,7 +248,7 @@ class Unfolding:
             turns[repeat] += events
             if repeat == end:
                 return Sweep(stack, rising, turns), i + 1
-        return None, start
+        return None, start + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
@@ -260,14 +266,16 @@ class Unfolding:
             elif size in (TAKEN, NAMED):
                 raise Irregular
 
-    def _inner(self, second: Event, third: Event) -> Inner:
+    def _inner(self, stack: int, second: Event, third: Event) -> Inner:
         """What all repeats do, given what the second and the third do."""
         (x, size, what), (y, _, _) = second, third
         if size == PLACED:
             return self._place(x, y)
-        if x == y and x not in self.twins:
-            return Inner(None, x, x, size, what)
         of_x, of_y = self.twins.get(x), self.twins.get(y)
+        if x == y and of_x is None:
+            return Inner(None, x, x, size, what)
+        if any(of is not None and self.stack_of[of[0]] != stack for of in (of_x, of_y)):
+            raise Irregular
         if of_x is not None and of_y is not None and of_x[0] == of_y[0] and of_x[1] < of_y[1]:
             return Inner(0, x, x, size, what)
         if of_x is None and of_y is not None and of_y[1] == 1:  # to the third repeat what the second has
@@ -275,6 +283,23 @@ class Unfolding:
         if of_x is not None and of_y is None and of_x[1] == 2:  # to the second repeat what the third has
             return Inner(1, of_x[0], y, size, what)
         raise Irregular
+
+    def _check_edges(self) -> None:
+        """Of what the second and the third repeat have, the first one may name the second's, the last one the third's.
+
+        What happens to a storage of both must be said once by themselves: of further repeats, nothing else says it.
+        """
+        for repeat, events in self.edges:
+            far = 2 if repeat == 0 else 1
+            for x, size, _ in events:
+                if size != PLACED and x in self.twins and self.twins[x][1] == far:
+                    raise Irregular
+        outside: set[tuple[int, int, int]] = set()
+        for part in (part for parts in self.parts.values() for part in parts):
+            for events in (part.turns[0], part.turns[LAST]) if isinstance(part, Sweep) else (part,):
+                outside |= {(*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins}
+        if any((x, 2, size) in outside for x, repeat, size in outside if repeat == 1):
+            raise Irregular
 
     def _place(self, x: Place, y: Place) -> Inner:
         turn = self._at(x)
@@ -353,13 +378,13 @@ class Unfolded:
                 (self._moved(x), size, what) if size == PLACED else (get(x, x), size, what) for x, size, what in part
             ]
         else:
-            events += [(get(x, x), size, what) for x, size, what in part if size != PLACED and size != KEPT]
+            events += [(get(x, x), size, what) for x, size, what in part if size not in SAID]
 
     def _sweep(self, events: list[Event], sweep: Sweep) -> None:
         n = self.between[sweep.stack]
         first, *_, last = sweep.turns
         self._once(events, first if sweep.rising else last)
-        inner = [one for one in sweep.inner if self.places or one.size not in (PLACED, KEPT)]
+        inner = [one for one in sweep.inner if self.places or one.size not in SAID]
         lines = [self._line(one) for one in inner]
         before = [(i, one) for i, one in enumerate(inner) if one.by == -1]
         after = [(i, one) for i, one in enumerate(inner) if one.by == 1]

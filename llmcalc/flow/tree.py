@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -37,6 +37,12 @@ ABSENT: Mapping[Role, frozenset[str]] = {
     "no_grad": frozenset({"backward_flops"}),
 }
 """The effects of an op that do not count at a node with that role."""
+
+
+@cache
+def _absent(roles: frozenset[Role]) -> frozenset[str]:
+    """The effects that do not count at a node with these roles."""
+    return frozenset().union(*(ABSENT[role] for role in roles))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ class Use:
 
     def has(self, effect: str) -> bool:
         """Whether the primitive has that effect here."""
-        return effect in self.op.effects and not any(effect in ABSENT[role] for role in self.roles)
+        return effect in self.op.effects and effect not in _absent(self.roles)
 
     def _of(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has(effect) else 0

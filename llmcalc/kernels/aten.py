@@ -624,9 +624,10 @@ class Aten:
         zeros = self.graph.new(shape, dtype)
         return zeros if self.graph.adds_in_place else self.like(zeros)
 
-    def topk(self, x: Tensor, k: Number) -> tuple[Tensor, Tensor]:
-        """The k highest values of the last axis, and their indices."""
-        shape = (*x.shape[:-1], k)
+    def topk(self, x: Tensor, k: Number, axis: int = -1) -> tuple[Tensor, Tensor]:
+        """The k highest values of an axis, and their indices."""
+        axis = axis % len(x.shape)
+        shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
         made = record(
             self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices

@@ -76,11 +76,11 @@ class Graph:
         """A new tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
 
-    def made(self, name: str, shape: Shape, dtype: Dtype) -> Tensor:
-        """The result of a product. name: the operation's name, by which its result may be kept."""
+    def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+        """A result of a product. name: the operation's name, by which its results may be kept."""
         if self.results is None:
-            return self.new(shape, dtype)
-        return self.results.made(name, lambda: self.new(shape, dtype))
+            return self.new(shape, dtype, strides)
+        return self.results.made(name, lambda: self.new(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
         """Keeps a tensor for the backward pass."""
@@ -115,21 +115,22 @@ class Node:
         no gradient is wanted.
     inputs: per input, the shape and type that its gradient has in the end.
     outputs: the number of its outputs.
-    attributes: tensors that it keeps beside the saved ones, until the graph itself is freed.
+    attributes: what it keeps beside saved tensors, until the graph itself is freed.
     """
 
     __slots__ = ("attributes", "backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
 
     def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
         self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
-        self.edges: list[tuple[Node, int] | Tensor | None] = [
-            (t.node, t.output) if t.node is not None else t if t.leaf else None for t in ins
-        ]
-        self.inputs = [(t.shape, t.dtype) for t in ins]
+        self.edges: list[tuple[Node, int] | Tensor | None] = []
+        self.inputs: list[tuple[Shape, Dtype]] = []
+        for t in ins:
+            self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
+            self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
         self.outputs = outputs
         self.saved: list[Saved] = []
-        self.attributes: list[Tensor] = []
+        self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []
 
 
@@ -157,7 +158,8 @@ def record(
     if not recorded(graph, ins):
         return out() if callable(out) else out
     node = Node(graph, name, ins, backward)
-    node.saved = [graph.save(t) for t in saves]
+    if saves:
+        node.saved = [graph.save(t) for t in saves]
     made = out() if callable(out) else out
     made.node = node
     return made
@@ -195,7 +197,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
     waiting = _uses_of_leaves(out.node)
     held: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
-    attributes: list[Tensor] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
+    attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
     place = None
     with graph.no_grad():
         while queue:
@@ -213,18 +215,17 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
                 given, outs[i] = outs[i], None
                 if target is None:
                     continue
-                leaf = isinstance(target, Tensor)
-                key = (id(target), 0) if leaf else (id(target[0]), target[1])
+                key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if given is not None:
                     if key in held:
                         _add(graph, held, key, given)
                     else:
                         held[key] = given
-                        if not leaf and key[0] not in queued:
+                        if not isinstance(target, Tensor) and key[0] not in queued:
                             queued.add(key[0])
                             heapq.heappush(queue, (-target[0].number, target[0]))
                 del given
-                if leaf:
+                if isinstance(target, Tensor):
                     waiting[key[0]] -= 1
                     if not waiting[key[0]] and key in held:
                         _accumulate(graph, target, held.pop(key))
@@ -240,10 +241,14 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
         )
     for hook in node.hooks:
         hook()
-    came = [held.pop((id(node), i), None) for i in range(node.outputs)]
-    saved = [each.unpack() for each in node.saved]
+    came: Gradient | list[Gradient]
+    if node.outputs == 1:
+        came = held.pop((id(node), 0), None)
+    else:
+        came = [held.pop((id(node), i), None) for i in range(node.outputs)]
+    saved = [each.unpack() for each in node.saved] if node.saved else ()
     needs = [edge is not None for edge in node.edges]
-    outs = list(node.backward(came[0] if node.outputs == 1 else came, needs, *saved))
+    outs = list(node.backward(came, needs, *saved))
     del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
         if not needs[i]:

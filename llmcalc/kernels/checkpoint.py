@@ -181,4 +181,7 @@ def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
 
     with graph.no_grad():
         out = run(arguments)
-    return record(graph, "checkpoint", arguments, out, back, *arguments)
+    made = record(graph, "checkpoint", arguments, out, back, *arguments)
+    assert made.node is not None
+    made.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..run.execution import AttentionImplementation, CrossEntropy, Mamba2Implementation, NormImplementation
 
@@ -28,6 +29,9 @@ class Choices:
         Phi-3, LitGPT); false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
+    capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is dropped.
+        Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
+        capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
     workspace: whether fused kernels take the temporary memory that they take on a GPU; on meta they take none.
     """
 
@@ -40,6 +44,7 @@ class Choices:
     keeps_logits: bool = False
     fused_qkv: bool = False
     compiled: bool = False
+    capacity: Fraction | None = None
     workspace: bool = True
 
 

@@ -119,8 +119,7 @@ class Meter:
         block = Block(size, self.kind, None if self.device is None else self.device.allocate(size))
         self.now = now = self.now + size
         self.by_kind[self.kind] += size
-        if now > self.peak:
-            self.peak = now
+        self.peak = max(self.peak, now)
         if now > self._here.bytes:
             self._here.bytes, self._risen = now, True
         return block

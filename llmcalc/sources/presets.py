@@ -27,16 +27,24 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in (presets_dir() / "models").glob("*.toml")))
 
 
+@cache
+def _text(name: str) -> str:
+    """The file of a preset, which does not change while a program runs."""
+    return read_text(presets_dir() / "models" / f"{name}.toml")
+
+
 def read_preset(name: str) -> dict[str, Any]:
     """Reads the description in the preset file of exactly this name; error messages use the name."""
-    return parse_toml(read_text(presets_dir() / "models" / f"{name}.toml"), name)
+    return parse_toml(_text(name), name)
 
 
+@cache
 def load_preset(name: str) -> Preset:
     """Loads the preset with exactly this file name."""
     return validated(Preset, {**read_preset(name), "name": name}, name)
 
 
+@cache
 def find_preset(wanted: str) -> str | None:
     """Returns the name of the preset with this name or alias, without case and punctuation.
 
@@ -59,8 +67,7 @@ def _called(alias: str, form: Callable[[str], str]) -> str | None:
     """
     mentioned = re.compile(r"[^a-z0-9/+\"]*".join(map(re.escape, alias.replace(".", ""))))
     for name in model_names():
-        text = read_text(presets_dir() / "models" / f"{name}.toml")
-        if mentioned.search(text.lower()) and alias in map(form, parse_toml(text, name).get("aliases", ())):
+        if mentioned.search(_text(name).lower()) and alias in map(form, read_preset(name).get("aliases", ())):
             return name
     return None
 

@@ -4,7 +4,8 @@ torch's caching allocator counts three sums (torch.cuda.memory_stats): bytes tha
 bytes of the blocks that they get (`allocated_bytes`), and bytes of its segments (`reserved_bytes`). The first is
 compared with the tensors and workspaces of the replay, the others with its model of the allocator.
 
-A run begins with an empty allocator and without cuBLAS workspaces, which its first products make, as in the replay.
+A run begins with an empty allocator. The model is made, and the segments that its making leaves free are returned. The
+first products make cuBLAS workspaces, as in the replay.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -28,7 +29,7 @@ from ..device.settings import Settings
 from ..device.training import Training
 from ..model import ModelSpec
 from .checks import MEMORY, Check
-from .loop import Passes, TrainingLoop
+from .loop import Passes, TrainingLoop, cache_shapes
 from .memory import Compared, in_words, not_shown, program
 from .speed import driver
 
@@ -65,6 +66,9 @@ class Statistics(Protocol):
     def read(self) -> Reading:
         """The counts, once everything has run."""
 
+    def beside(self) -> int:
+        """Bytes of the device that the allocator has not reserved and that are not free."""
+
 
 class Cuda:
     """The statistics of torch's CUDA allocator."""
@@ -91,6 +95,10 @@ class Cuda:
             counts["reserved_bytes.all.peak"],
         )
 
+    def beside(self) -> int:
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free - torch.cuda.memory_reserved())
+
 
 @dataclass
 class Measured:
@@ -98,7 +106,9 @@ class Measured:
 
     requested_bytes, allocated_bytes, reserved_bytes: the most of the allocator's sums.
     after_step_bytes: allocated after the last training step, or after the pass.
-    before_bytes: allocated before the run, which should be 0. phases: phase → the most of each sum during it.
+    before_bytes: allocated before the run, which should be 0. beside_bytes: what the device holds beside the
+    allocator's segments after the run, such as the CUDA context; 0 for another device.
+    phases: phase → the most of each sum during it.
     """
 
     requested_bytes: int = 0
@@ -106,6 +116,7 @@ class Measured:
     reserved_bytes: int = 0
     after_step_bytes: int = 0
     before_bytes: int = 0
+    beside_bytes: int = 0
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def take(self, phase: str, reading: Reading) -> None:
@@ -127,8 +138,9 @@ class Measured:
 def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
     """Runs the reference with these settings. Raises torch's `OutOfMemoryError` if the device is too small."""
     how = program(spec, settings)
+    found = Measured()
     statistics.begin()
-    found = Measured(before_bytes=statistics.read().allocated)
+    found.before_bytes = statistics.read().allocated
 
     def seen(phase: str, _: Tensor | None = None) -> None:
         found.take(phase, statistics.read())
@@ -136,19 +148,21 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
 
     if isinstance(how, Training):
         loop = TrainingLoop(spec, how, statistics.device)
+        statistics.begin()
         seen("set-up")
         for _ in range(STEPS):
             loop.step(seen)
+        found.beside_bytes = statistics.beside()
         return found
+    shapes = cache_shapes(spec, how) if how.phase == "decode" else {}
     passes = Passes(spec, how, statistics.device)
+    statistics.begin()
     if how.phase == "decode":
-        passes.prefill()
-        make = passes.forget()
-        statistics.begin()
-        make()
+        passes.cache_of(shapes)
     seen("set-up")
     (passes.decode if how.phase == "decode" else passes.prefill)()
     seen(how.phase)
+    found.beside_bytes = statistics.beside()
     return found
 
 
@@ -183,8 +197,8 @@ def compare_on_gpu(
     """
     found = Compared(info={"runs_measured": []})
     if statistics is None:
-        found.info["device"] = facts = device_facts()
-        statistics, runtime = Cuda(), runtime_of_facts(facts)
+        found.info |= {"device": (facts := device_facts()), "environment": (variables := environment())}
+        statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
     runtime = Runtime() if runtime is None else runtime
     for one in settings:
         why = not_shown(spec, one, "cuda")
@@ -218,6 +232,11 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 """Variables of the environment that change what a run takes."""
 
 
+def environment() -> dict[str, str]:
+    """Those of `VARIABLES` that are set."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
 def device_facts() -> dict[str, Any]:
     """The GPU that torch sees, its driver, torch's version and today's date."""
     properties = torch.cuda.get_device_properties(0)
@@ -229,15 +248,13 @@ def device_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "date": date.today().isoformat(),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
-def runtime_of_facts(facts: Mapping[str, Any]) -> Runtime:
-    """What the runtime of a measured GPU takes. facts: as of `device_facts`."""
-    environment = facts["environment"]
+def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
+    """What the runtime of a measured GPU takes. facts, variables: as of `device_facts` and `environment`."""
     major = int(facts["compute_capability"].partition(".")[0])
-    config = environment.get("CUBLAS_WORKSPACE_CONFIG")
+    config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
-    expandable = any("expandable_segments:True" in environment.get(name, "") for name in VARIABLES[1:])
+    expandable = any("expandable_segments:True" in variables.get(name, "") for name in VARIABLES[1:])
     return Runtime(workspace, CONTEXT, expandable)

@@ -93,7 +93,7 @@ def result(
 ) -> Any:
     """The loss; of a model without a language-model head, its output."""
     with_mtp = MTP.name in include
-    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True)
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
     out, ahead = made if with_mtp else (made, [])
     del made
     return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out
@@ -145,7 +145,7 @@ class TrainingLoop:
                 with torch.autocast(self.device, torch.bfloat16) if how.autocast else nullcontext():
                     loss = result(self.spec, self.module, self.ids, self.source, how.choices, how.include)
                 seen("forward", loss)
-                loss.backward(torch.empty_like(loss))
+                loss.backward(torch.ones_like(loss))
             del loss
             seen("backward", None)
         self._update()
@@ -198,6 +198,21 @@ def matrices_of(module: nn.Module) -> set[int]:
 # --- passes without gradients -----------------------------------------------------------------------------------------
 
 
+CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any]]]
+"""Path of a module → the shape, strides and type of each tensor that it caches."""
+
+
+def cache_shapes(spec: ModelSpec, how: Inference) -> CacheShapes:
+    """What a prompt leaves in the cache, from a run on meta."""
+    passes = Passes(spec, how, "meta")
+    passes.prefill()
+    paths = {module: path for path, module in passes.module.named_modules()}
+    return {
+        paths[module]: [(one.shape, one.stride(), one.dtype) for one in kept]
+        for module, kept in (passes.store or {}).items()
+    }
+
+
 class Passes:
     """The passes over a prompt, or a decoding step after it.
 
@@ -217,22 +232,16 @@ class Passes:
         for past in range(0, seq, chunk):
             self._run(min(chunk, seq - past), past, last_only=self.store is not None)
 
-    def forget(self) -> Callable[[], None]:
-        """Drops the cache. Returns a function that makes one of the same shapes, without what else the prompt left."""
-        assert self.store is not None
-        shapes = {module: [(one.shape, one.stride(), one.dtype) for one in kept] for module, kept in self.store.items()}
-        self.store = {}
-
-        def make() -> None:
-            self.store = {
-                module: tuple(
-                    torch.empty_strided(shape, strides, dtype=dtype, device=self.device).zero_()
-                    for shape, strides, dtype in kept
-                )
-                for module, kept in shapes.items()
-            }
-
-        return make
+    def cache_of(self, shapes: CacheShapes) -> None:
+        """Makes the cache that a prompt leaves."""
+        modules = dict(self.module.named_modules())
+        self.store = {
+            modules[path]: tuple(
+                torch.empty_strided(shape, strides, dtype=dtype, device=self.device).zero_()
+                for shape, strides, dtype in kept
+            )
+            for path, kept in shapes.items()
+        }
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
@@ -254,4 +263,5 @@ class Passes:
                 last_only=last_only,
                 mla=how.mla,
                 grouped_experts=True,
+                expert_capacity=how.choices.capacity,
             )

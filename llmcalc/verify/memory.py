@@ -8,6 +8,7 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from ..ops.attention import AttentionCore
 from ..ops.recurrent import State
 from ..run.recompute import NONE
 from .checks import MEMORY, Check, Verdict
-from .loop import Passes, TrainingLoop
+from .loop import Passes, TrainingLoop, cache_shapes
 from .reference import LARGEST_REAL, Device
 from .shapes import Remembered
 from .storages import Alive, saved_bytes
@@ -120,7 +121,7 @@ def in_words(spec: ModelSpec, settings: Settings) -> str:
     size = f"{use.workload.batch} × {use.workload.seq:,} tokens"
     if settings.phase == "training":
         assert use.optimizer is not None
-        return f"two steps of {use.optimizer.name} in {use.precision or use.dtype} over {size}"
+        return f"training with {use.optimizer.name} in {use.precision or use.dtype} on {size}"
     return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
 
 
@@ -164,6 +165,7 @@ def _unlike_training(how: Training, device: Device) -> Iterator[tuple[bool, str]
     yield how.adapters is not None and how.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield how.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield how.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
+    yield how.optimizer == "adafactor" and device == "meta", "adafactor reads values; expected --device cpu"
     of_library = how.choices.cross_entropy in ("fused", "chunked")
     yield of_library and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _unlike_kernels(how.choices.attention, how.choices.norm, device)
@@ -192,8 +194,8 @@ class Step(NamedTuple):
     """Bytes of a training step, weights included.
 
     forward, backward, step: the most in each phase. after: after the step. live: after the last forward pass.
-    saved: what autograd keeps for the last backward pass, beside weights and inputs; 0 where parts run again, because
-    selective checkpoints are not among torch's saved tensors.
+    saved: what autograd keeps for the last backward pass, beside weights and inputs; None where parts run again,
+    because selective checkpoints are not among torch's saved tensors.
     """
 
     forward: int
@@ -201,7 +203,7 @@ class Step(NamedTuple):
     step: int
     after: int
     live: int
-    saved: int
+    saved: int | None
 
 
 class Steps(NamedTuple):
@@ -214,9 +216,10 @@ class Steps(NamedTuple):
     def named(self) -> dict[str, int]:
         """Quantity → bytes; of the first step, only what the second one does not repeat."""
         second = self.second
+        saved = {} if second.saved is None else {"saved_bytes": second.saved}
         return {
             "set_up_bytes": self.set_up,
-            "saved_bytes": second.saved,
+            **saved,
             "live_bytes": second.live,
             "forward_peak_bytes": second.forward,
             "backward_peak_bytes": second.backward,
@@ -249,7 +252,7 @@ def replayed_steps(spec: ModelSpec, how: Training) -> Steps:
     set_up, steps = meter.now, []
     for _ in range(STEPS):
         meter.peaks = {}
-        live = saved = 0
+        live, saved = 0, None
         for _ in range(how.microbatches):
             run.next_batch()
             loss = run.forward()
@@ -267,13 +270,14 @@ def replayed_steps(spec: ModelSpec, how: Training) -> Steps:
     return Steps(set_up, *steps)
 
 
-def _saved(run: TrainingRun, loss: Any) -> int:
+def _saved(run: TrainingRun, loss: Any) -> int | None:
     """The bytes that the graph behind a loss keeps, beside weights and inputs."""
     if run.how.recompute is not NONE:
-        return 0
+        return None
     given = {id(one.storage) for one in (*run.lowering.given.values(), run.labels) if one is not None}
     kept = [one for one in saved_storages(loss) if one.block.kind != "weights" and id(one) not in given]
-    return sum(one.bytes for one in kept)
+    total: int = sum(one.bytes for one in kept)
+    return total
 
 
 def replayed_pass(spec: ModelSpec, how: Inference) -> Passed:
@@ -294,7 +298,11 @@ class OnCpu(Alive):
     set_up = False
 
     def _follow(self, tensor: Tensor, func: Any) -> None:
-        if not self.set_up or func is not torch.ops.aten.lift_fresh.default or tensor.dim():
+        if self.set_up and func is torch.ops.aten.lift_fresh.default and not tensor.dim():
+            storage = tensor.untyped_storage()
+            self.seen.add(storage._cdata)
+            weakref.finalize(storage, self.seen.discard, storage._cdata)
+        else:
             super()._follow(tensor, func)
 
 
@@ -302,17 +310,18 @@ def measured_steps(spec: ModelSpec, how: Training, device: str) -> Steps:
     """Two training steps of the reference."""
     mode = OnCpu(device=device) if device == "cpu" and how.implementation != "fused" else Alive(device=device)
     most: dict[str, int] = {}
-    held: dict[str, int] = {}
+    held: dict[str, Any] = {}
 
     def seen(phase: str, loss: Tensor | None) -> None:
         most[phase], mode.peak = max(most.get(phase, 0), mode.peak), mode.now
         if loss is not None:
             known = {one.untyped_storage()._cdata for one in loop.outside}
-            held["saved"] = 0 if how.recompute is not NONE else saved_bytes(loss, known, device)
+            held["saved"] = None if how.recompute is not NONE else saved_bytes(loss, known, device)
             held["live"] = mode.now
 
     with Remembered(), mode:
         loop = TrainingLoop(spec, how, device)
+        mode.follow((*loop.module.parameters(), *loop.module.buffers()))
         set_up, steps = mode.now, []
         if isinstance(mode, OnCpu):
             mode.set_up = True
@@ -325,13 +334,15 @@ def measured_steps(spec: ModelSpec, how: Training, device: str) -> Steps:
 
 
 def measured_pass(spec: ModelSpec, how: Inference, device: str) -> Passed:
-    """A prefill of the reference, or a decoding step with a cache that has nothing of its prefill but the shapes."""
+    """A prefill of the reference, or a decoding step with a cache of the shapes that a prefill leaves."""
     mode = Alive(device=device)
+    with Remembered():
+        shapes = cache_shapes(spec, how) if how.phase == "decode" else {}
     with Remembered(), mode:
         passes = Passes(spec, how, device)
+        mode.follow((*passes.module.parameters(), *passes.module.buffers()))
         if how.phase == "decode":
-            passes.prefill()
-            passes.forget()()
+            passes.cache_of(shapes)
         mode.peak = mode.now
         (passes.decode if how.phase == "decode" else passes.prefill)()
         return Passed(mode.peak, mode.now)

@@ -55,6 +55,11 @@ class Alive(TorchDispatchMode):
                 self._follow(tensor, func)
         return out
 
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Follows storages that this mode has not seen being made: `torch.tensor` hides them."""
+        for tensor in tensors:
+            self._follow(tensor, "made before")
+
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()

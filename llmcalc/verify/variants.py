@@ -80,7 +80,8 @@ def running(choices: Choices) -> Iterator[None]:
         mixers = [one for name, one in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         changed = [(one, "allowed", lambda *_, **__: None) for one in mixers if hasattr(one, "allowed")]
     if choices.attention == "flash":
-        changed.append((torch.Tensor, "repeat_interleave", lambda x, *_: x))
+        repeat = torch.Tensor.repeat_interleave
+        changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
     try:
         for owner, name, value in changed:
@@ -106,7 +107,7 @@ class FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, _, *weight = ctx.saved_tensors
-        return torch.empty_like(x), *(torch.empty_like(one) for one in weight or (x,)[:0])
+        return torch.empty_like(x), torch.empty_like(weight[0]) if weight else None
 
 
 def norms(module: nn.Module) -> None:

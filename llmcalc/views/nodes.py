@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ..algebra import times
 from ..flow.tree import Cost, Place
 
 Figures: TypeAlias = Callable[[Place], dict[str, Any]]
@@ -33,7 +34,8 @@ def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] 
     The children of a node add up to its `<quantity>_each` where it has a repeat, else to its `<quantity>`; and their
     `<quantity>_in_all` add up to its own. An optional part counts in itself, and in what is above it if it is included.
     """
-    data: dict[str, Any] = {quantity: place.total(cost, include)}
-    if place.node.repeat != 1:
-        data |= {"repeat": place.node.repeat, f"{quantity}_each": place.each(cost, include)}
-    return data | {f"{quantity}_in_all": place.in_all(cost, include)}
+    each, repeat = place.each(cost, include), place.node.repeat
+    data: dict[str, Any] = {quantity: times(each, repeat)}
+    if repeat != 1:
+        data |= {"repeat": repeat, f"{quantity}_each": each}
+    return data | {f"{quantity}_in_all": times(each, place.times)}

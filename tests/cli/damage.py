@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -69,6 +70,12 @@ def counts(preset: Preset) -> None:
     longest_sequence(spec)
     if spec.kind != "encoder":
         assert llmcalc.kv(spec, seq=5).bytes >= 0
+
+
+def rewrite(path: Path, content: str | bytes) -> None:
+    """Writes a file that may exist. It is removed first, because ext4 takes 4 ms to truncate a file and write it."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def refused(make: Callable[[], Preset], count: Callable[[Preset], None] = counts) -> str:

@@ -21,7 +21,7 @@ from llmcalc.sources.files import validated
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import presets_dir
 from llmcalc.sources.target import load
-from tests.cli.damage import ENDLESS, NO_SIZES, anything_of, fuzzed, numbers, refused
+from tests.cli.damage import ENDLESS, NO_SIZES, anything_of, fuzzed, numbers, refused, rewrite
 
 FUZZED = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b")
 TABLES = {name: tomllib.loads((presets_dir() / "models" / f"{name}.toml").read_text())["model"] for name in FUZZED}
@@ -143,5 +143,5 @@ WHOLE = (presets_dir() / "models" / "mixtral-8x7b.toml").read_bytes()
 )
 def test_a_file_of_anything(content: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "anything.toml"
-    path.write_bytes(WHOLE[:cut] + content)
+    rewrite(path, WHOLE[:cut] + content)
     refused(lambda: load(str(path)))

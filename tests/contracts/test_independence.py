@@ -122,7 +122,7 @@ def test_a_wrong_layer_in_multi_token_prediction_is_told(monkeypatch: pytest.Mon
         return next(layer for layer in (block(40), block(16)) if layer != right)
 
     monkeypatch.setattr(MultiTokenPrediction, "block_in", wrong)
-    verdict = verify_reference(spec, batch=2, seq=7)
+    verdict = verify_reference(spec.model_copy(), batch=2, seq=7)
     assert {(check.node.partition(".")[0], check.quantity) for check in verdict.failures} >= {("mtp", "parameters")}
 
 
@@ -133,4 +133,4 @@ def test_a_wrong_width_that_the_output_is_mapped_to_is_told(monkeypatch: pytest.
     assert verify_reference(spec, batch=2, seq=7).ok
     for wrong in (None, 16):
         monkeypatch.setattr(ModelSpec, "top_size", wrong)
-        assert not verify_reference(spec, batch=2, seq=7).ok
+        assert not verify_reference(spec.model_copy(), batch=2, seq=7).ok

@@ -32,9 +32,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.run.recompute import recompute_of
 from llmcalc.verify.counter import flop_counter
+from llmcalc.verify.variants import checkpoints
 from tests.builders import sight
 from tests.contracts.test_parts import around_a_model, decoder, encoder_decoder
-from tests.kernels.variants import checkpoints
 
 LAYER_PRODUCTS = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # q, o; k, v; gate, up, down of Llama 3 8B
 LOGITS = 4096 * 128256

@@ -46,3 +46,10 @@ def test_a_pattern_of_kinds_is_one_repeat() -> None:
     """Gemma 3 27B: 62 layers, five with a window and one without, and two more."""
     assert loops(llmcalc.load("gemma3-27b").model) == [Loop("layers", 0, 6, 10)]
     assert not loops(llmcalc.load("gemma3-4b").model)[0].folds  # 34 layers: two runs of 18 and 24 would take longer
+
+
+def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> None:
+    """Of 62 layers in patterns of 6: 5 repeats of 12 layers and 2 more, of which each fourth layer is the same."""
+    assert loops(llmcalc.load("gemma3-27b").model, every=4) == [Loop("layers", 0, 12, 5, 2, 0)]
+    (loop,) = loops(llmcalc.load("llama3-70b").model, every=3)  # 26 repeats of 3 layers, and two layers
+    assert (loop.period, loop.repeats, loop.kinds(4)) == (3, 26, 4 * 3 + 2)

@@ -142,14 +142,18 @@ def device_of(choices: Choices) -> str:
     return "meta" if choices.attention == "flash" or choices.norm == "fused" else "cpu"
 
 
-def inputs(spec: ModelSpec, batch: int, seq: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def inputs(
+    spec: ModelSpec, batch: int, seq: int, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Token ids; and those of the encoder, or its frames, of a model of both stacks. All are 0: of experts, the same
-    get all rows.
+    get all rows. dtype: the type of frames, torch's default by default.
     """
     ids = torch.zeros(batch, seq, dtype=torch.int64)
     if spec.encoder is None or spec.decoder is None:
         return ids, None
-    return ids, torch.zeros_like(ids) if spec.encoder.stem is None else torch.empty(spec.encoder.stem.frames(batch))
+    if spec.encoder.stem is None:
+        return ids, torch.zeros_like(ids)
+    return ids, torch.empty(spec.encoder.stem.frames(batch), dtype=dtype)
 
 
 def result(
@@ -163,7 +167,7 @@ def result(
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""
     with_mtp = MTP.name in include
-    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True)
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
     out, ahead = made if with_mtp else (made, [])
     del made
     return variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

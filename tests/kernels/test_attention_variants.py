@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llmcalc.run.recompute import MODES
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
 from tests.kernels.models import by_torch, without_values
-from tests.kernels.test_checkpoint import MODES
 
 BIASED = ("Attention-2", "Attention-9", "Attention-11", "RelativeBias-0", "RelativeEmbedding-0", "RelativeAttention-0")
 MASKED = ("Attention-10", "DynamicMaskAttention-1", "LocalAttention-1", "MLA-3", "MergedAttention-1")
@@ -34,5 +34,5 @@ def test_autocast_holds_what_torch_holds(name: str) -> None:
 def test_layers_that_run_again_hold_what_torch_holds(name: str) -> None:
     """What all layers add to their scores is computed before the first of them, which a checkpoint requires."""
     spec = around_a_model(EXAMPLES[name])
-    what, change = MODES["full"]
-    assert without_values(spec, recompute=what) == by_torch(spec, change=change)
+    what = MODES["full"]
+    assert without_values(spec, recompute=what) == by_torch(spec, recompute=what)

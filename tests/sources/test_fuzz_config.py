@@ -25,7 +25,7 @@ from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.target import load
 from tests.builders import CASES
-from tests.cli.damage import NO_SIZES, anything_of, counts, fuzzed, refused, within
+from tests.cli.damage import NO_SIZES, anything_of, counts, fuzzed, refused, rewrite, within
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
 
@@ -182,7 +182,7 @@ def text_of(config: Config) -> str:
 def counts_and_bytes(preset: Preset) -> None:
     """Runs `counts`, and computes the bytes of the weights as its config stores them."""
     counts(preset)
-    assert llmcalc.memory(preset, with_towers=True).total_bytes >= 0
+    assert llmcalc.memory(preset, with_towers=True).states.total_bytes >= 0
 
 
 def described(_: Preset) -> None:
@@ -191,7 +191,7 @@ def described(_: Preset) -> None:
 
 def read(path: Path, config: Config, count: Callable[[Preset], None] = counts_and_bytes) -> str:
     """Returns the error message for a config with that content; empty if it is read and can be counted."""
-    path.write_text(text_of(config))
+    rewrite(path, text_of(config))
     with within():
         return refused(lambda: load(str(path)), count)
 
@@ -335,7 +335,7 @@ def test_a_field_removed_or_inserted(place: tuple[str, Place], key: str, value: 
     head=st.sampled_from(["lm", "none", "classification", None]),
 )
 def test_several_fields_at_once(name: str, changes: Config, head: Any, file: Path) -> None:
-    file.write_text(text_of({**CONFIGS[name], **changes}))
+    rewrite(file, text_of({**CONFIGS[name], **changes}))
     with within():
         refused(lambda: load(str(file), head=head), counts_and_bytes)
 
@@ -347,6 +347,6 @@ def test_several_fields_at_once(name: str, changes: Config, head: Any, file: Pat
     name=st.sampled_from(sorted(PUBLISHED)),
 )
 def test_a_file_of_anything(content: bytes, cut: int, name: str, file: Path) -> None:
-    file.write_bytes(json.dumps(PUBLISHED[name]).encode()[:cut] + content)
+    rewrite(file, json.dumps(PUBLISHED[name]).encode()[:cut] + content)
     with within():
         refused(lambda: load(str(file)), counts_and_bytes)

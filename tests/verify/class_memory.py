@@ -1,9 +1,12 @@
-"""The memory of classes of `transformers` beside llmcalc's, with what the difference consists of.
+"""The memory of classes of `transformers` beside llmcalc's, and what the difference consists of.
 
-`FAMILIES` has a preset of each family, at its real width with few layers, and the differences between what its class
-saves for the backward pass and what llmcalc counts for the same kernels: each a formula in the batch b and the tokens t.
-`tests/data/class_memory.json` has what was measured; `python -m tests.verify.class_memory [PRESET…]` measures again and
-rewrites it, and `--differences PRESET` prints which tensors only one side saves.
+A class is other people's code: what it saves for the backward pass differs from what the reference saves, which
+`llmcalc memory --attn-implementation eager` counts. `FAMILIES` has a published config of each family, at its real width
+with few layers, and all differences: each is a formula in the sequences b and their tokens t, and together they are the
+difference to the byte. b is at least 2, because torch copies less of a batch of one.
+
+`tests/data/class_memory.json` has what was measured. `python -m tests.verify.class_memory [NAME…]` measures again and
+rewrites it; with `--differences NAME…` it prints which tensors only one side saves, and who makes them.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -45,89 +48,120 @@ class Difference:
 
 @dataclass(frozen=True)
 class Family:
-    """A preset of a family, and how its class differs.
+    """A published config with few layers, and how its class differs.
 
-    layers: of each stack, as many as the preset's kinds of layers need. differences: all of them, to the byte.
-    reason: for a class that computes something in another way altogether, in which; empty for all others.
-    seq: tokens of a sequence.
+    layers: of each stack, enough for its kinds of layers. differences: all of them, to the byte.
+    reason: for a class that computes something in another way altogether, in which; empty (default) for all others.
+    seq: tokens of a sequence; fewer for classes that loop over them.
     """
 
     layers: int
     differences: tuple[Difference, ...] = ()
     reason: str = ""
     seq: int = 512
-    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-# --- differences, in bytes: b sequences of t tokens --------------------------------------------------------------------
+# --- differences, in bytes: b sequences of t tokens -------------------------------------------------------------------
 
 
 def mask(cores: int, tokens: int | None = None) -> Difference:
-    """cores: attention layers with a mask. tokens: of a sequence of another length."""
-    return Difference("masked_fill saves a Boolean mask; the class adds a float one", lambda b, t: -cores * (tokens or t) ** 2)
+    """Each attention layer's masked_fill saves one byte per pair of tokens; the class adds a mask, which saves nothing.
+
+    cores: attention layers with a mask. tokens: of a sequence; None for t.
+    """
+    return Difference("no Boolean mask", lambda b, t: -cores * (tokens or t) ** 2)
 
 
 def rope(size: int, kinds: int = 1) -> Difference:
-    """size: rotated numbers of a head, of each of which cos and sin are 2 bytes per token; the reference has them once
-    per pair. kinds: tables.
+    """cos and sin of 2 bytes for each rotated number of a head; the reference has one of each for two numbers.
+
+    size: the rotated numbers. kinds: tables of cos and sin.
     """
-    return Difference("cos and sin of every pair twice", lambda b, t: kinds * 2 * 2 * t * (size // 2))
+    return Difference("cos and sin of every pair twice", lambda b, t: kinds * 2 * 2 * t * (size - size // 2))
 
 
-def rope_in_float32(size: int) -> Difference:
-    """As `rope`, in 4 bytes instead of 2."""
-    return Difference("cos and sin twice, in float32", lambda b, t: 2 * t * (4 * size - 2 * (size // 2)))
+def rope_in_float32(size: int, kinds: int = 1) -> Difference:
+    """The same in 4 bytes. kinds: tables of the class, where the reference has one."""
+    return Difference(
+        "cos and sin of every pair twice, in float32", lambda b, t: 2 * t * (kinds * 4 * size - 2 * (size // 2))
+    )
+
+
+def complex_rope(size: int) -> Difference:
+    """One complex number of 8 bytes for every pair."""
+    return Difference("cos and sin as complex numbers", lambda b, t: t * (size // 2) * (8 - 2 * 2))
 
 
 def rope_repeated(copies: int, size: int) -> Difference:
-    """copies: of cos and of sin, for queries and for keys, that all layers make."""
-    return Difference("each layer repeats cos and sin", lambda b, t: 2 * t * (copies * size - 2 * (size // 2)))
+    """Layers make cos and sin for every number anew. copies: the tables that all layers together make."""
+    return Difference("cos and sin anew in every layer", lambda b, t: 2 * t * (copies * size - 2 * (size // 2)))
 
 
 def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | None = None) -> Difference:
-    """The probabilities in 4 bytes, which the reference keeps beside those in 2."""
+    """The reference keeps its probabilities in 4 bytes, beside those in 2.
+
+    cores: attention layers. queries, keys: of a sequence; None for t.
+    """
     return Difference("softmax in bfloat16", lambda b, t: -cores * 4 * b * heads * (queries or t) * (keys or t))
 
 
 def gelu(networks: int, width: int) -> Difference:
-    """Step by step it keeps 4 tensors beside its result; as one kernel its input alone."""
+    """Half the input, the hyperbolic tangent, and one plus that; one kernel keeps none of them.
+
+    networks: feed-forward networks. width: their intermediate size.
+    """
     return Difference("GELU step by step", lambda b, t: networks * 3 * 2 * b * t * width)
 
 
 def late_weight(norms: int, width: int, rows: int = 1) -> Difference:
-    """x / rms and its product with the weight, 4 bytes each, instead of x / rms in 4 and in 2.
+    """The normalized input is kept in 4 bytes for the product with the weight, instead of in 2.
 
-    rows: of each token, for norms of heads.
+    rows: the heads of a token, for norms of heads.
     """
     return Difference("norms multiply by their weight in float32", lambda b, t: norms * 2 * b * t * rows * width)
 
 
 def one_plus_weight(norms: int, width: int) -> Difference:
+    """The factor of the product, in 4 bytes."""
     return Difference("norms keep 1 + weight", lambda b, t: norms * 4 * width)
 
 
 def positions(count: int) -> Difference:
-    """count: of all tokens, in place of those of one sequence."""
+    """The positions (or segments) of all tokens, 8 bytes each, instead of those of one sequence. count: tables."""
     return Difference("positions of every sequence", lambda b, t: count * 8 * (b - 1) * t)
 
 
-def no_positions(count: int = 1, tokens: int | None = None) -> Difference:
-    return Difference("positions are a buffer", lambda b, t: -count * 8 * (tokens or t))
+def no_positions(count: int = 1, what: str = "positions are a buffer") -> Difference:
+    """count: tables."""
+    return Difference(what, lambda b, t: -count * 8 * t)
 
 
 def unsorted(layers: int, top_k: int, width: int) -> Difference:
-    """The reference adds the rows of experts to their tokens, and torch's index_add saves them; an index saves its
-    numbers, of 8 bytes.
+    """An index puts the rows of experts back into the order of tokens, and saves its numbers of 8 bytes; the reference
+    adds them to their tokens, and torch's index_add saves the rows.
     """
-    return Difference("experts' rows are put back by an index", lambda b, t: layers * b * t * top_k * (8 - 2 * width))
+    return Difference(
+        "experts' rows are not kept to put them back", lambda b, t: layers * b * t * top_k * (8 - 2 * width)
+    )
 
 
 def routed(what: str, layers: int, top_k: int, chosen: int, token: int = 0) -> Difference:
-    """chosen: bytes for each expert of a token. token: bytes for each token."""
+    """layers: those with experts. chosen: bytes for each expert of a token. token: bytes for each token."""
     return Difference(what, lambda b, t: layers * b * t * (top_k * chosen + token))
 
 
+def undivided(layers: int, top_k: int) -> Difference:
+    """Neither the scores of the chosen experts nor their sum is kept."""
+    return routed("experts' weights are not divided by their sum", layers, top_k, -4, -4)
+
+
+def scores_of_chosen(layers: int, experts: int) -> Difference:
+    """The reference's scores of all experts, in 4 bytes, and the sum of the chosen ones."""
+    return routed("router scores only chosen experts", layers, 0, 0, -4 * (experts + 1))
+
+
 def float32_weights(layers: int, top_k: int) -> Difference:
+    """4 bytes instead of 2, sorted by expert."""
     return routed("experts' weights stay in float32", layers, top_k, 2)
 
 
@@ -137,15 +171,19 @@ def float32_router(layers: int, experts: int, width: int) -> Difference:
 
 
 def constant(what: str, bytes: int) -> Difference:
+    """The same for any number of tokens."""
     return Difference(what, lambda b, t: bytes)
 
 
-def per_row(what: str, bytes: int) -> Difference:
+def per_token(what: str, bytes: int) -> Difference:
+    """Bytes for each token."""
     return Difference(what, lambda b, t: bytes * b * t)
 
 
-FALLBACK = "its scan step by step, as without the packages of the published kernels; llmcalc counts these kernels"
-"""Why the classes of recurrent models save several times the bytes."""
+FALLBACK = "its scan in single steps, as without the packages of kernels; llmcalc counts the kernels"
+"""How classes of recurrent models run on meta."""
+
+EVERY_SEQUENCE = "no Boolean mask of every sequence"
 
 FAMILIES: dict[str, Family] = {
     # Llama and kin
@@ -162,24 +200,79 @@ FAMILIES: dict[str, Family] = {
     "apertus-70b": Family(2, (mask(2), rope(128), constant("xIELU's numbers in bfloat16", -4))),
     "minicpm3-4b": Family(2, (mask(2), rope(32), constant("the scale of the embedding", 2))),
     "glm-4-32b-0414": Family(2, (mask(2), rope_repeated(4, 64))),
-    "olmo-1b": Family(2, (mask(2), rope_in_float32(128), per_row("norms keep the mean", 5 * 4))),
+    "olmo-1b": Family(2, (mask(2), rope_in_float32(128), per_token("norms keep the mean", 5 * 4))),
     "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128), late_weight(9, 4096))),
-    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128), late_weight(13, 5120), late_weight(4, 128, 8))),
-    "command-r-v01": Family(2, (mask(2), rope(128), per_row("norms in float32", 3 * 6 * 8192), constant("norms' weight in float32", 3 * 4 * 8192))),
-    "command-a-03-2025": Family(4, (mask(4), rope(128), per_row("norms in float32", 5 * 6 * 12288), constant("norms' weight in float32", 5 * 4 * 12288))),
+    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2), late_weight(13, 5120), late_weight(4, 128, 8))),
+    "command-r-v01": Family(
+        2,
+        (
+            mask(2),
+            rope(128),
+            per_token("norms in float32", 3 * 6 * 8192),
+            constant("norms' weight in float32", 3 * 4 * 8192),
+        ),
+    ),
+    "command-a-03-2025": Family(
+        4,
+        (
+            mask(4),
+            rope(128),
+            per_token("norms in float32", 5 * 6 * 12288),
+            constant("norms' weight in float32", 5 * 4 * 12288),
+        ),
+    ),
     "gemma-2b": Family(2, (mask(2), rope(256), late_weight(5, 2048), one_plus_weight(5, 2048))),
-    "gemma-2-9b": Family(2, (mask(2), rope(256), late_weight(9, 3584), one_plus_weight(9, 3584), per_row("caps its logits", 2 * 256000))),
-    "gemma3-1b": Family(6, (mask(6), rope(256, 2), late_weight(25, 1152), late_weight(6, 256, 4), late_weight(6, 256), one_plus_weight(25, 1152), one_plus_weight(12, 256))),
+    "gemma-2-9b": Family(
+        2,
+        (mask(2), rope(256), late_weight(9, 3584), one_plus_weight(9, 3584), per_token("caps its logits", 2 * 256000)),
+    ),
+    "gemma-3-27b": Family(
+        6,
+        (
+            mask(6),
+            rope(128, 2),
+            late_weight(25, 5376),
+            late_weight(6, 128, 32),
+            late_weight(6, 128, 16),
+            one_plus_weight(25, 5376),
+            one_plus_weight(12, 128),
+        ),
+    ),
+    "gemma-4-26b-a4b": Family(
+        6,
+        (
+            mask(6),
+            rope(256),
+            Difference("cos and sin of what a head does not rotate", lambda b, t: 2 * 2 * t * (512 - 128 // 2)),
+            late_weight(43, 2816),
+            late_weight(5, 256, 16 + 8),
+            late_weight(1, 512, 16 + 2),
+            per_token("norms keep the mean square", 4 * (49 + 5 * (16 + 8 + 8) + 16 + 2 + 2)),
+            constant("norms' weight in float32", 4 * (43 * 2816 + 10 * 256 + 2 * 512)),
+            per_token("caps its logits", 2 * 262144),
+            unsorted(6, 8, 2816),
+            float32_weights(6, 8),
+        ),
+    ),
     # GPT and kin
     "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16), gelu(2, 4096))),
     "gpt1": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_row("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_row("queries and keys in float32", 2 * 2 * 2 * 4096))),
+    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
+    "gpt-j-6b": Family(
+        2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))
+    ),
     "pythia-160m": Family(2, (mask(2), rope(16))),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
-    "xglm-564m": Family(2, (mask(2), low_softmax(2, 16))),
+    "xglm-564m": Family(
+        2,
+        (
+            mask(2),
+            low_softmax(2, 16),
+            Difference("torch.max keeps the masked scores", lambda b, t: 2 * (2 * b * 16 * t * t + 4)),
+        ),
+    ),
     "bloom-560m": Family(2, (mask(2),)),
-    "mpt-7b": Family(2),
+    "mpt-7b": Family(4, (Difference("one mask of every sequence for all layers", lambda b, t: (b - 4) * t * t),)),
     "falcon-7b": Family(2, (mask(2), rope(64), low_softmax(2, 71), constant("indices −1 and −2", 2 * 2 * 8))),
     "starcoder-15b": Family(2, (mask(2),)),
     "starcoder2-15b": Family(2, (mask(2), rope(128))),
@@ -191,14 +284,26 @@ FAMILIES: dict[str, Family] = {
     "roberta-base": Family(2, (mask(2), low_softmax(2, 12), positions(2))),
     "electra-small": Family(2, (mask(2), low_softmax(2, 4), no_positions())),
     "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), gelu(1, 128), no_positions())),
-    "deberta-v3-base": Family(2, (mask(2), low_softmax(2, 12))),
-    "modernbert-base": Family(3, (mask(3), rope(64))),
+    "deberta-v3-base": Family(
+        2,
+        (
+            Difference("a mask of every sequence", lambda b, t: 2 * (b - 1) * t * t),
+            low_softmax(2, 12),
+            per_token("queries are kept once for two products", -2 * 2 * 768),
+            per_token("masks its embeddings", 2),
+        ),
+    ),
+    "modernbert-base": Family(
+        3, (mask(3), rope(64), Difference("cos and sin of both bases", lambda b, t: 2 * 2 * t * 64))
+    ),
     "eurobert-210m": Family(2, (mask(2), rope(64))),
     "nomic-embed-text-v1": Family(2, (mask(2), low_softmax(2, 12), rope(64), positions(1))),
-    "t5-11b": Family(2, (mask(4), low_softmax(6, 128), per_row("norms keep their input in bfloat16, too", 12 * 2 * 1024))),
-    "bart-base": Family(2, (mask(4), low_softmax(6, 12), positions(1), no_positions())),
+    "t5-11b": Family(
+        2, (mask(4), low_softmax(6, 128), per_token("norms keep their input in bfloat16, too", 12 * 2 * 1024))
+    ),
+    "bart-base": Family(2, (mask(4), low_softmax(6, 12), positions(1))),
     "m2m100-1.2b": Family(2, (mask(4), low_softmax(6, 16))),
-    "pegasus-large": Family(2, (mask(4), low_softmax(6, 16), no_positions(2))),
+    "pegasus-large": Family(2, (mask(4), low_softmax(6, 16), no_positions(2, "positions are not trained"))),
     "whisper-large-v3": Family(
         2,
         (
@@ -208,25 +313,87 @@ FAMILIES: dict[str, Family] = {
             low_softmax(2, 20, 1500, 1500),
             low_softmax(2, 20, None, 1500),
             positions(1),
-            no_positions(1, 1500),
         ),
     ),
     # mixtures of experts
     "mixtral-8x7b": Family(2, (mask(2), rope(128), unsorted(2, 2, 4096), float32_weights(2, 2))),
     "qwen3-30b-a3b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048))),
-    "qwen1.5-moe-a2.7b": Family(2, (mask(2), rope(128), unsorted(2, 4, 2048), routed("weights of experts that are not divided by their sum", 2, 4, -4, -4))),
-    "olmoe-1b-7b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048), routed("weights of experts that are not divided by their sum", 2, 8, -4, -4))),
+    "qwen1.5-moe-a2.7b": Family(2, (mask(2), rope(128), unsorted(2, 4, 2048), undivided(2, 4))),
+    "olmoe-1b-7b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048), undivided(2, 8))),
     "minimax-m2.5": Family(2, (mask(2), rope(64), unsorted(2, 8, 3072), float32_weights(2, 8))),
-    "granite-3.0-1b-a400m": Family(2, (mask(2), rope(64), unsorted(2, 8, 1024))),
-    "deepseek-v2-lite": Family(2, (mask(2), unsorted(1, 6, 2048), float32_router(1, 64, 2048))),
-    "deepseek-v3": Family(4, (mask(4), rope(64), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))),
-    "glm-4.5-air": Family(2, (mask(2), rope(64), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))),
-    "dots.llm1": Family(2, (mask(2), rope(128), unsorted(1, 6, 4096), float32_weights(1, 6), float32_router(1, 128, 4096))),
-    "glm-5.2": Family(4, (mask(4), rope(64), unsorted(1, 8, 6144), float32_weights(1, 8), float32_router(1, 256, 6144))),
-    "trinity-large": Family(8, (mask(8), rope(128), unsorted(2, 4, 3072), float32_weights(2, 4), late_weight(33, 3072))),
-    "gpt-oss-120b": Family(2, (mask(2), unsorted(2, 4, 2880), late_weight(5, 2880))),
+    "granite-3.0-1b-a400m": Family(2, (mask(2), rope(64), unsorted(2, 8, 1024), scores_of_chosen(2, 32))),
+    "deepseek-v2-lite": Family(
+        2,
+        (
+            mask(2),
+            complex_rope(64),
+            unsorted(1, 6, 2048),
+            float32_weights(1, 6),
+            undivided(1, 6),
+            float32_router(1, 64, 2048),
+        ),
+    ),
+    "deepseek-v3": Family(
+        4, (mask(4), rope(64), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))
+    ),
+    "glm-4.5-air": Family(
+        2, (mask(2), rope(64), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))
+    ),
+    "dots.llm1": Family(
+        2,
+        (
+            mask(2),
+            rope(128),
+            unsorted(1, 6, 4096),
+            float32_weights(1, 6),
+            undivided(1, 6),
+            float32_router(1, 128, 4096),
+        ),
+    ),
+    "glm-5.2": Family(
+        4,
+        (
+            Difference(
+                EVERY_SEQUENCE,
+                lambda b, t: -4 * b * t * t,
+            ),
+            rope(64),
+            unsorted(1, 8, 6144),
+            float32_weights(1, 8),
+            float32_router(1, 256, 6144),
+        ),
+    ),
+    "trinity-large": Family(
+        8,
+        (
+            mask(8),
+            rope(128),
+            unsorted(2, 4, 3072),
+            float32_weights(2, 4),
+            late_weight(33, 3072),
+            late_weight(8, 128, 48),
+            late_weight(8, 128, 8),
+        ),
+    ),
+    "llama-4-scout": Family(4, reason="every expert on every token"),
+    "gpt-oss-120b": Family(
+        2,
+        (
+            mask(2),
+            Difference(
+                "softmax with sinks in bfloat16", lambda b, t: 2 * b * 64 * t * (2 * (t + 1) - 2 * t - 4 * (t + 1) + 8)
+            ),
+            late_weight(5, 2880),
+            unsorted(2, 4, 2880),
+            scores_of_chosen(2, 128),
+            routed("experts' weights in bfloat16", 2, 4, -2),
+            routed("experts' clamped gate step by step", 2, 4, 3 * 2 * 2880),
+        ),
+    ),
     # convolutions and recurrent layers
-    "lfm2-1.2b": Family(6, (mask(2), rope(64), Difference("convolutions are padded on both sides", lambda b, t: 4 * 2 * b * 2048 * 2))),
+    "lfm2-1.2b": Family(
+        6, (mask(2), rope(64), Difference("convolutions are padded on both sides", lambda b, t: 4 * 2 * b * 2048 * 2))
+    ),
     "mamba-130m": Family(2, reason=FALLBACK, seq=64),
     "mamba2-2.7b": Family(2, reason=FALLBACK),
     "falcon-h1-0.5b": Family(2, reason=FALLBACK),
@@ -235,16 +402,25 @@ FAMILIES: dict[str, Family] = {
     "bamba-9b": Family(10, reason=FALLBACK),
     "zamba2-7b": Family(8, reason=FALLBACK),
     "qwen3-next-80b-a3b": Family(4, reason=FALLBACK),
+    "qwen3.5-35b-a3b": Family(4, reason=FALLBACK),
     "rwkv-4-169m": Family(2, reason=FALLBACK, seq=64),
-    "recurrentgemma-2b": Family(3, reason=FALLBACK, seq=64),
+    "recurrentgemma-2b": Family(3, reason="another loop over tokens, with float32 states; caps its logits", seq=64),
 }
-"""Published config or preset → how its class differs."""
+"""A folder of `tests/data/cases`, or a preset, → how its class differs."""
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 """The names that configs give to their numbers of layers."""
 
 
@@ -255,21 +431,22 @@ def config_of(name: str) -> dict[str, Any]:
         model = load(name).model
         stacks = [stack for stack in ("encoder", "decoder") if getattr(model, stack) is not None]
         changes = tuple(f"{stack}.num_hidden_layers={family.layers}" for stack in stacks)
-        return {**to_config(load(name, changes).model), **family.changes}
-    config = json.loads(path.read_text())
+        return to_config(load(name, changes).model)
+    config: dict[str, Any] = json.loads(path.read_text())
+    config = config.get("text_config", config)
     whole = next(config[field] for field in LAYERS if field in config)
     for field, value in config.items():
         if field in LAYERS:
             config[field] = family.layers
         elif isinstance(value, list | str) and len(value) == whole:
             config[field] = value[: family.layers]
-    return {**config, **family.changes}
+    return config
 
 
-def norm_of(model: torch.nn.Module) -> str:
-    """The kernels of llmcalc that run a class's norms: `fused` if they are torch's LayerNorm."""
+def kernels_of(model: torch.nn.Module) -> Choices:
+    """The kernels of llmcalc that run what a class runs: norms are fused if all are torch's LayerNorm."""
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    return "fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager"
+    return Choices(norm="fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager")
 
 
 def measured(name: str, batch: int = BATCH, seq: int | None = None) -> tuple[str, Choices, Held, Held]:
@@ -277,8 +454,9 @@ def measured(name: str, batch: int = BATCH, seq: int | None = None) -> tuple[str
     seq = FAMILIES[name].seq if seq is None else seq
     config = config_of(name)
     spec, model = spec_of(config), class_to_train(config)
-    choices = Choices(norm="fused" if norm_of(model) == "fused" else "eager")
-    return type(model).__name__, choices, held_by(spec, model, batch, seq), without_values(spec, batch, seq, choices=choices)
+    choices = kernels_of(model)
+    theirs, ours = held_by(spec, model, batch, seq), without_values(spec, batch, seq, choices=choices)
+    return type(model).__name__, choices, theirs, ours
 
 
 def explained(name: str, batch: int = BATCH, seq: int | None = None) -> dict[str, int]:
@@ -317,7 +495,9 @@ def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[i
 
     def saved(out: torch.Tensor, known: set[Any], device: str) -> int:
         kept = {t.untyped_storage()._cdata: t for t in storages.saved_tensors(out) if t.device.type == device}
-        found.extend((t.untyped_storage().nbytes(), Named.made.get(key, "")) for key, t in kept.items() if key not in known)
+        found.extend(
+            (t.untyped_storage().nbytes(), Named.made.get(key, "")) for key, t in kept.items() if key not in known
+        )
         return 0
 
     with patch.object(storages, "saved_bytes", saved):
@@ -360,7 +540,46 @@ def record(name: str) -> dict[str, Any]:
     named = explained(name)
     assert family.reason or theirs.saved - ours.saved == sum(named.values()), (name, theirs, ours, named)
     both = {field: [getattr(theirs, field), getattr(ours, field)] for field in Held._fields}
-    return {"class": cls, "norm": choices.norm, "layers": family.layers, "batch": BATCH, "seq": family.seq, **both, "differences": named}
+    return {
+        "class": cls,
+        "norm": choices.norm,
+        "layers": family.layers,
+        "batch": BATCH,
+        "seq": family.seq,
+        **both,
+        "differences": named,
+    }
+
+
+def classes_table() -> str:
+    """The families, with what their classes and llmcalc save, in MB."""
+    lines = [
+        "| config | layers | class | saves | llmcalc | `--norm` | | because |",
+        "|:---|---:|:---|---:|---:|:---|---:|:---|",
+    ]
+    for name, found in recorded().items():
+        theirs, ours = found["saved"]
+        why = "; ".join(f"{what} ({_megabytes(size, '+')})" for what, size in found["differences"].items())
+        cells = [
+            name,
+            str(found["layers"]),
+            found["class"],
+            _megabytes(theirs),
+            _megabytes(ours),
+            found["norm"],
+            "equal" if theirs == ours else f"{100 * (theirs / ours - 1):+.2f} %".replace("-", "−"),
+            FAMILIES[name].reason or why,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _megabytes(size: int, sign: str = "") -> str:
+    """Bytes as MB; fewer than 50 kB as kB or B."""
+    for unit, text in ((10**6, "MB"), (10**3, "kB")):
+        if abs(size) * 20 >= unit:
+            return f"{size / unit:{sign},.1f} {text}".replace("-", "−")
+    return f"{size:{sign}} B".replace("-", "−")
 
 
 def main() -> None:

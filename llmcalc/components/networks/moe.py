@@ -7,6 +7,7 @@ from DeepSeek-V3 (arXiv:2412.19437, §2.1.2), zero-computation experts from Long
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -25,6 +26,8 @@ from .feed_forward import FeedForward, activate
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from torch import Tensor, nn
 
 
@@ -355,6 +358,37 @@ def dispatch_class() -> type[Any]:
     return Dispatch
 
 
+@cache
+def capped_class() -> type[Any]:
+    class Capped:
+        """The rows of experts of a fixed capacity: of the tokens that chose an expert, those of the highest weights.
+
+        An expert that fewer tokens chose takes others too, with weight 0. weights, chosen: the weights and indices of
+        each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
+        """
+
+        grouped, expert = False, None
+
+        def __init__(self, weights: Tensor, chosen: Tensor, experts: int, factor: Fraction) -> None:
+            weights, chosen = weights.flatten(0, 1), chosen.flatten(0, 1)
+            by_expert = weights.new_zeros(len(weights), experts).scatter(1, chosen, weights)
+            rows = min(math.ceil(chosen.numel() * factor / experts), len(weights))
+            kept, tokens = by_expert.topk(rows, 0)
+            self.weight, self.token = kept.t(), tokens.t().flatten()
+
+        def rows(self, x: Tensor) -> Tensor:
+            """[batch, tokens, width] → [experts, rows, width]."""
+            return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
+
+        def combined(self, x: Tensor, weights: Tensor) -> Tensor:
+            """[experts, rows, width] → [batch, tokens, width]: the sums of the experts' outputs, with their weights."""
+            x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
+            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
+            return out
+
+    return Capped
+
+
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
     """Per expert, the number of sorted rows up to its last one, int32. expert: that of each row, in rising order."""
     import torch
@@ -371,6 +405,7 @@ def expert_map_class() -> type[nn.Module]:
         """x: [rows, n_in], expert: [rows] → [rows, n_out]: each row through the linear layer of its own expert.
 
         ends: the ends of the experts' groups, if the rows are sorted by expert; None if they are not.
+        Where all experts have as many rows, x is [experts, rows, n_in], and so is the output.
         """
 
         def __init__(self, experts: int, n_in: int, n_out: int, bias: bool) -> None:
@@ -379,7 +414,10 @@ def expert_map_class() -> type[nn.Module]:
             nn.init.normal_(self.weight, std=n_in**-0.5)
             self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
 
-        def forward(self, x: Tensor, expert: Tensor, ends: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, expert: Tensor | None, ends: Tensor | None = None) -> Tensor:
+            if expert is None:
+                out = x @ self.weight.transpose(1, 2)
+                return out if self.bias is None else out + self.bias[:, None]
             if ends is not None:
                 out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
                 return out if self.bias is None else out + self.bias.index_select(0, expert)
@@ -404,7 +442,10 @@ def _routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """x: [rows, width], expert: [rows] → [rows, width]. grouped: whether the rows are sorted by expert."""
+        """x: [rows, width], expert: [rows] → [rows, width]. grouped: whether the rows are sorted by expert.
+
+        Where all experts have as many rows, x and the output are [experts, rows, width], and `expert` is None.
+        """
 
         def __init__(self, expert: FeedForward, count: int, width: int, identities: IdentityExperts | None) -> None:
             super().__init__()
@@ -416,13 +457,14 @@ def _routed_class() -> type[nn.Module]:
             if identities is not None:
                 self.zero_experts = identities.reference()
 
-        def forward(self, x: Tensor, expert: Tensor, grouped: bool) -> Tensor:
+        def forward(self, x: Tensor, expert: Tensor | None, grouped: bool) -> Tensor:
             gated, identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
+                assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
-            ends = ends_of_groups(expert, self.count) if grouped else None
+            ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
             y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, ends))
             y = y * self.up_proj(x, expert, ends) if gated else y
             y = self.down_proj(y, expert, ends)
@@ -445,8 +487,10 @@ def _routed_class() -> type[nn.Module]:
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def dispatched(self, chosen: Tensor, run: Run | None) -> Any:
+        def dispatched(self, weights: Tensor, chosen: Tensor, run: Run | None) -> Any:
             """The rows for each token's experts."""
+            if run is not None and run.expert_capacity is not None:
+                return capped_class()(weights, chosen, self.experts.count, run.expert_capacity)
             return dispatch_class()(chosen, run is not None and run.grouped_experts)
 
     return Routed
@@ -467,7 +511,7 @@ def _vision_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
             weights, chosen = self.routing(x, run)
-            sent = self.dispatched(chosen, run)
+            sent = self.dispatched(weights, chosen, run)
             out: Tensor = sent.combined(self.experts(sent.rows(x), sent.expert, sent.grouped), weights)
             return out
 
@@ -509,7 +553,7 @@ def _reference() -> type[nn.Module]:
             """seen: the router's input where it differs from the experts' input."""
             weights, chosen = self.routing(x if seen is None else seen, run)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
-            sent = self.dispatched(chosen, run)
+            sent = self.dispatched(weights, chosen, run)
             y = sent.combined(self.experts(sent.rows(y), sent.expert, sent.grouped), weights)
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):

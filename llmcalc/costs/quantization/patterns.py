@@ -135,7 +135,7 @@ class Named:
         return lambda name: pattern.match(name) is not None
 
     def __contains__(self, path: object) -> bool:
-        return any(self._names(name) for name in names_of(str(path)))
+        return bool(self.entries) and any(self._names(name) for name in names_of(str(path)))
 
     def _names(self, name: str) -> bool:
         if name in self._plain:
@@ -153,6 +153,8 @@ class Named:
             if start is not None:
                 self.used.add(start)
                 return True
+        if not self._tests:
+            return False
         began = process_time()
         entry = next((entry for entry, test in self._tests if test(name)), None)
         self._spent += process_time() - began

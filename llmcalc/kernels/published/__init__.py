@@ -77,6 +77,13 @@ KERNELS = (
     Kernel("rmsnorm_fn", "mamba_ssm", "ops/triton/layernorm_gated.py, LayerNormFn"),
     Kernel("chunk_gated_delta_rule", "fla", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction"),
     Kernel("chunk_kda", "fla", "ops/kda/chunk.py, ChunkKDAFunction"),
+    Kernel(
+        "fused_recurrent_gated_delta_rule",
+        "fla",
+        "ops/gated_delta_rule/fused_recurrent.py",
+        "source",
+        "for prompts of up to 64 tokens; that of Kimi delta attention holds the same",
+    ),
     Kernel("causal_conv1d (fla)", "fla", "modules/conv/triton/ops.py, CausalConv1dFunction"),
     Kernel("rms_norm_gated", "fla", "modules/fused_norm_gate.py, LayerNormGatedFunction"),
     Kernel(
@@ -84,6 +91,13 @@ KERNELS = (
         "mlstm_kernels",
         "torch/chunkwise/triton_xl_chunk",
         note="what torch.compile fuses is counted by its results",
+    ),
+    Kernel(
+        "mlstm_recurrent_step__triton",
+        "mlstm_kernels",
+        "torch/recurrent/triton_step.py",
+        "source",
+        "for the tokens of a prompt that fill no chunk",
     ),
     Kernel("lightning_attn_func", "lightning_attn", "ops/triton/lightning_attn2.py, LightningAttention2"),
     Kernel("RwkvLinearAttention", "transformers", "models/rwkv/modeling_rwkv.py"),

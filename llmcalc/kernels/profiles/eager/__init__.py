@@ -5,10 +5,10 @@ from __future__ import annotations
 from .attention import AttentionKernels
 from .attention_variants import AttentionVariantKernels
 from .basic import BasicKernels
+from .capacity import CapacityKernels
 from .convolution import ConvolutionKernels
 from .elementwise import ElementwiseKernels
 from .entries import EntryKernels
-from .experts import ExpertKernels
 from .fused import FusedKernels
 from .local import LocalKernels
 from .lora import LoraKernels
@@ -20,7 +20,7 @@ from .streams import StreamKernels
 
 class Eager(
     StepKernels,
-    ExpertKernels,
+    CapacityKernels,
     EntryKernels,
     LocalKernels,
     PositionKernels,

@@ -13,6 +13,10 @@ from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
 
+BY_TOKEN = ("ids", "known ids")
+"""Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
+
+
 class BasicKernels(Lowering):
     """What most parts are made of."""
 
@@ -60,11 +64,16 @@ class BasicKernels(Lowering):
         if step.how["by"] == "all":
             self.set(out, self.table(step))
             return
-        self.set(out, self.t.embedding(self.table(step), self._index(out.rows, step.how["by"])))
+        by = step.how["by"]
+        looked_up = self.t.embedding(self.table(step), self._index(out.rows, by))
+        if by in BY_TOKEN:
+            self.set(out, looked_up)
+        else:
+            self.bind(out, looked_up)  # [rows, …]: all sequences share it
 
     def _index(self, rows: Rows, by: str) -> Tensor:
         """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
-        if by in ("ids", "known ids"):
+        if by in BY_TOKEN:
             if rows not in self.given:
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
             ids = self.given[rows]

@@ -32,7 +32,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     def do_repeat(self, step: Step) -> None:
         """Flash attention reads each key head for all of its queries, which follow one another."""
-        if self.choices.attention == "flash" and not step.how["tiled"]:
+        read = self._in_this_module("attention", step.outs[0])
+        if self.choices.attention == "flash" and not step.how["tiled"] and read:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
             super().do_repeat(step)
@@ -67,12 +68,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
         `mha_bwd`).
         """
-        t, graph, spare = self.t, self.graph, self.choices.workspace
+        graph, spare = self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
-        out = graph.new((*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        sums = graph.new((batch, heads, queries), FLOAT32)
-        seed, unused = graph.new((2,), INT64), graph.new((), INT64)
+        name = "flash_attention"
+        out = graph.made(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        sums = graph.made(name, (batch, heads, queries), FLOAT32)
+        seed, unused = graph.made(name, (2,), INT64), graph.made(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
@@ -83,7 +85,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 del rows, sums, wide
             return found
 
-        return record(graph, "flash_attention", (q, k, v), out, back, q, k, v, out, sums, seed, unused)
+        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
 
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
         """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`."""

@@ -1,0 +1,44 @@
+"""How many rows each expert of a mixture takes: all that choose it, or a fixed number.
+
+A fixed capacity: GShard (Lepikhin et al. 2020, arXiv:2006.16668, §2.2) and Switch (Fedus et al. 2021, arXiv:2101.03961,
+§2.2); an expert's rows of the highest weights, padded: Megatron-Core, transformer/moe/moe_utils.py,
+`topk_softmax_with_capacity` with `drop_policy="probs"` and `pad_to_capacity`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..algebra import Number, ceil_div, minimum
+from ..errors import InputError, shown
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+DROPLESS, CAPACITY = "dropless", "capacity:"
+
+
+def capacity_of(text: str) -> Fraction | None:
+    """The meaning of a value of `--moe`: the rows of each expert over its even share, or None if no row is dropped.
+
+    Raises `InputError` for anything but `dropless` and `capacity:F` with a number F above 0.
+    """
+    from fractions import Fraction
+
+    if text == DROPLESS:
+        return None
+    try:
+        factor = Fraction(text.removeprefix(CAPACITY)) if text.startswith(CAPACITY) and len(text) < 30 else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if factor <= 0:
+        raise InputError(
+            f"--moe {shown(text)}: not known; expected dropless, or capacity:F with a number F above 0, such as "
+            "capacity:1.25"
+        )
+    return factor
+
+
+def expert_rows(tokens: Number, top_k: Number, experts: Number, factor: Fraction) -> Number:
+    """The rows of each expert: ⌈tokens · top_k / experts · factor⌉, at most one for each token."""
+    return minimum(ceil_div(tokens * top_k * factor.numerator, experts * factor.denominator), tokens)
