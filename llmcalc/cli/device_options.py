@@ -13,7 +13,7 @@ from ..costs.optimizers import ALIASES, OPTIMIZERS
 from ..costs.quantization import COMMON
 from ..costs.resident import MasterWeights, MemoryPhase, Precision
 from ..device.optimizers import Implementation
-from ..device.settings import KV_BLOCK, Allocator, Settings, ZeroGrad
+from ..device.settings import KV_BLOCK, Allocator, Routing, Settings, ZeroGrad
 from ..errors import InputError, suggest
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
 from ..run.low_rank import ALL_LINEAR, Base, Library
@@ -123,8 +123,8 @@ class Options:
         int | None,
         size(
             "--chunk",
-            text="Inference: tokens of each sequence in a pass over the prompts. If not given, as many as make 8,192 of "
-            "all sequences in inference, else whole prompts.",
+            text="Inference: tokens of each sequence in a pass over the prompts. If not given, as many as make 8,192 "
+            "of all sequences in inference, else whole prompts.",
         ),
     ] = None
     mla: Annotated[
@@ -170,6 +170,19 @@ class Options:
     num_microbatches: Annotated[
         int | None,
         size("--num-microbatches", text="Training: micro-batches per step, whose gradients are accumulated; 1."),
+    ] = None
+    moe: Annotated[
+        str | None,
+        typer.Option(
+            "--moe",
+            metavar="dropless|capacity:F",
+            help="Training: experts take all rows that choose them (dropless, if not given), or F times an even share.",
+            show_default=False,
+        ),
+    ] = None
+    routing: Annotated[
+        Routing | None,
+        _choice("--routing", "Training: how tokens spread over experts; on one device the bytes are the same."),
     ] = None
     recompute: Annotated[
         str | None,

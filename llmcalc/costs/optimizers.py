@@ -196,8 +196,8 @@ ALIASES: dict[str, Optimizer] = {"adam8bit": "adamw-8bit"}
 """Other name → optimizer."""
 
 _SPLITS = {
-    "muon": "momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "
-    "biases and other vectors, and for stacked experts",
+    "muon": "momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, "
+    "norms, biases and other vectors, and for stacked experts",
     "adafactor": "a matrix has one mean per row and one per column, a vector its whole second moment",
     "adamw-8bit": f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an "
     f"fp32 scale per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)",

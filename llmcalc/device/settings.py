@@ -13,7 +13,9 @@ from ..kernels.adapters import Adapters
 from ..kernels.choices import Choices
 from ..kernels.tensor import DTYPES, FLOAT8, Dtype
 from ..model import ModelSpec
+from ..ops import ExpertLinear
 from ..optional import TOWERS
+from ..run.capacity import capacity_of
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
 from ..run.given import maybe_whole, one_of
 from ..run.low_rank import Library
@@ -23,6 +25,7 @@ from .inference import Inference
 from .optimizers import Implementation, implementations
 from .training import Training
 
+Routing: TypeAlias = Literal["balanced", "worst"]
 ZeroGrad: TypeAlias = Literal["none", "zeros"]
 Allocator: TypeAlias = Literal["segments", "expandable"]
 
@@ -60,6 +63,8 @@ class Settings:
     num_microbatches: micro-batches per step, whose gradients are accumulated; default 1.
     moe: whether every expert takes all rows that choose it (`dropless`, default), or at most its share of them times a
         factor (`capacity:1.25`), padded.
+    routing: whether tokens spread evenly over the experts (`balanced`, default) or as unevenly as they can (`worst`).
+        On one device the bytes are the same: all experts together take as many rows, or a fixed number each.
     zero_grad: whether gradients are freed after a step (`none`, default) or kept as `zeros`.
     lora_dropout: whether an adapter's input passes dropout; default False.
     bitsandbytes, torch: versions of these libraries, such as `0.41.1`; default the newest. Older ones keep more.
@@ -109,6 +114,7 @@ class Settings:
     optimizer_impl: Implementation | None = None
     num_microbatches: int | None = None
     moe: str | None = None
+    routing: Routing | None = None
     zero_grad: ZeroGrad | None = None
     optimizer_in_backward: bool | None = None
     offload_activations: bool | None = None
@@ -150,6 +156,11 @@ class Settings:
             raise InputError("--chunk: a decoding step reads one token; expected --phase prefill or inference")
         if spec.kind == "encoder":
             self._check_encoder()
+        if self.moe is not None:
+            capacity_of(self.moe)
+        for name in ("moe", "routing"):
+            if getattr(self, name) is not None and not has_experts(spec):
+                raise InputError(f"{option(name)}: the model has no experts; expected no {option(name)}")
         if self.logits_dtype is not None and self.cross_entropy == "chunked":
             raise InputError("--logits-dtype: a chunked cross-entropy computes logits in the format of the weights")
         if self.loss_chunk is not None and self.cross_entropy != "split":
@@ -191,6 +202,7 @@ class Settings:
             keeps_logits=bool(self.keep_logits),
             fused_qkv=bool(self.fused_qkv),
             compiled=bool(self.compile),
+            capacity=None if self.moe is None else capacity_of(self.moe),
         )
 
     def recomputed(self) -> Recompute:
@@ -311,6 +323,11 @@ def settings_of(**given: Any) -> Settings:
     return Settings(**{**given, "phase": one_of("--phase", given.get("phase", "inference"), MemoryPhase)})
 
 
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether a layer has experts of which each token uses some."""
+    return any(isinstance(place.node.op, ExpertLinear) for place in spec.tree().walk())
+
+
 def stored_otherwise(use: MemoryUse) -> bool:
     """Whether weights are stored in a format that no pass computes in."""
     return use.quantized is not None or use.dtype not in COMPUTED
@@ -354,6 +371,7 @@ WORDS: dict[str, Any] = {
     "norm": NormImplementation,
     "cross_entropy": CrossEntropy,
     "zero_grad": ZeroGrad,
+    "routing": Routing,
     "mla": LatentForm,
     "allocator": Allocator,
     "optimizer_impl": Implementation,
@@ -369,6 +387,8 @@ OF_TRAINING = (
     "optimizer_impl",
     "num_microbatches",
     "zero_grad",
+    "moe",
+    "routing",
     "lora_dropout",
     "bitsandbytes",
     "fused_qkv",

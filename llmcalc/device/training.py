@@ -291,9 +291,7 @@ class TrainingRun:
             return
         one.gradient = weight.grad
         how = self.how
-        optimizer_step(
-            self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch
-        )
+        optimizer_step(self.graph, how.optimizer, [one], how.implementation, how.momentum, how.state_dtype, how.torch)
         one.gradient = weight.grad = None
 
     @cached_property

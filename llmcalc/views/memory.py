@@ -167,6 +167,7 @@ def execution_data(found: Memory) -> dict[str, Any]:
             "optimizer_impl": settings.implementation(use),
             "zero_grad": settings.zero_grad or "none",
             "moe": settings.moe or "dropless",
+            "routing": settings.routing or "balanced",
             "lora": None
             if adapters is None
             else {
@@ -339,7 +340,7 @@ def _notes(preset: Preset, found: Memory, assumed: str) -> list[str]:
         notes.append(f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(use.dtype)}")
     if use.kv_dtype:
         notes += [_cache_note(use, settings.block(use)), _chunk_note(found)]
-    return notes + (_training_notes(use) if use.phase == "training" else [])
+    return notes + (_training_notes(use, settings.routing) if use.phase == "training" else [])
 
 
 def _execution_note(found: Memory) -> str:
@@ -369,7 +370,7 @@ def _cache_note(use: MemoryUse, block: int) -> str:
     return f"{held}; a new token is concatenated, which copies a layer's keys and values"
 
 
-def _training_notes(use: MemoryUse) -> list[str]:
+def _training_notes(use: MemoryUse, routing: str | None) -> list[str]:
     state, n = use.optimizer, use.count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
@@ -377,6 +378,8 @@ def _training_notes(use: MemoryUse) -> list[str]:
     ]
     if state is not None and state.split:
         notes.append(f"{state.name}: {state.split}")
+    if routing == "worst":
+        notes.append("routing worst: on one device the bytes are those of balanced routing")
     if use.adapters is not None:
         return notes
     rule = ZERO_RULE * n

@@ -160,6 +160,16 @@ def test_every_option_of_inference_saves_something(run: Any, words: tuple[str, .
     assert less[option] < plain[option]
 
 
+def test_a_capacity_bounds_the_rows_of_experts(run: Any) -> None:
+    words = ("mixtral-8x7b?num_hidden_layers=1", "--phase", "training", "--seq", "512", "--optimizer-impl", "fused")
+    kept = [
+        asked(run, *words, "--moe", moe)["memory"]["by_phase"]["forward"]["activations"]
+        for moe in ("dropless", "capacity:1", "capacity:2")
+    ]
+    assert len(set(kept)) == 3
+    assert kept[1] < kept[2]
+
+
 def test_blocks_of_the_cache_waste_what_is_not_filled(run: Any) -> None:
     spec = llmcalc.load("smollm2-135m", num_hidden_layers=2).model
     for block, tokens in ((16, 80), (64, 128)):
@@ -202,6 +212,9 @@ def test_an_encoder_alone_reads_and_learns_but_does_not_decode(run: Any) -> None
         (Settings("training", lora_dropout=True), "--lora-dropout: it describes"),
         (Settings("training", lora_rank=2, bitsandbytes="new"), "--bitsandbytes new: not a version"),
         (Settings("training", torch="2"), "--torch 2: not a version"),
+        (Settings("training", moe="capacity:0"), "--moe 'capacity:0': not known; expected dropless"),
+        (Settings("training", moe="capacity:2"), "--moe: the model has no experts"),
+        (Settings("training", routing="worst"), "--routing: the model has no experts"),
         (Settings("training", loss_chunk=8), "--loss-chunk: it is for --cross-entropy split"),
         (Settings("training", optimizer_in_backward=True, num_microbatches=2), "--optimizer-in-backward: it takes one"),
         (Settings("decode", kv_dtype="fp8", kv_block=0), "--kv-dtype fp8: a cache that grows"),

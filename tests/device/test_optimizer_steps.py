@@ -21,7 +21,7 @@ import torch._dynamo  # a first step imports it, and would count what it allocat
 from torch import nn
 
 import llmcalc
-from llmcalc.costs.optimizers import STEP_BYTES, held_tensors, optimizer_state
+from llmcalc.costs.optimizers import held_tensors, optimizer_state
 from llmcalc.device.optimizers import IMPLEMENTATIONS, Implementation, Trained, implementations, step
 from llmcalc.errors import InputError
 from llmcalc.kernels.autograd import Graph

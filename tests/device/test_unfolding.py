@@ -14,7 +14,7 @@ import llmcalc
 from llmcalc.device import answer
 from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.answer import training_memory
-from llmcalc.device.fold import Loop, folded, loops
+from llmcalc.device.fold import folded, loops, node_of
 from llmcalc.device.inference import Inference, record_inference, replay_inference
 from llmcalc.device.recording import FREED, Event, Recorded, passing, repeatable
 from llmcalc.device.runtime import Runtime
@@ -132,8 +132,14 @@ def test_repeats_that_differ_are_found() -> None:
         Unfolding(record(spec, WAYS["every other"], {0: RECORDED}), stacks, [0])
 
 
+WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
+"""Of the last five tensors that were saved, those that are moved stay: here those of more than four layers."""
+
+
 def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, runtime = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE)
+    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), CachingAllocator()
+    with pytest.raises(Irregular):
+        unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 
     def noted(spec: ModelSpec, how: Training, layers: Mapping[int, int], workspace: int) -> Recorded:
@@ -141,20 +147,13 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
         return record(spec, how, layers, workspace)
 
     monkeypatch.setattr(answer, "record", noted)
-    regular = training_memory(spec, PLAIN, runtime)
-    assert asked == [{0: RECORDED}]
-    monkeypatch.setattr(answer, "Unfolding", Refusing)
-    assert training_memory(spec, PLAIN, runtime) == regular
-    assert asked[1:] == [{0: RECORDED}, {}]
-
-
-class Refusing(Unfolding):
-    """Takes no run of a few layers."""
-
-    def __init__(self, recorded: Recorded, stacks: Sequence[Loop], grows: Sequence[int]) -> None:
-        if grows:
-            raise Irregular
-        super().__init__(recorded, stacks, grows)
+    found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
+    assert asked == [{0: RECORDED}, {}]
+    assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
+    assert found.after_step_bytes == whole.after + whole.slop_after
+    assert {(point.phase, point.node): point.bytes for point in found.timeline} == {
+        (place.phase, node_of(place, loops(spec))): peak.bytes for place, peak in whole.peaks.items() if peak.bytes
+    }
 
 
 # --- one pass for two steps -------------------------------------------------------------------------------------------

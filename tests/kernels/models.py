@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.autograd import Graph, backward, saved_storages

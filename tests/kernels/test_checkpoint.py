@@ -36,9 +36,13 @@ def test_an_option_says_what_runs_again() -> None:
     assert recompute_of("nodes:self_attn,mlp") == Recompute(nodes=frozenset({"self_attn", "mlp"}))
 
 
-@pytest.mark.parametrize("text", ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "nodes:", "nodes:a,"])
+@pytest.mark.parametrize(
+    "text", ["", "some", "every", "every:", "every:0", "every:-1", "every:²", "every:1.5", "nodes:", "nodes:a,"]
+)
 def test_an_unknown_option_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, attention, "):
+    with pytest.raises(
+        InputError, match=r"^--recompute .*: not known; expected none, full, full-reentrant, attention, "
+    ):
         recompute_of(text)
 
 

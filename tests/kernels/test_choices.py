@@ -34,7 +34,9 @@ def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(spec(number), log=ours, choices=Choices(norm="fused"))
-    assert held == by_torch(spec(number), log=theirs, choices=Choices(norm="fused")), "\n".join([*ours, "=====", *theirs])
+    assert held == by_torch(spec(number), log=theirs, choices=Choices(norm="fused")), "\n".join(
+        [*ours, "=====", *theirs]
+    )
 
 
 def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> None:

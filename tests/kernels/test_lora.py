@@ -32,7 +32,9 @@ def test_adapters_hold_what_peft_holds(number: int, name: str) -> None:
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(spec(number), log=ours, adapters=HOW[name])._replace(saved=0)
-    assert held == by_torch(spec(number), log=theirs, adapters=HOW[name])._replace(saved=0), "\n".join([*ours, "=", *theirs])
+    assert held == by_torch(spec(number), log=theirs, adapters=HOW[name])._replace(saved=0), "\n".join(
+        [*ours, "=", *theirs]
+    )
 
 
 def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:

@@ -12,7 +12,6 @@ from ....run.rows import Rows
 from ...lowering import Lowering, Path
 from ...tensor import DTYPES, FLOAT32, INT64, Tensor
 
-
 BY_TOKEN = ("ids", "known ids")
 """Look-ups by the ids of the tokens. All others are by numbers that all sequences share."""
 

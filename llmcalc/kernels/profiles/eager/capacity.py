@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from ....flow.axis import extent
 from ....flow.program import Step
+from ....flow.value import Value
 from ....run.capacity import expert_rows
+from ....run.rows import Routed
 from ...tensor import Tensor
 from .experts import ExpertKernels
 
 
 class CapacityKernels(ExpertKernels):
     """Experts, as the reference computes them with `expert_capacity`."""
+
+    def set(self, value: Value, tensor: Tensor) -> None:
+        """Rows of experts stay [experts, rows, width], also where they are as many as the routed rows."""
+        if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
+            self.bind(value, tensor)
+        else:
+            super().set(value, tensor)
 
     def do_dispatch(self, step: Step) -> None:
         """Capped: the rows of the highest weights of each expert."""

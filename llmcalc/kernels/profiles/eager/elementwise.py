@@ -69,7 +69,7 @@ class ElementwiseKernels(BasicKernels):
 
     def do_in_format_of(self, step: Step) -> None:
         x, value = map(self.get, step.ins)
-        self.set(step.outs[0], self.t.to(value, x.dtype))
+        self.bind(step.outs[0], self.t.to(value, x.dtype))
 
     def _sinusoids(self, rows: Number, width: Number) -> Tensor:
         t, positions = self.t, self.t.new((rows,), INT64)

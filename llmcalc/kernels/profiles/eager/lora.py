@@ -194,7 +194,7 @@ class LoraKernels(BasicKernels):
         return made if how is None or name not in how.targets else self._adapted(name, x, made, weight, module)
 
     def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """The output of a linear layer with that of its adapter. module: where it is; by default in the one that runs."""
+        """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
         t, how = self.t, self.adapters
         assert how is not None
         down = self.adapter(f"{name}.lora_A.weight", (how.rank, x.shape[-1]), module)
