@@ -128,11 +128,12 @@ def by_torch(
         torch.set_default_dtype(before)
 
     def run() -> torch.Tensor:
-        with variants.running(choices), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            return result(spec, module, ids, source, choices, include, autocast)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return result(spec, module, ids, source, choices, include)
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
-    return measured(run, outside, log, device, saves=recompute is NONE)
+    with variants.running(choices):
+        return measured(run, outside, log, device, saves=recompute is NONE)
 
 
 def device_of(choices: Choices) -> str:
@@ -161,7 +162,6 @@ def result(
     source: torch.Tensor | None,
     choices: Choices = EAGER,
     include: frozenset[str] = frozenset(),
-    autocast: bool = False,
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""
     with_mtp = MTP.name in include

@@ -378,7 +378,8 @@ def capped_class() -> type[Any]:
 
         def rows(self, x: Tensor) -> Tensor:
             """[batch, tokens, width] → [experts, rows, width]."""
-            return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
+            taken: Tensor = x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
+            return taken
 
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
             """[experts, rows, width] → [batch, tokens, width]: the sums of the experts' outputs, with their weights."""

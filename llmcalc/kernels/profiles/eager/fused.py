@@ -257,6 +257,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         gradients = [t.like(one) if one.needs_grad or one is bias else None for one in ins]
         losses, counted = t.new((tokens,), FLOAT32), t.compare(labels)
         t.new((), INT64)
+        turned: Tensor | None = None
         with graph.no_grad():
             for at in range(0, tokens, size):
                 part = t.slice(x, min(size, tokens - at), 0)
@@ -272,7 +273,6 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                     t.new(bias.shape, gradient.dtype)
             out = t.new((), FLOAT32)
             del part, logits, gradient
-            turned = None
         del losses, counted, turned
         made = [one for one in gradients if one is not None]
         wanted = [one is not None for one in gradients]
