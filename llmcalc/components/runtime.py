@@ -185,6 +185,8 @@ def causal_conv_class() -> type[nn.Module]:
             held = state.held(run)
             if held is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
+                if run.store is None:
+                    return out
                 seen = nn.functional.pad(x, (self.kept, 0))
             else:
                 seen = torch.cat([held[0], x], -1)

@@ -69,6 +69,11 @@ def held_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[
                 yield Held(tensor, place.kind, place.times, _names(place), in_a_layer(place))
 
 
+def layers_of(tree: Node) -> tuple[str, ...]:
+    """The paths of the model's layers, without indices."""
+    return tuple(dict.fromkeys(_names(place) for place in tree.walk() if place.node.kind == "layer"))
+
+
 def _names(place: Place) -> str:
     """The names of a node and of those around it, without indices."""
     above = "" if place.above is None else _names(place.above)

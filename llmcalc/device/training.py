@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..costs.optimizers import held_tensors
+from ..costs.optimizers import held_tensors, layers_of
 from ..errors import InputError
 from ..flow.record import Flow
 from ..kernels.adapters import Adapters
@@ -212,9 +212,11 @@ class TrainingRun:
 
     def _is_matrix(self, key: Path) -> bool:
         """Whether Muon updates the parameter of that path: the matrix of a linear layer, or of an adapter beside it."""
-        if self.how.adapters is not None:
-            return not str(key[-1]).endswith("modules_to_save.weight")
-        return ".".join(part.strip(".") for part in key if type(part) is str and part) in self._by_muon
+        path = ".".join(part.strip(".") for part in key if type(part) is str and part)
+        if self.how.adapters is None:
+            return path in self._by_muon
+        inside = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
+        return inside and not path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
         """Runs one step over all micro-batches."""

@@ -469,8 +469,8 @@ class Aten:
     def _low(self, x: Tensor) -> Tensor:
         """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
 
-        A product's arguments are copied from the last to the first. Source: aten/src/ATen/autocast_mode.cpp,
-        `cached_cast`.
+        A product's arguments are copied from the last to the first, and live beside the copies until it has run. Source:
+        aten/src/ATen/autocast_mode.cpp, `cached_cast`.
         """
         low = self.graph.autocast
         if low is None or x.dtype is not FLOAT32:
@@ -483,15 +483,18 @@ class Aten:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """[n, k] times [k, m], in the type of autocast."""
-        b = self._low(b)
-        return self.mm(self._low(a), b)
+        low_b = self._low(b)
+        return self.mm(self._low(a), low_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x·Wᵀ + b; weight: [out, in]."""
-        if self.graph.autocast is not None:
-            bias = None if bias is None else self._low(bias)
-            weight = self._low(weight)
-            x = self._low(x)
+        if self.graph.autocast is None:
+            return self._linear(x, weight, bias)
+        low_bias = None if bias is None else self._low(bias)
+        low_weight = self._low(weight)
+        return self._linear(self._low(x), low_weight, low_bias)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
@@ -545,8 +548,10 @@ class Aten:
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of the last two axes; the axes before them are the same, or broadcast."""
-        b = self._low(b)
-        a = self._low(a)
+        low_b = self._low(b)
+        return self._matmul(self._low(a), low_b)
+
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         before = broadcast(a.shape[:-2], b.shape[:-2])
         n = count(before)
         a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
@@ -555,10 +560,11 @@ class Aten:
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
-        if self.graph.autocast is not None:
-            bias = None if bias is None else self._low(bias)
-            weight = self._low(weight)
-            x = self._low(x)
+        low_bias = None if bias is None else self._low(bias)
+        low_weight = self._low(weight)
+        return self._convolution(self._low(x), low_weight, low_bias, length)
+
+    def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
         shapes = [each.shape for each in ins]
 

@@ -376,7 +376,7 @@ class Lowering:
 
     def _look_for_nodes(self, root: Scope) -> None:
         """Finds the modules of the layers that run again by themselves. Raises `InputError` for one that is nowhere."""
-        modules = [one for scope in root.scopes() if scope.takes is not None for one in modules_below(scope)]
+        modules = [one for scope in root.scopes() if _is_a_layer(scope) for one in modules_below(scope)]
         check_nodes(self.recompute.nodes, (path for path, _ in modules))
         for path, scope in modules:
             if path in self.recompute.nodes:
@@ -620,7 +620,7 @@ class Lowering:
         takes, gives = scope.takes, scope.gives
         assert takes is not None
         assert gives is not None
-        if frame.turn is None or not what.layers or frame.turn % what.every:
+        if frame.turn is None or not what.layers or frame.turn % what.every or not _is_a_layer(scope):
             self.values[id(takes)] = x
             self.module(frame)
             out = self.get(gives)
@@ -743,6 +743,11 @@ def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]
         for place in item.node().walk():
             if place.use is not None:
                 yield place.node.name, place.use, times * place.times
+
+
+def _is_a_layer(scope: Scope) -> bool:
+    """Whether a scope with a repeat is a layer of a stack; modules of multi-token prediction are repeated too."""
+    return scope.takes is not None and not scope.about.get("optional")
 
 
 def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:

@@ -73,7 +73,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
         use = place.use
         if use is None or place.optional:
             continue
-        for path in module_paths(tree, place.path):
+        for path in module_paths(place):
             for tensor in use.tensors():
                 yield Expected(path, _squeezed(tensor.shape))
             if use.buffers():

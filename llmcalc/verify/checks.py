@@ -162,7 +162,7 @@ def compare(
         if place.optional and place.optional not in include:
             continue
         expected = closed_form(place)
-        paths = module_paths(tree, place.path)
+        paths = module_paths(place)
         readings = {path: measured.get(path, 0) if path in modules else None for path in paths}
         yield from agreed(place.path or tree.name, quantity, expected, readings, witness)
 
@@ -182,24 +182,13 @@ def agreed(
         yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
 
 
-def module_paths(tree: Node, path: str) -> Iterator[str]:
-    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the paths of the modules of the node at `path`."""
-    yield from _paths(tree, path, "")
-
-
-def _paths(node: Node, rest: str, prefix: str) -> Iterator[str]:
-    if not rest:
-        yield prefix
-        return
-    for child in node.children:
-        segment = child.segment
-        if rest != segment and not rest.startswith(segment + "."):
-            continue
-        below = rest[len(segment) + 1 :]
-        names = [child.name] if child.indices is None else [f"{child.name}.{i}" for i in child.indices]
-        for name in names:
-            yield from _paths(child, below, f"{prefix}.{name}" if prefix else name)
-        return
+def module_paths(place: Place) -> list[str]:
+    """`layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …: the paths of the modules of a node where it stands."""
+    node = place.node
+    if place.above is None:
+        return [""]
+    names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
+    return [f"{above}.{name}" if above else name for above in module_paths(place.above) for name in names]
 
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:

@@ -38,7 +38,7 @@ def _once(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
     """The formula of an operation, computed once for each combination of shapes on meta."""
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        shapes = key_of((args, kwargs))
+        shapes = key_of((*args, *kwargs.items()))
         key = op, shapes
         if shapes is not None and key in _KNOWN:
             return _KNOWN[key]

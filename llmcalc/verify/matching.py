@@ -24,7 +24,7 @@ def compared(
     closed_form: the count of one repeat of a node. measured: path in the class → measured number.
     """
     for places in _matched(tree, found, sight):
-        paths = module_paths(tree, places[0].path)
+        paths = module_paths(places[0])
         readings: dict[str, int | None] = {path: found[path].measured(measured) for path in paths}
         yield from agreed(_joined(places), quantity, sum(map(closed_form, places)), readings, witness)
 
@@ -50,7 +50,7 @@ def _matched(tree: Node, found: Found, sight: Sight | None) -> Iterable[list[Pla
     """
     matched: dict[tuple[Standing | str, ...], list[Place]] = {}
     for place in tree.walk(sight):
-        paths = list(module_paths(tree, place.path))
+        paths = module_paths(place)
         if not place.path or not all(path in found for path in paths):
             continue
         standings = [found[path] for path in paths]

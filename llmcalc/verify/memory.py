@@ -207,7 +207,7 @@ class Step(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Bytes after set-up, of the first step and of the second."""
+    """Bytes after set-up, of the first step and of the second; of one step alone, twice the same."""
 
     set_up: int
     first: Step
@@ -243,14 +243,14 @@ class Passed(NamedTuple):
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed_steps(spec: ModelSpec, how: Training) -> Steps:
-    """The replay of two training steps, as a dispatch mode sees them."""
+def replayed_steps(spec: ModelSpec, how: Training, number: int = STEPS) -> Steps:
+    """The replay of training steps, as a dispatch mode sees them. number: 2, or 1 for the first one alone."""
     meter = Meter()
     run = TrainingRun(spec, how, meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     set_up, steps = meter.now, []
-    for _ in range(STEPS):
+    for _ in range(number):
         meter.peaks = {}
         live, saved = 0, None
         for _ in range(how.microbatches):
@@ -267,7 +267,7 @@ def replayed_steps(spec: ModelSpec, how: Training) -> Steps:
             for phase in ("forward", "backward", "step")
         }
         steps.append(Step(**most, after=meter.now, live=live, saved=saved))
-    return Steps(set_up, *steps)
+    return Steps(set_up, steps[0], steps[-1])
 
 
 def _saved(run: TrainingRun, loss: Any) -> int | None:
@@ -306,8 +306,8 @@ class OnCpu(Alive):
             super()._follow(tensor, func)
 
 
-def measured_steps(spec: ModelSpec, how: Training, device: str) -> Steps:
-    """Two training steps of the reference."""
+def measured_steps(spec: ModelSpec, how: Training, device: str, number: int = STEPS) -> Steps:
+    """Training steps of the reference. number: as in `replayed_steps`."""
     mode = OnCpu(device=device) if device == "cpu" and how.implementation != "fused" else Alive(device=device)
     most: dict[str, int] = {}
     held: dict[str, Any] = {}
@@ -325,12 +325,12 @@ def measured_steps(spec: ModelSpec, how: Training, device: str) -> Steps:
         set_up, steps = mode.now, []
         if isinstance(mode, OnCpu):
             mode.set_up = True
-        for _ in range(STEPS):
+        for _ in range(number):
             most.clear()
             mode.peak = mode.now
             loop.step(seen)
             steps.append(Step(**most, after=mode.now, **held))
-    return Steps(set_up, *steps)
+    return Steps(set_up, steps[0], steps[-1])
 
 
 def measured_pass(spec: ModelSpec, how: Inference, device: str) -> Passed:

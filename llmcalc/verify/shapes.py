@@ -46,7 +46,7 @@ class Remembered(TorchDispatchMode):
         return out
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        shapes = key_of((args, kwargs)) if _makes_tensors(func) else None
+        shapes = key_of((*args, *kwargs.items())) if _makes_tensors(func) else None
         if shapes is None:
             return func(*args, **kwargs)
         key = func, shapes
@@ -104,18 +104,19 @@ def _made(kept: Any) -> Any:
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-_PLAIN = (bool, int, float, str, torch.dtype, torch.layout, torch.device)
+_PLAIN = frozenset(
+    {bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format}
+)
 
 
 def key_of(value: Any) -> Hashable | None:
     """A key of an input, as far as results' shapes depend on it; None for one that is not on meta, or not known."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind, value
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, tuple | list):
-        keys = tuple([key_of(inner) for inner in value])
+        keys = tuple([(type(one), one) if type(one) in _PLAIN else key_of(one) for one in value])
         return None if None in keys else keys
-    if isinstance(value, dict):
-        return key_of(list(value.items()))
-    if value is None or isinstance(value, _PLAIN):
-        return type(value), value
-    return (type(value), str(value)) if isinstance(value, torch.memory_format) else None
+    return None

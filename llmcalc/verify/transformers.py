@@ -303,10 +303,10 @@ def _kept_by_modules(model: nn.Module) -> dict[tuple[str, str], Any]:
     """
     import torch
 
-    held = ((path, name, value) for path, module in model.named_modules() for name, value in vars(module).items())
     return {
         (path, name): value
-        for path, name, value in held
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
         if isinstance(value, torch.Tensor) and not name.endswith("inv_freq")
     }
 

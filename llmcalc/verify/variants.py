@@ -100,14 +100,14 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        out, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        out, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, _, *weight = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight[0]) if weight else None
+        return x.new_empty(x.shape), torch.empty_like(weight[0]) if weight else None
 
 
 def norms(module: nn.Module) -> None:
@@ -197,13 +197,14 @@ def output_layer(module: Any) -> Any:
 
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
     """The loss of logits, or of hidden states where the loss makes logits in chunks, plus that of each prediction."""
-    labels, first = ids.flatten(), None
+    labels = ids.flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
-        first = InChunks.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    if choices.cross_entropy == "split":
-        first = chunk_by_chunk(output_layer(module), choices, out, ids)
-    loss = _loss(choices, out, labels) if first is None else first
+        loss = InChunks.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    elif choices.cross_entropy == "split":
+        loss = chunk_by_chunk(output_layer(module), choices, out, ids)
+    else:
+        loss = _loss(choices, out, labels)
     for logits in ahead:
         loss = loss + _loss(choices, logits, labels)
     return loss

@@ -6,6 +6,7 @@ transformers: models/auto/modeling_auto, modeling_rope_utils.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ..errors import InputError
@@ -37,6 +38,17 @@ def family_behind(model_type: str) -> Family | None:
     return family_of(kind) if kind in model_types() else None
 
 
+@cache
+def _spellings() -> dict[str, list[str]]:
+    """Lower-case name → the names of `transformers` that are spelled so."""
+    import transformers
+
+    found: dict[str, list[str]] = {}
+    for name in vars(transformers)["__all__"]:  # dir() takes a third of a second to list it
+        found.setdefault(name.lower(), []).append(name)
+    return found
+
+
 def class_of(config: Mapping[str, Any]) -> str:
     """The class that `architectures` names, case-insensitively (hubs have `MPTForCausalLM`, the library
     `MptForCausalLM`).
@@ -48,8 +60,7 @@ def class_of(config: Mapping[str, Any]) -> str:
     from transformers.models.auto import modeling_auto as auto
 
     given = architecture_of(config)
-    public: list[str] = vars(transformers)["__all__"]  # dir() takes a third of a second to list it
-    spelled = [name for name in public if name.lower() == given.lower()]
+    spelled = _spellings().get(given.lower())
     if spelled:
         return given if given in spelled else spelled[0]
     kinds = (

@@ -25,10 +25,24 @@ COLUMNS = (
     Column("bar", "", bars.share, justify="left"),
 )
 
+LONGEST_PATH = 24
+"""Characters of a module's path that a table has room for."""
+
+
+def _shortened(path: str) -> str:
+    """A long path without the modules between its layer and its end: `layers.31.….core`."""
+    if len(path) <= LONGEST_PATH:
+        return path
+    *above, last = path.split(".")
+    while len(above) > 1 and len(".".join((*above, "…", last))) > LONGEST_PATH:
+        above.pop()
+    return ".".join((*above, "…", last))
+
+
 PHASE_COLUMNS = (
     Column("phase", "phase", justify="left"),
     Column("bytes", f"most, {units.GIB.name}", units.GIB.write),
-    Column("node", "where", justify="left"),
+    Column("node", "where", justify="left", brief=_shortened),
     Column("course", "from its beginning to its end", justify="left"),
 )
 

@@ -98,6 +98,7 @@ def members() -> frozenset[str]:
     return frozenset(own - fields)
 
 
+@cache
 def _own_members(cls: type[Part]) -> set[str]:
     return {
         name for name in vars(cls) if name not in cls.model_fields and not name.startswith(("__", "model_", "_abc"))
@@ -111,12 +112,14 @@ def _family(cls: str) -> tuple[type[Part], ...]:
     return (top, *(c for c in parts().values() if issubclass(c, top)))
 
 
+@cache
 def _is_field(name: str, classes: Kinds) -> bool:
     """Whether a name is a field of some of these classes, and not another kind of attribute of any of them."""
     family = [cls for kind in classes for cls in _family(kind)]
     return any(name in cls.model_fields for cls in family) and not any(name in _own_members(cls) for cls in family)
 
 
+@cache
 def _kinds_of_field(name: str, classes: Kinds) -> Kinds:
     """The classes of parts that a field may have as its value."""
     found: set[str] = set()
@@ -141,9 +144,9 @@ Scope = dict[str, Kinds | None]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass
+@dataclass(eq=False)
 class Module:
-    """One file: the origin of its names, and its functions."""
+    """One file: the origin of its names, and its functions. A source is parsed once."""
 
     name: str
     tree: ast.Module
@@ -153,6 +156,7 @@ class Module:
     constants: set[str] = field(default_factory=set)
 
     @classmethod
+    @cache
     def of(cls, source: str, name: str) -> Module:
         tree = ast.parse(source)
         found = cls(name, tree)
@@ -202,17 +206,24 @@ def faults(changed: dict[str, str] | None = None) -> list[str]:
         if id(function) in checked:
             continue
         checked.add(id(function))
-        check = _Check(read[home], f"{home}.{f'{cls}.' if cls else ''}{function.name}")
-        check.function(function, {}, cls if cls in parts() else "")
-        found += check.faults
+        forbidden, calls = _uses(read[home], cls, function)
+        found += forbidden
         if not cls:
             called.add((home, function.name))
-        todo += [(where, "", read[where].functions[name]) for where, name in check.calls]
+        todo += [(where, "", read[where].functions[name]) for where, name in calls]
     for module in read.values():
         for line, home, name in _outside(module, checked):
             if (home, name) in called or (not home and name in REFERENCE_METHODS):
                 found.append(f"{module.name}:{line}: `{name}` is reference code, and is used elsewhere")
     return sorted(set(found))
+
+
+@cache
+def _uses(module: Module, cls: str, function: Function) -> tuple[list[str], list[tuple[str, str]]]:
+    """The forbidden uses in a function of reference code, and the functions of the package that it names."""
+    check = _Check(module, f"{module.name}.{f'{cls}.' if cls else ''}{function.name}")
+    check.function(function, {}, cls if cls in parts() else "")
+    return check.faults, check.calls
 
 
 def _outside(module: Module, checked: set[int]) -> Iterator[tuple[int, str, str]]:

@@ -107,25 +107,14 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
 
 
 def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the weight matrices inside layers, with stacked ones split; AdamW for the rest."""
-    aside = {"embed_tokens", "embed_proj", "embed_positions", "per_layer_embedding", "head_proj", "lm_head"}
-    stacks = {"ExpertMap", "HeadMap", "BlockMap", "GroupMap"}
-    hidden: list[nn.Parameter] = []
-    taken: set[int] = set()
-    for path, module in net.named_modules():
-        is_stack = type(module).__name__ in stacks
-        if aside.intersection(path.split(".")) or not (isinstance(module, nn.Linear) or is_stack):
-            continue
-        weight: Any = module.weight
-        if id(weight) in taken:  # shared with another module (layers with shared parameters)
-            continue
-        taken.add(id(weight))
-        for matrix, gradient in zip(weight, weight.grad, strict=True) if is_stack else [(weight, weight.grad)]:
-            one = nn.Parameter(matrix.detach().clone())
-            one.grad = gradient
-            hidden.append(one)
-    rest = [p for p in net.parameters() if id(p) not in taken]
-    return [torch.optim.Muon(hidden), torch.optim.AdamW(rest, foreach=False)]
+    """Muon for the weights of linear layers inside layers; AdamW for the rest, stacked matrices too: Muon refuses them."""
+    hidden = {
+        id(module.weight): module.weight
+        for path, module in net.named_modules()
+        if isinstance(module, nn.Linear) and {"layers", "block"}.intersection(path.split("."))
+    }
+    rest = [p for p in net.parameters() if id(p) not in hidden]
+    return [torch.optim.Muon(list(hidden.values())), torch.optim.AdamW(rest, foreach=False)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

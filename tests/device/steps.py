@@ -19,6 +19,6 @@ def device_of(how: Training) -> str:
     return models.device_of(how.choices)
 
 
-def by_torch(spec: ModelSpec, how: Training, device: str = "") -> Steps:
-    """Two steps of the reference."""
-    return measured_steps(spec, how, device or device_of(how))
+def by_torch(spec: ModelSpec, how: Training, device: str = "", number: int = 2) -> Steps:
+    """Steps of the reference."""
+    return measured_steps(spec, how, device or device_of(how), number)

@@ -54,6 +54,7 @@ def without_values(
     include: frozenset[str] = frozenset(),
     choices: Choices = EAGER,
     adapters: Adapters | None = None,
+    dtype: str = "bfloat16",
 ) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`."""
     program, meter = spec.program(), Logged()
@@ -62,7 +63,7 @@ def without_values(
     run = Eager(
         graph,
         Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),
-        DTYPES["float32" if autocast else "bfloat16"],
+        DTYPES["float32" if autocast else dtype],
         True,
         recompute,
         include,
@@ -109,16 +110,18 @@ def by_torch(
     choices: Choices = EAGER,
     adapters: Adapters | None = None,
     device: str = "",
+    dtype: str = "bfloat16",
 ) -> Held:
     """The bytes of a forward and a backward pass of the reference.
 
     recompute: saved bytes are 0 with it, because selective checkpoints bypass torch's hooks.
     autocast: whether the weights are in float32, under torch.autocast to bfloat16; on the CPU, because meta has none.
     device: where it runs; by default on the CPU, or on meta where torch has no kernel for the CPU.
+    dtype: the type of weights and activations without autocast.
     """
     device = device or device_of(choices)
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if autocast else torch.bfloat16)
+    torch.set_default_dtype(torch.float32 if autocast else getattr(torch, dtype))
     try:
         with torch.device(device):
             module: Any = spec.reference()

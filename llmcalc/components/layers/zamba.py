@@ -78,18 +78,18 @@ class SharedBlock(Part):
     def source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
-    def flow(self, f: Flow, x: Value, norm: Norm, others: Others | None = None) -> Value:
-        """norm: the layer's norm. others: the adapters of other layers that are stored in the block."""
+    def flow(self, f: Flow, x: Value, norm: Norm, out: Shape, others: Others | None = None) -> Value:
+        """x: the residual stream and the token embeddings, side by side. norm: the layer's norm. out: the axes of the
+        output. others: the adapters of other layers that are stored in the block.
+        """
 
         def adapter(read: Value, out: Shape) -> Value:
             return self._adapted(f, read, out, others)
 
-        embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
-        both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
-        f.hold(x=both)
-        read = f.part("self_attn_pre_norm", norm, both)
+        f.hold(x=x)
+        read = f.part("self_attn_pre_norm", norm, x)
         beside = adapter if self.attention_adapters else None
-        y = f.part("self_attn", self.attention, read, out=x.axes, adapter=beside)
+        y = f.part("self_attn", self.attention, read, out=out, adapter=beside)
         f.hold(y=y)
         y = f.part("mlp_pre_norm", norm, y)
         with f.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
@@ -181,7 +181,9 @@ class ZambaLayer(Layer):
         elif self.transformer.idle_adapters:
             others = self.transformer.idle_adapters, "idle"
         role: Role = "own" if sharing is None or sharing.first else "shared"
-        y = f.part("transformer", self.transformer, x, norm=self.norm, others=others, role=role)
+        embedded: Value = f.memo.get("embedded", x)  # x itself in the first layer
+        both = f.cat(x, embedded, axes=(Beside((x.axes, embedded.axes)),))
+        y = f.part("transformer", self.transformer, both, norm=self.norm, out=x.axes, others=others, role=role)
         y = f.linear("linear", y, *x.axes, kind="attention")
         f.hold(added=y)
         read = f.part("mixer_pre_norm", self.norm, f.add(x, y))

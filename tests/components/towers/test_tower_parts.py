@@ -54,7 +54,7 @@ def test_every_kind_of_tower_agrees_with_its_reference(example: Component) -> No
     assert flops(spec, seq=11, phase="training").total == flops(plain, seq=11, phase="training").total
     assert kv(spec, seq=11).bytes == kv(plain, seq=11).bytes
     left = params(spec).left_out["towers"]
-    assert memory(spec, with_towers=True).parts["weights"] - memory(spec).parts["weights"] == 2 * left > 0
+    assert memory(spec, with_towers=True).states.parts["weights"] - memory(spec).states.parts["weights"] == 2 * left > 0
 
 
 @pytest.mark.parametrize("example", VisionTower.examples())

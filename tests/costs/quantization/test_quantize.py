@@ -291,7 +291,7 @@ def test_fp8_modules_of_transformers(tmp_path: Path) -> None:
             "dtype": "bfloat16",
         }
         (tmp_path / "config.json").write_text(json.dumps(data, default=str))
-        use = llmcalc.memory(llmcalc.load(str(tmp_path)))
+        use = llmcalc.memory(llmcalc.load(str(tmp_path))).states
         assert use.quantized is not None
         assert use.weights == bytes_of(model.parameters())
         scales = [p for name, p in model.named_parameters() if name.endswith("scale_inv")]

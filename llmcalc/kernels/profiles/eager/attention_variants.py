@@ -119,7 +119,10 @@ class AttentionVariantKernels(AttentionKernels):
     def do_joint_softmax(self, step: Step) -> None:
         """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
-            raise self.unsupported("one softmax over several cores runs with eager attention, not recomputed, alone")
+            raise self.unsupported(
+                "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
+                "and another --recompute than attention"
+            )
         t, how, named = self.t, step.how, self.frames[-1].named
         parts, (q, v, *selection) = step.ins[: how["parts"]], (self.get(value) for value in step.ins[how["parts"] :])
         scores = self._joined(parts)
@@ -127,10 +130,11 @@ class AttentionVariantKernels(AttentionKernels):
         if how["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
         seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
+        if how["sinks"]:
+            named["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = named["scores"] = t.masked_fill(scores, t.like(seen))
         if how["sinks"]:
-            sink = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
-            whole = t.softmax(t.to(t.cat([scores, sink]), FLOAT32))
+            whole = t.softmax(t.to(t.cat([scores, named["sink"]]), FLOAT32))
             self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
             return
         self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))

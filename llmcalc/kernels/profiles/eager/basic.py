@@ -6,7 +6,9 @@ from typing import Any
 
 from ....algebra import Number
 from ....components.norm import Norm
+from ....flow.axis import Shape
 from ....flow.program import Step
+from ....flow.value import Value
 from ....ops import Weight as VectorWeight
 from ....run.rows import Rows
 from ...lowering import Lowering, Path
@@ -100,7 +102,8 @@ class BasicKernels(Lowering):
         spec: Norm = step.how["spec"]
         value, over, heads = step.ins[0], step.how["over"], getattr(step.op, "heads", None)
         x = self.get(value)
-        if heads is not None:
+        turned = heads is not None or self.norms_heads_first(value, over)
+        if turned:
             x = self.t.transpose(x, 1, 2)
         elif len(over) > 1:
             x = self.flat(value)
@@ -109,7 +112,11 @@ class BasicKernels(Lowering):
         module, name = (self.module_path(), step.name) if like is None else self.modules[id(like)]
         self.modules[id(step.outs[0])] = module, name
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
-        self.set(step.outs[0], y if heads is None else self.t.transpose(y, 1, 2))
+        self.set(step.outs[0], self.t.transpose(y, 1, 2) if turned else y)
+
+    def norms_heads_first(self, value: Value, over: Shape) -> bool:
+        """Whether it counts that the references norm each head of [batch, heads, rows, size]: for no single steps."""
+        return False
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """NormReference.forward. module: the module with its parameters, by default the one that runs."""
@@ -227,4 +234,10 @@ class BasicKernels(Lowering):
         whole = self.t.flatten(self.t.to(logits, read), 0, 1)
         if self.choices.keeps_logits:
             self.logits = [whole]
-        return self.t.nll_loss(self.t.log_softmax(whole), labels)
+        return self.cross_entropy(whole, labels)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of logits [tokens, vocabulary]; under autocast, of a copy in float32 (aten/src/ATen/autocast_mode.h)."""
+        t = self.t
+        read = logits if self.graph.autocast is None else t.to(logits, FLOAT32)
+        return t.nll_loss(t.log_softmax(read), labels)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.norm import Norm
+from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
@@ -16,6 +17,9 @@ from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
+
+HEADS = ("heads", "kv_heads", "half_heads")
+"""The names of axes of heads."""
 
 CHUNKS = 8
 """Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
@@ -113,23 +117,40 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
+    def norms_heads_first(self, value: Value, over: Shape) -> bool:
+        """One kernel has a dense result, in the order of its input's axes."""
+        fused = self.choices.norm == "fused" or self.choices.compiled
+        return fused and len(value.axes) == 2 and len(over) == 1 and value.axes[0].name in HEADS
+
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row."""
+        """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row. On a
+        GPU an input that is not dense is copied for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+        """
         eager = self.choices.norm == "eager" and not self.choices.compiled
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
-        out = graph.new(x.shape, x.dtype)
-        statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
-        ins = [one for one in (x, weight, bias) if one is not None]
+        ins = [one for one in (x, weight, None if spec.type == "rmsnorm" else bias) if one is not None]
         shapes = [(one.shape, one.dtype) for one in ins]
 
-        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            return [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+        def dense(tensor: Tensor) -> Tensor | None:
+            copied = self.choices.workspace and not tensor.is_contiguous
+            return graph.new(tensor.shape, tensor.dtype) if copied else None
 
-        return record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
+        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
+            copies = dense(g), dense(x)
+            made = [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+            del copies
+            return made
+
+        copy = dense(x)
+        out = graph.new(x.shape, x.dtype)
+        statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
+        del copy
+        made = record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
+        return self.t.add(made, bias) if spec.type == "rmsnorm" and bias is not None else made
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -238,7 +259,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         for chunk in chunks:
             rows = t.flatten(t.slice(t.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
             whole = t.flatten(t.to(chunk, read), 0, 1)
-            loss = self._compiled_loss(whole) if self.choices.compiled else t.nll_loss(t.log_softmax(whole), rows)
+            loss = self._compiled_loss(whole) if self.choices.compiled else self.cross_entropy(whole, rows)
             del whole
             total = loss if total is None else t.add(total, loss)
         assert total is not None
