@@ -62,7 +62,7 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Does it fit, and what would make it fit?
+    """Whether a run fits, and what would make it fit.
     Exit code 1 if it does not fit.
     """
     if users is not None:

@@ -32,7 +32,7 @@ class Region:
         self.graph, self.run, self.early, self.kept = graph, run, early, kept
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
-        self.arguments = [(graph.keep(tensor), tensor.needs_grad) for tensor in arguments]
+        self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
         self.autocast = graph.autocast
         self.packed: list[ref[_Later]] = []
         self.again: list[Tensor | None] | None = None
@@ -63,7 +63,7 @@ class Region:
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_again(graph, kept.unpack(), wanted) for kept, wanted in self.arguments])
+            self.run([_again(graph, kept.unpack(), *how) for kept, *how in self.arguments])
         except _Stop:
             pass
         finally:
@@ -124,10 +124,13 @@ class _Recalled:
         return out
 
 
-def _again(graph: Graph, tensor: Tensor, wanted: bool) -> Tensor:
-    """The same tensor, which an operation has made. wanted: whether it wants a gradient, which nothing passes on."""
+def _again(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
+    """The same tensor. leaf: whether it is trained, or no operation has made it that passes gradients on.
+
+    wanted: whether it wants a gradient, which here nothing passes on.
+    """
     made = tensor.detached()
-    made.node = Node(graph, "argument", (), lambda *_: ()) if wanted else None
+    made.leaf, made.node = leaf, Node(graph, "argument", (), lambda *_: ()) if wanted and not leaf else None
     return made
 
 

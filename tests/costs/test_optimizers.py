@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -107,11 +106,11 @@ def steps(name: str, net: nn.Module, momentum: bool = False) -> list[torch.optim
 
 
 def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the weights of linear layers inside layers; AdamW for the rest, stacked matrices too: Muon refuses them."""
+    """Muon for the weights of linear layers inside layers; AdamW for the rest, and for stacks, which Muon refuses."""
     hidden = {
         id(module.weight): module.weight
         for path, module in net.named_modules()
-        if isinstance(module, nn.Linear) and {"layers", "block"}.intersection(path.split("."))
+        if isinstance(module, nn.Linear) and "layers" in path.split(".")
     }
     rest = [p for p in net.parameters() if id(p) not in hidden]
     return [torch.optim.Muon(list(hidden.values())), torch.optim.AdamW(rest, foreach=False)]
