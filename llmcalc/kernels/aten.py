@@ -499,9 +499,21 @@ class Aten:
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat, turned), (*rows, weight.shape[0]))
-        out = self.mm(self.reshape(x, (count(rows), x.shape[-1])), turned)
-        out = self.reshape(out, (*rows, weight.shape[0]))
+        if self._folds(x, weight):
+            out = self.reshape(self.mm(self.reshape(x, (count(rows), x.shape[-1])), turned), (*rows, weight.shape[0]))
+        else:
+            out = self._matmul(x, turned)
         return out if bias is None else self.add(out, bias)
+
+    def _folds(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether a product of rows is one of a matrix: always if the weight is trained, else if x need not be copied.
+
+        Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
+        """
+        if weight.needs_grad or not self.graph.enabled:
+            return True
+        sides = range(len(x.shape) - 2)
+        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in sides)
 
     def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, by a matrix of its own."""

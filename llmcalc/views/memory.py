@@ -43,7 +43,7 @@ PHASE_COLUMNS = (
     Column("phase", "phase", justify="left"),
     Column("bytes", f"most, {units.GIB.name}", units.GIB.write),
     Column("node", "where", justify="left", brief=_shortened),
-    Column("course", "from its beginning to its end", justify="left"),
+    Column("course", "from start to end", justify="left"),
 )
 
 FIT_COLUMNS = (

@@ -20,6 +20,7 @@ from llmcalc.run.rows import SOURCE, TOKENS
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Phase, Workload
 from llmcalc.verify import variants
+from llmcalc.verify.shapes import Remembered
 from tests.kernels.models import Logged
 from tests.kernels.witness import Alive
 
@@ -120,7 +121,7 @@ def by_torch(
     mode.log = lines
     store: dict[Any, Any] = {}
     found = []
-    with torch.no_grad(), variants.running(choices), mode:
+    with torch.no_grad(), variants.running(choices), Remembered(), mode:
         for i, tokens in enumerate(passes):
             before = len(lines)
             out = module(

@@ -202,6 +202,10 @@ def _count(spec: ModelSpec, seq: int) -> None:
         assert kv(spec, seq=seq).bytes >= 0
 
 
+FORWARDING = ("shapes", "counter")
+"""Modules of llmcalc.verify whose dispatch modes only forward an operation of the class."""
+
+
 def _raised_in_transformers(error: BaseException) -> bool:
     """Whether an exception was raised in `transformers`, called by llmcalc, and not in llmcalc code that it called
     back.
@@ -212,7 +216,7 @@ def _raised_in_transformers(error: BaseException) -> bool:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if theirs in Path(frame.filename).parents:
             return True
-        if ours in Path(frame.filename).parents and frame.name != "__torch_dispatch__":  # it only forwards an op
+        if ours in Path(frame.filename).parents and Path(frame.filename).stem not in FORWARDING:
             return False
     return False
 
