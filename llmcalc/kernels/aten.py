@@ -469,7 +469,7 @@ class Aten:
     def _low(self, x: Tensor) -> Tensor:
         """What a product reads under autocast: a copy of the lower type; of a weight, one for the whole pass.
 
-        A product's arguments are copied from the last to the first, and live beside the copies until it has run. Source:
+        A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
         """
         low = self.graph.autocast

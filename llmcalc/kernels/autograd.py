@@ -226,6 +226,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
                             heapq.heappush(queue, (-target[0].number, target[0]))
                 del given
                 if isinstance(target, Tensor):
+                    attributes.append(target)  # by the node that accumulates its gradient
                     waiting[key[0]] -= 1
                     if not waiting[key[0]] and key in held:
                         _accumulate(graph, target, held.pop(key))
@@ -259,8 +260,8 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
             continue
         if given.shape != shape:  # the gradient of what was broadcast is summed
             outs[i] = given = graph.new(shape, given.dtype)
-        if given.dtype is not dtype:
-            outs[i] = graph.new(shape, dtype)
+        if given.dtype is not dtype:  # the order of axes stays
+            outs[i] = graph.new(shape, dtype, elementwise(((given.shape, given.strides),), shape))
         del given
     return outs
 

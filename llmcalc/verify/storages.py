@@ -48,9 +48,14 @@ class Alive(TorchDispatchMode):
         self.now = self.peak = 0
         self.log: list[str] | None = [] if log else None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Otherwise torch wraps every call in two more, which keep torch.compile out."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
+        for tensor in [out] if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
                 self._follow(tensor, func)
         return out
@@ -90,6 +95,16 @@ def saved_bytes(out: torch.Tensor, known: set[Any], device: str) -> int:
     return sum(kept.values())
 
 
+_SAVED: dict[Any, list[str]] = {}
+"""Kind of node → the attributes that are saved for the backward pass."""
+
+
+def _saved_by(kind: Any) -> list[str]:
+    if kind not in _SAVED:
+        _SAVED[kind] = [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
+    return _SAVED[kind]
+
+
 def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
     """Every tensor that a node of the graph behind `out` saves for the backward pass."""
     found: list[torch.Tensor] = []
@@ -97,8 +112,7 @@ def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
     seen: set[Any] = set(todo)
     while todo:
         node = todo.pop()
-        names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
-        leaves = tree_leaves([getattr(node, name) for name in names])
+        leaves = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
         found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for below, _ in node.next_functions:
             if below is not None and below not in seen:

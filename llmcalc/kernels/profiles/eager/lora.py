@@ -181,17 +181,19 @@ class LoraKernels(BasicKernels):
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x·Wᵀ, plus the adapter's output if the layer has one."""
-        made = self.product(x, weight, bias, step.outs[0].width)
+        width = step.outs[0].width
         if not self.has_adapter(step):
-            return made
-        return self._adapted(step.name, x, made, weight)
+            return self.product(x, weight, bias, width)
+        return self._adapted(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
 
     def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         how = self.adapters
         if how is not None and how.library == "litgpt" and name in how.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
-        made = self.product(x, weight, bias, weight.shape[0])
-        return made if how is None or name not in how.targets else self._adapted(name, x, made, weight, module)
+        width = weight.shape[0]
+        if how is None or name not in how.targets:
+            return self.product(x, weight, bias, width)
+        return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
         """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
