@@ -10,7 +10,7 @@ from ..flow.tree import Place, Use
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
-from ..run.recompute import Recompute, check_nodes
+from ..run.recompute import NONE, Recompute, check_nodes
 from ..run.sight import Sight
 
 SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
@@ -34,7 +34,7 @@ def recomputed(spec: ModelSpec, sight: Sight, include: frozenset[str] = frozense
     Raises `InputError` for a module that no layer has.
     """
     how, total = sight.execution.recompute, 0
-    if sight.phase != "training":
+    if sight.phase != "training" or how == NONE:
         return total
     if how.nodes:
         check_nodes(how.nodes, (path for layer, _ in _layers(spec, sight) for path, _ in _below(layer)))
@@ -58,7 +58,7 @@ def skipped_by_early_stop(spec: ModelSpec, sight: Sight, include: frozenset[str]
     the values.
     """
     how, total = sight.execution.recompute, 0
-    if sight.phase != "training" or how.kept:
+    if sight.phase != "training" or how == NONE or how.kept:
         return total
     for layer, scope in _layers(spec, sight):
         if how.core:

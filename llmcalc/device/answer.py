@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from ..errors import InputError
+from ..kernels.lowering import RECORDED
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
 from .allocator import CachingAllocator
@@ -15,7 +17,7 @@ from .fold import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
 from .recording import Recorded
 from .runtime import HOPPER, Runtime
 from .training import Replayed, Training, record
-from .unfolding import RECORDED, Blocks, Irregular, Unfolding
+from .unfolding import Blocks, Irregular, Unfolding
 
 Status: TypeAlias = Literal["exact", "source", "estimate"]
 
@@ -24,6 +26,9 @@ MANY = 64
 
 SOME = 4, 20
 """Layers of the two runs from which what the allocator adds to a run with more layers is extrapolated."""
+
+MOST = 1000
+"""Layers that are recorded one by one, at most: those outside of the repeats of a pattern."""
 
 MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 """The parts of a pass or of a training step, in order."""
@@ -179,10 +184,12 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
     """
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED]
     few = {i: stacks[i].kinds(RECORDED) for i in grow}
+    _check_layers(stack.alone if i in few else stack.layers for i, stack in enumerate(stacks))
     try:
         runs = [Unfolding(one, stacks, grow) for one in run(few, runtime.workspace)]
     except Irregular:
         grow = []
+        _check_layers(stack.layers for stack in stacks)
         runs = [Unfolding(one, stacks, grow) for one in run({}, runtime.workspace)]
 
     def counted(layers: Mapping[int, int]) -> Replayed:
@@ -204,6 +211,13 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
     found.slop, found.slop_after = taken.slop, taken.slop_after
     found.reserved = found.peak[1].bytes + taken.slop + taken.free
     return found, whole
+
+
+def _check_layers(alone: Iterable[int]) -> None:
+    """Raises `InputError` for more layers than are recorded one by one."""
+    layers = sum(alone)
+    if layers > MOST:
+        raise InputError(f"{layers:,} layers that repeat no pattern are too many for memory; expected at most {MOST:,}")
 
 
 def _joined(found: Sequence[Replayed]) -> Replayed:

@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from ..flow.program import Scope
-from ..kernels.lowering import in_order, periodic
+from ..kernels.lowering import in_order, pattern
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
 from .training import Replayed
 
 FEW = 3
 """Repeats that a folded run has: the first, one between, and the last."""
+
+LISTED = 1000
+"""How many repeats of a pattern a timeline lists, at most (about): of more, some at equal distances, and the last."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Loop:
 
     path: of its layers. before: layers before the pattern begins. period: layers in it. repeats: whole repeats of it.
     times: how many repeats of the pattern of kinds one repeat of this pattern has, 1 by default. rest: how many of them
-        come after the last whole repeat.
+        come after the last whole repeat. after: layers after those, which follow no pattern.
     """
 
     path: str
@@ -36,11 +39,17 @@ class Loop:
     repeats: int
     times: int = 1
     rest: int = 0
+    after: int = 0
+
+    @property
+    def alone(self) -> int:
+        """The layers outside of the repeats."""
+        return self.before + self.rest * (self.period // self.times) + self.after
 
     @property
     def layers(self) -> int:
-        """The layers before the pattern and in its whole repeats."""
-        return self.before + self.period * self.repeats
+        """All layers of the stack."""
+        return self.alone + self.period * self.repeats
 
     def holds(self, place: Place) -> bool:
         """Whether a place is a layer of this stack, or in one."""
@@ -76,11 +85,12 @@ def loops(spec: ModelSpec, every: int = 1) -> list[Loop]:
     found = []
     for above, kinds in _stacks(spec.program().root):
         order = list(in_order(kinds))
-        before, period = periodic(order)
+        before, period, repeats = pattern(order)
+        after = len(order) - before - period * repeats
         path = ".".join((*above, kinds[0].name))
         times = lcm(period, every) // period
-        repeats, rest = divmod((len(order) - before) // period, times)
-        found.append(Loop(path, before, period * times, repeats, times, rest))
+        repeats, rest = divmod(repeats, times)
+        found.append(Loop(path, before, period * times, repeats, times, rest, after))
     return found
 
 
@@ -193,7 +203,9 @@ def node_of(place: Place, stacks: list[Loop]) -> str:
 
 
 def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
-    """Every place of the whole model in the order in which a pass runs: phase, node, the most bytes there.
+    """The places of the whole model in the order in which a pass runs: phase, node, the most bytes there.
+
+    Every layer of a stack is there; of a stack of thousands, about a thousand at equal distances.
 
     found: of `folded`, or of a run of all layers.
     """
@@ -207,8 +219,9 @@ def unfolded(found: Replayed, stacks: list[Loop]) -> list[tuple[str, str, int]]:
         phase = block[0][0].phase
         before, rest = f"{inside.path}.", len(inside.path)
         lines = [(place.turn, place.path[rest:], bytes, found.slopes.get(place, 0)) for place, bytes in block]
-        turns = range(inside.repeats - FEW + 1)
-        for k in reversed(turns) if phase == "backward" else turns:
+        last = inside.repeats - FEW
+        turns = sorted({*range(0, last, last // LISTED + 1), last}, reverse=phase == "backward")
+        for k in turns:
             further = k * inside.period
             points.extend(
                 [(phase, f"{before}{turn + further}{path}", bytes + k * slope) for turn, path, bytes, slope in lines]

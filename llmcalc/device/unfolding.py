@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
+from ..kernels.lowering import RECORDED
 from ..kernels.meter import Device, Meter, Place
 from .fold import Loop
 from .recording import FREED, KEPT, NAMED, OWNED, PLACED, TAKEN, Event, Recorded
 from .training import Replayed
-
-RECORDED = 4
-"""Repeats of each pattern in the recorded run: the first, two between that are compared, and the last."""
 
 LAST = RECORDED - 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..algebra import Number, is_zero
 from ..components.stack import BASE, SHARED
@@ -778,22 +778,52 @@ def in_order(kinds: list[Scope]) -> Iterator[Scope]:
         yield at[i]
 
 
-def periodic(order: Sequence[Scope]) -> tuple[int, int]:
-    """(layers before a pattern of kinds begins to repeat, layers in the pattern)."""
-    for first in range(len(order)):
-        for period in range(1, (len(order) - first) // 3 + 1):
-            if all(a is b for a, b in zip(order[first:], order[first + period :], strict=False)):
-                return first, period
-    return 0, len(order)
+class Pattern(NamedTuple):
+    """Kinds of layers that come again and again.
+
+    first: layers before it begins. period: layers in it. repeats: how often it comes.
+    """
+
+    first: int
+    period: int
+    repeats: int
+
+
+LONGEST = 100
+"""The most layers that a pattern has."""
+
+
+RECORDED = 4
+"""Repeats of a pattern in a run from which all repeats are known: the first, two between, and the last."""
+
+
+def pattern(order: Sequence[Scope]) -> Pattern:
+    """The pattern that leaves the RECORDEDest layers to run, if it is run `RECORDED` times.
+
+    If the layers follow none, all of them are one repeat of it.
+    """
+    size = len(order)
+    found, layers = Pattern(0, size, 1), size
+    for period in range(1, min(size // RECORDED, LONGEST) + 1):
+        if RECORDED * period >= layers:
+            break
+        first = 0
+        for i in range(period, size + 1):
+            if i < size and order[i] is order[i - period]:
+                continue
+            repeats = (i - first) // period
+            if repeats > RECORDED and size - (repeats - RECORDED) * period < layers:
+                found, layers = Pattern(first, period, repeats), size - (repeats - RECORDED) * period
+            first = i - period + 1
+    return found
 
 
 def folded(order: list[Scope], turns: int | None) -> list[Scope]:
     """The layers with only that many repeats of their pattern; all of them by default."""
     if turns is None:
         return order
-    first, period = periodic(order)
-    whole = (len(order) - first) // period
-    return [*order[:first], *order[first : first + period] * turns, *order[first + period * whole :]]
+    first, period, repeats = pattern(order)
+    return [*order[:first], *order[first : first + period] * turns, *order[first + period * repeats :]]
 
 
 def _among(value: Value | None, made: set[int]) -> int | None:

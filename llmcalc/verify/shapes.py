@@ -104,9 +104,7 @@ def _made(kept: Any) -> Any:
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-_PLAIN = frozenset(
-    {bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format}
-)
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format})
 
 
 def key_of(value: Any) -> Hashable | None:

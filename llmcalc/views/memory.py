@@ -312,9 +312,11 @@ def _phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _in_time(points: Sequence[Point]) -> Sequence[Point]:
     """The modules in the order in which they ran, without those that only hold others."""
-    names = {point.node for point in points}
-    inner = [point for point in points if not any(name.startswith(f"{point.node}.") for name in names if name)]
-    return [point for point in inner if point.node] or points
+    holders = {point.node.rpartition(".")[0] for point in points}
+    for name in list(holders):
+        while name := name.rpartition(".")[0]:
+            holders.add(name)
+    return [point for point in points if point.node and point.node not in holders] or points
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from llmcalc.device.answer import training_memory
 from llmcalc.device.fold import folded, loops
 from llmcalc.device.runtime import HOPPER
 from llmcalc.device.training import Replayed, Training, record, replay
-from llmcalc.device.unfolding import RECORDED, Unfolding
+from llmcalc.device.unfolding import Unfolding
+from llmcalc.kernels.lowering import RECORDED
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import recompute_of
 

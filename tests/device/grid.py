@@ -334,5 +334,3 @@ def adapters(spec: ModelSpec, value: str) -> Adapters | None:
     held = (one for one in held_tensors(spec.tree()) if one.by_muon and one.kind != "router")
     targets = frozenset(one.path.rpartition(".")[2] for one in held)
     return Adapters(3, targets, dropout="dropout" in value, dtype=FLOAT32 if value == "fp32" else BFLOAT16)
-
-

@@ -19,9 +19,10 @@ from llmcalc.device.inference import Inference, record_inference, replay_inferen
 from llmcalc.device.recording import FREED, Event, Recorded, passing, repeatable
 from llmcalc.device.runtime import Runtime
 from llmcalc.device.training import Training, record, replay
-from llmcalc.device.unfolding import RECORDED, Irregular, Unfolding
+from llmcalc.device.unfolding import Irregular, Unfolding
 from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.lowering import RECORDED
 from llmcalc.kernels.tensor import FLOAT32
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import recompute_of
