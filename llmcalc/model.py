@@ -196,9 +196,13 @@ class ModelSpec(Part):
         copy.__dict__.pop("recorded", None)
         return copy
 
-    def program(self) -> Flow:
-        """The program of the model, step by step from its tokens to its output."""
-        f, hidden, vocab = Flow(), Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+    def program(self, flow: Flow | None = None) -> Flow:
+        """The program of the model, step by step from its tokens to its output.
+
+        flow: what records it, a new one by default.
+        """
+        f = Flow() if flow is None else flow
+        hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
         if two and self._reads_own_input:

@@ -627,15 +627,30 @@ class Lowering:
             self._leave(takes)
             self.forget(gives.storage)
             return out
-        return self.checkpointed(self.replayed(frame, takes, gives), [x])
+        return self.checkpointed(self.replayed(frame, takes, gives), [x, *self.carried.values()])
+
+    @property
+    def carried(self) -> dict[Any, Tensor]:
+        """What a layer has kept for the layer above (`Flow.carry`)."""
+        return {key: tensor for key, tensor in self.memo.items() if isinstance(key, tuple) and key[0] == CARRIED}
+
+    def carry(self, tensors: dict[Any, Tensor]) -> None:
+        """Puts these tensors in the place of those that are carried."""
+        for key in self.carried:
+            del self.memo[key]
+        self.memo.update(tensors)
 
     def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
-        """A function that runs a layer, now or in the backward pass: what it reads beside x stays as it is now."""
+        """A function that runs a layer, now or in the backward pass: what it reads beside its arguments stays as it is
+        now. Its arguments are x and what the layer below carries.
+        """
         above, memo = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames], self.memo
+        below, first = tuple(self.carried), True
         outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
         made = (self.kept & self.makes[id(frame.scope)]) - {id(gives.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
+            nonlocal first
             before = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
                 {**outside, id(takes): arguments[0]},
@@ -643,12 +658,16 @@ class Lowering:
                 list(above),
                 memo,
             )
+            now, again, first = self.carried, not first, False
+            self.carry(dict(zip(below, arguments[1:], strict=True)))
             try:
                 self.module(Frame(frame.scope, turn=frame.turn, owner=frame.owner))
                 out = self.get(gives)
                 before[0].update({key: self.values[key] for key in made if key in self.values})
                 return out
             finally:
+                if again:
+                    self.carry(now)
                 self.values, self.bound, self.frames, self.memo = before
 
         return run
@@ -762,6 +781,9 @@ def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
                 yield path, item
             yield from modules_below(item, f"{path}.")
 
+
+CARRIED = "carried"
+"""The first part of the keys of `Lowering.memo` under which a layer keeps a value for the layer above."""
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
 """Verbs of steps that may read what an earlier pass has cached in the place of values of this pass."""

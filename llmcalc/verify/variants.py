@@ -259,13 +259,35 @@ def checkpoints(module: nn.Module, how: Recompute) -> None:
     again = partial(checkpoint, use_reentrant=how.reentrant, preserve_rng_state=False)
     if how.kept:
         again = partial(again, context_fn=chosen(how.kept))
+    carries = any(hasattr(part, "below_scale") for part in module.modules())
     for name, part in [*module.named_modules()]:
         above, _, own = name.rpartition(".")
         below = _below_a_layer(name)
         layer = own.isdigit() and above.rpartition(".")[2] == "layers"
         core = how.core and is_core(name)
-        if core or below in how.nodes or (layer and how.layers and int(own) % how.every == 0):
+        runs_again = layer and how.layers and int(own) % how.every == 0
+        if runs_again and carries:
+            part.forward = partial(_carrying, again, part.forward)
+        elif runs_again or core or below in how.nodes:
             part.forward = partial(again, part.forward)
+
+
+def _carrying(again: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any) -> Any:
+    """Runs a layer whose router reads the hidden state of the router below, now and in the backward pass.
+
+    That state is an argument and a result, as in transformers/models/zaya/modeling_zaya.py: otherwise the layer would
+    read the last layer's when it runs again.
+    """
+
+    def once(x: Any, routed: Any) -> Any:
+        outside, run.routed = run.routed, routed
+        try:
+            return forward(x, run), run.routed
+        finally:
+            run.routed = outside
+
+    out, run.routed = again(once, x, run.routed)
+    return out
 
 
 def _below_a_layer(name: str) -> str:

@@ -55,11 +55,15 @@ def without_values(
     choices: Choices = EAGER,
     adapters: Adapters | None = None,
     dtype: str = "bfloat16",
+    adds_in_place: bool = False,
 ) -> Held:
-    """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`."""
+    """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
+
+    adds_in_place: whether gradients may be added in place; under a dispatch mode, which `by_torch` is, torch never does.
+    """
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)
-    graph.adds_in_place = False  # under a dispatch mode, which the witness is, torch never does
+    graph.adds_in_place = adds_in_place
     run = Eager(
         graph,
         Sight(Workload(batch=batch, seq=seq, source=seq, phase="training")),

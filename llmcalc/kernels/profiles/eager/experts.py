@@ -10,7 +10,7 @@ from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
-from ...lowering import Lowering
+from ...lowering import CARRIED, Lowering
 from ...tensor import FLOAT32, INT32, INT64, Tensor
 
 ALIGNED = 16
@@ -73,11 +73,15 @@ class ExpertKernels(Lowering):
         self.set(step.outs[1], chosen)
 
     def do_carry(self, step: Step) -> None:
-        x, key = self.get(step.ins[0]), ("carried", step.how["slot"])
-        if len(step.ins) > 1 and (self.recompute.layers or self.recompute.nodes):
+        x, key = self.get(step.ins[0]), (CARRIED, step.how["slot"])
+        if len(step.ins) > 1 and self.recompute.reentrant:
+            raise self.unsupported(
+                "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
+            )
+        if len(step.ins) > 1 and any(id(frame.scope) in self.again for frame in self.frames):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
-                "none or attention"
+                "full, or nodes without this module"
             )
         if len(step.ins) > 1 and key in self.memo:
             x = self.t.add(x, self.t.mul(self.memo[key], self.get(step.ins[1])))

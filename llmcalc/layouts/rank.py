@@ -1,0 +1,240 @@
+"""The program of one rank: recorded with that rank's sizes, and of a pipeline's stage with its layers alone.
+
+A layout divides axes by their names. What a part computes with a divided axis is that rank's share of it, so
+parameters, operations, caches and kernels of a rank follow from its program as those of the model from the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+from .. import ops
+from ..algebra import Number
+from ..errors import InputError
+from ..flow.axis import Axis, Beside
+from ..flow.program import Item, Scope, Step
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from ..model import ModelSpec
+from ..run.layout import Coordinates, Layout, Stage
+from ..run.rows import TOKENS, Rows
+
+TENSOR = frozenset({"heads", "kv_heads", "key_heads", "ffn", "vocab", "groups", "inner"})
+"""The axes that tensor parallelism divides."""
+
+FIELDS = {
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "key_heads": "linear_num_key_heads",
+    "ffn": "intermediate_size",
+    "expert_ffn": "the intermediate_size of an expert",
+    "vocab": "vocab_size",
+    "experts": "num_experts",
+    "groups": "n_groups",
+}
+"""What an axis is called in a configuration."""
+
+NEAR_ROWS = frozenset({"vocab"})
+"""Axes whose last shard may be shorter than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard(Axis):
+    """One rank's part of an axis. whole: how long the axis is. degree: ranks that divide it."""
+
+    whole: Number = None
+    degree: int = 1
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How long axes are on one rank. at: where the rank stands."""
+
+    layout: Layout
+    at: Coordinates
+
+    def degree(self, name: str) -> int:
+        """The ranks that divide the axes of that name; of experts, only where they are weights."""
+        if name == "expert_ffn":
+            return self.layout.expert_tp
+        return self.layout.tp if name in TENSOR else 1
+
+    def axis(self, axis: Axis) -> Axis:
+        """The rank's part of an axis. Raises `InputError` for a size that the layout does not divide."""
+        if isinstance(axis, Shard):
+            return axis
+        where = self.at.etp if axis.name == "expert_ffn" else self.at.tp
+        return self.part(axis, self.degree(axis.name), where)
+
+    def experts(self, axis: Axis) -> Axis:
+        """The rank's experts."""
+        return axis if isinstance(axis, Shard) else self.part(axis, self.layout.ep, self.at.ep)
+
+    def part(self, axis: Axis, degree: int, where: int) -> Axis:
+        """Part `where` of `degree` parts of an axis."""
+        size = axis.size
+        if degree == 1 or not isinstance(size, int):
+            return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
+        if axis.name in NEAR_ROWS:
+            each = -(-size // degree)
+            return Shard(axis.name, max(0, min(each, size - each * where)), size, degree)
+        if axis.name == "kv_heads" and degree % size == 0:
+            return Shard(axis.name, 1, size, degree)
+        if size % degree:
+            option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
+            fit = ", ".join(str(n) for n in range(1, min(size, 4 * degree) + 1) if size % n == 0)
+            raise InputError(
+                f"{option} {degree}: does not divide {FIELDS.get(axis.name, axis.name)} {size}; expected one of {fit}"
+            )
+        return Shard(axis.name, size // degree, size, degree)
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def _shared(verb: Verb) -> Verb:
+    """The verb with the rank's part of each axis that it is given."""
+
+    @wraps(verb)
+    def recorded(self: RankFlow, *args: Any, **more: Any) -> Any:
+        own = self.own
+        return verb(self, *map(own, args), **{name: own(value) for name, value in more.items()})
+
+    return recorded  # type: ignore[return-value]
+
+
+class RankFlow(Flow):
+    """Records the operations of parts with the sizes of one rank.
+
+    shares: how long its axes are. stage: the layers that it has; None for all.
+    entry: the value that enters the first of its layers, which another rank sends. exit: the output of the last.
+    """
+
+    def __init__(self, shares: Shares, stage: Stage | None) -> None:
+        super().__init__()
+        self.shares, self.stage = shares, stage
+        self.entry: Value | None = None
+        self.exit: Value | None = None
+        self.tables: dict[int, Weight] = {}  # of the embedding that is looked up → the one that this stage has
+
+    def own(self, given: Any) -> Any:
+        """The rank's part of an axis, of axes side by side, or of each axis of a shape; anything else as it is."""
+        if isinstance(given, Axis):
+            return self.shares.axis(given)
+        if isinstance(given, Beside):
+            return Beside(tuple(self.own(part) for part in given.parts), given.name)
+        if type(given) is tuple and given and all(isinstance(one, (Axis, Beside)) for one in given):
+            return tuple(map(self.own, given))
+        return given
+
+    def linear(self, name: str, x: Value, *out: Axis | Beside, **how: Any) -> Value:
+        if how.get("weight") is not None:
+            how["weight"] = self._here(how["weight"])
+        return super().linear(name, x, *map(self.own, out), **how)
+
+    def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
+        here = self._here(weight)
+        if here.made:
+            return super().look_up(here, of)
+        op = ops.Embedding(here.ins[0].size, self.n(here.out))
+        return self.step("table", here.name, (), Value(of, here.out), op=op, weight=here, by="ids")
+
+    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **how: Any) -> tuple[Value, Weight]:
+        made, weight = super().table(name, self.own(rows), *map(self.own, dim), **how)
+        self.tables[id(weight)] = weight
+        return made, weight
+
+    def _here(self, weight: Weight) -> Weight:
+        """The weight itself; of a table that only the first stage has, this stage's copy of it."""
+        if self.stage is None or self.stage.first or id(weight) not in self.tables:
+            return weight
+        if self.tables[id(weight)] is weight:
+            self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
+        return self.tables[id(weight)]
+
+    def experts(self, name: str, x: Value, experts: Axis, top_k: Number, *out: Axis | Beside, **how: Any) -> Value:
+        return super().experts(name, x, self.shares.experts(experts), top_k, *map(self.own, out), **how)
+
+    def layers(
+        self,
+        x: Value,
+        run: Callable[[Value], Value],
+        repeat: Number,
+        which: Sequence[int] | None,
+        name: str = "layers",
+        **about: Any,
+    ) -> Value:
+        if self.stage is None or name != "layers":
+            return super().layers(x, run, repeat, which, name, **about)
+        every = range(repeat) if which is None else which
+        kept = [i for i in every if i in self.stage.layers]
+        if not kept:
+            return x
+        if self.entry is None and not self.stage.first:
+            x = self.entry = Value(x.rows, x.axes)
+        self.exit = super().layers(x, run, len(kept), kept, name, **about)
+        return self.exit
+
+    def cut(self) -> None:
+        """Leaves what this stage runs: the first alone has the embedding, the last alone what reads the output."""
+        if self.stage is None:
+            return
+        places = [i for i, item in enumerate(self.root.items) if isinstance(item, Scope) and item.name == "layers"]
+        start, end = places[0], places[-1]
+        before, inside, after = self.root.items[:start], self.root.items[start : end + 1], self.root.items[end + 1 :]
+        before = before if self.stage.first else [item for item in before if _is_frame(item)]
+        after = after if self.stage.last else [item for item in after if _is_frame(item)]
+        self.root.items = [*before, *inside, *after]
+        if not self.stage.last:
+            self.result = self.exit
+
+
+WITH_AXES = (
+    "unread_table",
+    "norm",
+    "normalized",
+    "conv",
+    "vector",
+    "buffer",
+    "state",
+    "core",
+    "per_group",
+    "blocks",
+    "repeat",
+    "split",
+    "take",
+    "flat",
+    "copies",
+    "cat",
+    "absorb",
+    "sum",
+    "joint_softmax",
+    "sinusoids",
+    "added_sinusoids",
+)
+"""The verbs of the recorder that parts give axes to, besides those above."""
+
+for _name in WITH_AXES:
+    setattr(RankFlow, _name, _shared(getattr(Flow, _name)))
+
+
+def _is_frame(item: Item) -> bool:
+    """Whether it says only where a function of the forward pass begins or ends."""
+    return isinstance(item, Step) and item.verb in ("enter", "leave")
+
+
+def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | None = None) -> RankFlow:
+    """The program of one rank of a layout.
+
+    stage: the layers that it has, with what comes before the first and after the last; by default all of the model.
+    Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
+    """
+    if stage is not None and spec.kind == "encoder-decoder" and not (stage.first and stage.last):
+        raise InputError("--pp: a pipeline of an encoder-decoder is not modelled; expected --pp 1")
+    flow = RankFlow(Shares(layout, layout.at(rank)), stage)
+    spec.program(flow)
+    flow.cut()
+    return flow
