@@ -285,27 +285,44 @@ class Options:
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of `Options` in the place of its parameter `settings`, which gets them as one."""
-    signature = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    options = get_type_hints(Options, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        if name != "settings":
-            parameters.append(parameter.replace(annotation=hints[name]))
-            continue
-        parameters += [
-            inspect.Parameter(one, parameter.kind, default=getattr(Options, one), annotation=kind)
-            for one, kind in options.items()
-        ]
 
-    def run(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in options}
+    def settings(chosen: dict[str, Any]) -> Settings:
         for name in ("lora_targets", "modules_to_save"):
             chosen[name] = _split(chosen[name])
-        command(settings=Settings(**chosen), **given)
+        return Settings(**chosen)
 
-    run.__doc__ = command.__doc__
-    run.__name__ = command.__name__
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
+    return takes("settings", Options, settings)(command)
+
+
+def takes(
+    name: str, options: type, made: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the attributes of a class as options, in the place of one of its parameters.
+
+    name: the parameter, which gets what `made` returns of the options' values.
+    """
+
+    def changed(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        hints = get_type_hints(command, include_extras=True)
+        kinds = get_type_hints(options, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for one, parameter in signature.parameters.items():
+            if one != name:
+                parameters.append(parameter.replace(annotation=hints[one]))
+                continue
+            parameters += [
+                inspect.Parameter(each, parameter.kind, default=getattr(options, each), annotation=kind)
+                for each, kind in kinds.items()
+            ]
+
+        def run(**given: Any) -> None:
+            command(**{name: made({each: given.pop(each) for each in kinds})}, **given)
+
+        run.__doc__ = command.__doc__
+        run.__name__ = command.__name__
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return changed

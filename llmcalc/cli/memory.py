@@ -7,14 +7,18 @@ import typer
 
 from .. import units
 from ..costs.resident import fits
+from ..device.cluster import Cluster, worst
 from ..device.memory import memory
-from ..device.runtime import runtime_of
+from ..device.runtime import Runtime, runtime_of
 from ..device.settings import Settings
+from ..layouts.asked import Asked
 from ..optional import included
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
+from ..views.cluster import report as cluster_report
 from ..views.memory import report
 from .device_options import CublasWorkspace, takes_settings
 from .hardware import accelerators, complete_name
+from .layout_options import takes_layout
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -42,9 +46,11 @@ ASSUMED = "H100"
 
 
 @takes_settings
+@takes_layout
 def command(
     target: Target,
     settings: Settings,
+    asked: Asked,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -61,8 +67,9 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Memory of one device: what fills it, and when.
-    Weights, cache, gradients, optimizer states and activations, and the accelerators that hold them.
+    """Memory of a device: what fills it, and when.
+    Weights, cache, gradients, optimizer states and activations, and the accelerators that hold them; of many devices,
+    every rank that differs.
     """
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     named = accelerators(hardware)
@@ -77,12 +84,24 @@ def command(
             preset.config,
             runtimes[0] if runtimes else runtime_of(None, cublas_workspace, expandable),
         )
-        needed = [found.on(runtime).device_bytes for runtime in runtimes]
+        cluster = Cluster(found, asked.layout(), asked.kernels(), asked.framework_version or "")
+
+        def needed(runtime: Runtime) -> int:
+            if asked.anything:
+                return worst(cluster.on(runtime)).device.device_bytes
+            return found.on(runtime).device_bytes
+
         if named:
-            fitting = [fit for one, bytes in zip(named, needed, strict=True) for fit in fits(bytes, [one])]
+            fitting = [
+                fit for one, runtime in zip(named, runtimes, strict=True) for fit in fits(needed(runtime), [one])
+            ]
         else:
-            fitting = fits(found.device.device_bytes, map(load_hardware, COMMON_HARDWARE))
-        answer = report(preset, found, fitting, "" if named else ASSUMED)
+            fitting = fits(needed(found.runtime), map(load_hardware, COMMON_HARDWARE))
+        assumed = "" if named else ASSUMED
+        if asked.anything:
+            answer = cluster_report(preset, cluster, fitting, assumed)
+        else:
+            answer = report(preset, found, fitting, assumed)
     show(answer, fmt, output, notes, table)
     for fit in fitting if named else ():
         if fit.verdict == "tight":

@@ -132,6 +132,22 @@ def device_memory(
     stacks = loops(spec, every)
     found, whole = _replayed(run, runtime, stacks)
     _add(found, beside)
+    return summed(found, runtime, stacks, tensors, whole)
+
+
+def summed(
+    found: Replayed,
+    runtime: Runtime,
+    stacks: list[Loop],
+    tensors: Term,
+    whole: bool = True,
+    further: Sequence[Term] = (),
+) -> DeviceMemory:
+    """What a replay has found, as an answer.
+
+    stacks: of the model. tensors: how its tensors are known. whole: whether all layers were replayed on the allocator.
+    further: terms that are part of the tensors.
+    """
     place, peak = found.peak
     workspaces = peak.kinds["overhead"]
     kinds = peak.kinds | {"overhead": workspaces + found.slop}
@@ -149,6 +165,7 @@ def device_memory(
         moments=_moments(found.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
+            *further,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH),
             Term("rounding to blocks", found.slop, *_allocator(whole), TORCH),
             Term("free blocks", reserved - total, "estimate", _allocator(whole)[1], TORCH),

@@ -30,6 +30,9 @@ PLACED = -5
 OWNED = -6
 """(path of a parameter, OWNED, None): a loop over parameters has come to that one; None at its end."""
 
+STREAMED = -7
+"""(None, STREAMED, number): from here on storages are allocated on that stream."""
+
 
 NOWHERE = Place("", -2)
 
@@ -37,7 +40,7 @@ NOWHERE = Place("", -2)
 class Recorder:
     """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
 
-    kind, place, whose: as of `Meter`. count: the number of storages so far.
+    kind, place, whose, stream: as of `Meter`. count: the number of storages so far.
     apart: where parameters that a pass makes are written down; None (default) for where everything is.
     """
 
@@ -48,6 +51,16 @@ class Recorder:
         self.count = 0
         self._place = Place()
         self._whose: Any = None
+        self._stream = 0
+
+    @property
+    def stream(self) -> int:
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: int) -> None:
+        self._stream = stream
+        self.events.append((None, STREAMED, stream))
 
     @property
     def place(self) -> Place:

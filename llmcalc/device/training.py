@@ -28,7 +28,7 @@ from ..run.sight import Sight
 from ..run.workload import Workload
 from .optimizers import Implementation, Trained
 from .optimizers import step as optimizer_step
-from .recording import Recorded, Recorder, passing, renamed, repeatable
+from .recording import Event, Recorded, Recorder, passing, renamed, repeatable
 
 PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -128,7 +128,11 @@ class TrainingRun:
     layers: how many repeats of each stack's pattern run; all by default (see `fold`).
     workspace: bytes that the forward and the backward thread take at their first product.
     meter: what counts storages, or writes them down; by default it counts them, on no device.
+    program: what it runs, by default that of the whole model.
+    profile: the kernels that run.
     """
+
+    profile: type[Eager] = Eager
 
     def __init__(
         self,
@@ -137,6 +141,7 @@ class TrainingRun:
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
+        program: Flow | None = None,
     ) -> None:
         self.spec, self.how, self.workspace = spec, how, workspace
         self.workspaces: list[Storage] = []
@@ -146,9 +151,9 @@ class TrainingRun:
         sight = Sight(
             Workload(how.batch, how.seq, source=how.seq if how.source is None else how.source, phase="training")
         )
-        self.program: Flow = spec.program()
+        self.program: Flow = spec.program() if program is None else program
         self._check_choices()
-        self.lowering = Eager(
+        self.lowering = self.profile(
             self.graph,
             sight,
             DTYPES[how.dtype],
@@ -264,8 +269,11 @@ class TrainingRun:
         self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
         self.graph.completed = self._update_one if self.how.optimizer_in_backward else None
-        backward(self.graph, loss, seed)
+        backward(self.graph, loss, seed, self.finish_backward)
         self.lowering.logits = []
+
+    def finish_backward(self) -> None:
+        """What follows a backward pass, before its graph is freed: nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
         """The workspace of a thread that has none yet."""
@@ -383,7 +391,13 @@ def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
     meter.place = Place("set-up")
     run.lowering.prepare_unread(run.program)
     run.prepare_training()
-    set_up += meter.cut()
+    return repeated(run, meter, set_up + meter.cut(), batch, passes)
+
+
+def repeated(
+    run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
+) -> Recorded | None:
+    """Two steps with the same passes; None if these are not alike. batch: the events that make their tokens."""
     run.update()
     first = meter.cut()
     run.update()

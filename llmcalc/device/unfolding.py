@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ..kernels.lowering import RECORDED
 from ..kernels.meter import Device, Meter, Place
 from .fold import Loop
-from .recording import FREED, KEPT, NAMED, OWNED, PLACED, TAKEN, Event, Recorded
+from .recording import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
 from .training import Replayed
 
 LAST = RECORDED - 1
@@ -438,19 +438,23 @@ def _count(meter: Meter, events: Sequence[Event], storages: list[Any]) -> None:
             meter.kept(storages[x], what)
         elif size == NAMED:
             storages[x] = storages[what]
+        elif size == STREAMED:
+            meter.stream = what
         elif storages[x] is None:
             meter.kind = "overhead"
             storages[x] = allocate(what)
 
 
 def _allocate(device: Device, events: Sequence[Event], storages: list[Any]) -> None:
-    allocate, free = device.allocate, device.free
+    allocate, free, stream = device.allocate, device.free, 0
     for x, size, what in events:
         if size >= 0:
-            storages[x] = allocate(size)
+            storages[x] = allocate(size, stream)
         elif size == FREED:
             free(storages[x])
         elif size == NAMED:
             storages[x] = storages[what]
+        elif size == STREAMED:
+            stream = what
         elif storages[x] is None:
-            storages[x] = allocate(what)
+            storages[x] = allocate(what, stream)

@@ -50,6 +50,7 @@ class Flow:
     memory: the encoder's output that the stack may attend to; None without one.
     result: the value that the whole program computes.
     frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
+    entry: the value that the program is given in the place of its first layers; None where it has all of them.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
@@ -57,6 +58,7 @@ class Flow:
         self.causal, self.memory = causal, memory
         self.result: Value | None = None
         self.frames: Value | None = None
+        self.entry: Value | None = None
         self.memo: dict[Any, Any] = {}
         self._whole = False
 

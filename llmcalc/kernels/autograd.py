@@ -188,10 +188,13 @@ def saved_storages(out: Tensor) -> list[Storage]:
     return list(found.values())
 
 
-def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
+def backward(
+    graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None
+) -> None:
     """Runs the backward pass from `out` with that gradient, which its caller holds until the end.
 
-    The gradients of trained tensors stay in their `grad`.
+    The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
+    torch's engine), nothing by default.
     """
     assert out.node is not None
     waiting = _uses_of_leaves(out.node)
@@ -231,6 +234,8 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor) -> None:
                     if not waiting[key[0]] and key in held:
                         _accumulate(graph, target, held.pop(key))
             del edges, target
+        if at_end is not None:
+            at_end()
 
 
 def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> list[Gradient]:

@@ -40,6 +40,10 @@ INPUTS = (TOKENS, SOURCE)
 """The rows whose token ids the model is given."""
 
 
+ENTRY = "entry"
+"""The key of what a program is given in the place of its first layers."""
+
+
 class Unsupported(InputError):
     """A step that a profile has no kernels for."""
 
@@ -86,11 +90,13 @@ class Lowering:
     result: the value that the program computes. head: the output layer, where the loss computes its product.
     logits: what the training loop names of the last run's logits, nothing by default.
     further: the further results of the last run, such as the logits of multi-token-prediction modules.
+    buffers: the paths of the buffers that are read.
     store: what each cache and state keeps between passes, by its path; None if no pass follows.
     continues: whether this pass follows another, of which the store has kept something.
     absent: the values that such a pass does not compute.
     prepares: whether the run only finds the parameters.
     skipped: whether a pass that follows no other has left out a step, and with it parameters.
+    below: the layers of the model that come before the first one here.
     paged: whether what is stored lies in a pool that exists before the passes and is counted elsewhere.
     """
 
@@ -111,6 +117,7 @@ class Lowering:
         self.values: dict[int, Tensor] = {}
         self.given: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}
+        self.buffers: set[Path] = set()
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
         self.further: list[Tensor] = []
@@ -118,11 +125,11 @@ class Lowering:
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.continues = self.paged = self.prepares = self.skipped = False
+        self.continues = self.paged = self.prepares = self.skipped = self.carries = False
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
-        self.loops = 0
+        self.loops = self.below = 0
         self.last: dict[int, int] = {}
         self.kept: set[int] = set()
         self.stacks: dict[int, list[Tensor]] = {}
@@ -222,7 +229,9 @@ class Lowering:
 
     def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
         """The buffer of that name in the module that runs. indices: whether it holds integers."""
-        return self.parameter((*self.module_path(), name), shape, INT64 if indices else self.dtype, trained=False)
+        key = (*self.module_path(), name)
+        self.buffers.add(key)
+        return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
 
     def matrix(self, step: Step) -> Tensor:
         """The weight [out, in] of a linear layer, which may be that of another step."""
@@ -310,6 +319,8 @@ class Lowering:
         self.further = []
         self._look_through(program.root)
         self.loops = 0
+        if program.entry is not None:
+            self.bind(program.entry, self.given.pop(ENTRY))
         self.module(Frame(program.root))
         out = self.get(program.result)
         self.values.clear()
@@ -328,19 +339,25 @@ class Lowering:
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.run_only, dry.prepares = False, self.run_only, True
+        dry.graph.enabled, dry.run_only, dry.prepares, dry.below = False, self.run_only, True, self.below
         dry.given = {rows: empty(dry.graph.meter, (self.sight.batch, self.sight.new(rows)), INT64) for rows in INPUTS}
         dry.take_frames(program)
+        dry.enter(program)
         dry.run(program)
         made: dict[int, Tensor] = {}
+        self.buffers = dry.buffers
         with counted_as(self.graph.meter, "weights"):
             for key, weight in dry.weights.items():  # a shared parameter has several keys
                 if id(weight) not in made:
                     self.graph.meter.whose = key
-                    made[id(weight)] = empty(self.graph.meter, weight.shape, weight.dtype, leaf=weight.leaf)
+                    made[id(weight)] = self.made_parameter(key, weight)
                 self.weights[key] = made[id(weight)]
             self.graph.meter.whose = None
         self.prepare_unread(program)
+
+    def made_parameter(self, key: Path, like: Tensor) -> Tensor:
+        """The parameter or buffer of that path. like: the one of a run that has found it."""
+        return empty(self.graph.meter, like.shape, like.dtype, leaf=like.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
         """Makes the parameters that no pass reads."""
@@ -355,6 +372,15 @@ class Lowering:
             frames = self.graph.new((batch, values, rows), self.dtype)
             self.given[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
+    def enter(self, program: Flow) -> Tensor | None:
+        """Makes what the next run of a program is given in the place of its first layers, if it lacks them."""
+        if program.entry is None:
+            return None
+        with counted_as(self.graph.meter, "communication"):
+            given = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+        self.given[ENTRY] = given
+        return given
+
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """Every trained parameter once, with its path."""
@@ -366,6 +392,7 @@ class Lowering:
             self._look_for_nodes(root)
         if not self.recompute.layers:
             return
+        self.carries = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
         for scope in root.scopes():
             if scope.takes is not None:
                 steps = list(scope.steps(idle=False))
@@ -582,7 +609,7 @@ class Lowering:
         order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
         self.loops += 1
         after, self.after_first = self.after_first, None
-        for turn, kind in enumerate(order):
+        for turn, kind in enumerate(order, self.below):
             assert kind.takes is not None
             assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
@@ -590,7 +617,7 @@ class Lowering:
             below = now
             del now
             now = self.layer(Frame(kind, turn=turn, owner=owner), below)
-            if after is not None and turn == 0:
+            if after is not None and turn == self.below:
                 now = self.changed(after, below, now)
             del below  # the stack's frame names a layer's input while the layer runs
         self.values[id(final.gives)] = now
@@ -631,8 +658,8 @@ class Lowering:
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """What a layer has kept for the layer above (`Flow.carry`)."""
-        return {key: tensor for key, tensor in self.memo.items() if isinstance(key, tuple) and key[0] == CARRIED}
+        """What a layer has kept for the layer above (`Flow.carry`); nothing where no layer reads it."""
+        return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
 
     def carry(self, tensors: dict[Any, Tensor]) -> None:
         """Puts these tensors in the place of those that are carried."""

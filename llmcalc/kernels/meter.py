@@ -81,6 +81,7 @@ class Meter:
     device: where blocks come from, which counts for itself; None for nowhere.
     kind: what new storages are counted under. place: where they are allocated.
     whose: the path of the parameter to which a loop over parameters has come; None outside of one.
+    stream: on which new storages are allocated, 0 by default.
     now: the bytes of all storages, by_kind: the same by kind. peak: the most since the last `restart`.
     peaks: place → the most while it ran.
     """
@@ -89,6 +90,7 @@ class Meter:
         self.device = device
         self.kind = "temporary"
         self.whose: Any = None
+        self.stream = 0
         self.now = self.peak = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
@@ -116,7 +118,7 @@ class Meter:
         self._risen = False
 
     def allocate(self, size: Number) -> Block:
-        block = Block(size, self.kind, None if self.device is None else self.device.allocate(size))
+        block = Block(size, self.kind, None if self.device is None else self.device.allocate(size, self.stream))
         self.now = now = self.now + size
         self.by_kind[self.kind] += size
         self.peak = max(self.peak, now)
@@ -150,6 +152,7 @@ class NoMeter:
     kind = ""
     place = Place()
     whose: Any = None
+    stream = 0
 
     def allocate(self, size: Number) -> None:
         return None

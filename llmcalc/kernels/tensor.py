@@ -51,11 +51,13 @@ class Meter(Protocol):
 
     kind: what new storages are counted under. place: where they are allocated, which the meter's owner defines.
     whose: the path of the parameter to which a loop over parameters has come; None outside of one.
+    stream: on which new storages are allocated, 0 for the default one.
     """
 
     kind: str
     place: Any
     whose: Any
+    stream: int
 
     def allocate(self, size: Number) -> Any:
         """Returns the block of a storage of that many bytes."""

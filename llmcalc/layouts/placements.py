@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.axis import Axis, Beside, Shape
 from ..flow.program import NEVER_RUN, Alternatives, Item, Step
 from ..flow.value import Value
 from ..run.layout import Layout
 from ..run.rows import ONCE, Routed, Rows, Tokens
 from ..run.sight import Sight
-from .rank import RankFlow, Shard
+from .rank import RankFlow, is_divided
 
 Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
@@ -54,14 +53,6 @@ class Collective(NamedTuple):
             return self.bytes
         each = self.bytes * (self.ranks - 1) // self.ranks
         return 2 * each if self.kind == "all_reduce" else each
-
-
-def is_divided(shape: Shape) -> bool:
-    """Whether ranks hold different parts of the shape."""
-    return any(
-        any(map(is_divided, axis.parts)) if isinstance(axis, Beside) else isinstance(axis, Shard) and axis.degree > 1
-        for axis in shape
-    )
 
 
 @dataclass
@@ -169,8 +160,6 @@ class Placements:
         read = step.ins[0].axes if step.ins else () if weight is None else weight.ins  # a table has no input
         summed = weight is not None and step.verb in ("linear", "experts", "table", "conv") and is_divided(read)
         summed = summed and not (step.verb == "conv" and made)  # by channels
-        if summed and made:
-            raise InputError(f"{self.where}: a product whose input and output are both divided; expected --tp 1")
         if summed:
             self._partial(step, out)
         elif made:
@@ -204,11 +193,3 @@ class Placements:
 
 def _by_tokens(rows: Rows) -> bool:
     return isinstance(rows, Tokens) or (isinstance(rows, Routed) and _by_tokens(rows.of))
-
-
-def axes_of(shape: Shape) -> list[Axis]:
-    """Every axis of a shape, also those side by side in one."""
-    found: list[Axis] = []
-    for axis in shape:
-        found += [one for part in axis.parts for one in axes_of(part)] if isinstance(axis, Beside) else [axis]
-    return found

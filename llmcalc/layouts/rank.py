@@ -6,7 +6,8 @@ parameters, operations, caches and kernels of a rank follow from its program as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from .. import ops
 from ..algebra import Number
 from ..errors import InputError
-from ..flow.axis import Axis, Beside
+from ..flow.axis import Axis, Beside, Shape
 from ..flow.program import Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
@@ -37,6 +38,12 @@ FIELDS = {
 }
 """What an axis is called in a configuration."""
 
+NO_OPERATIONS = frozenset({"hold", "keep", "enter", "leave", "also"})
+"""Verbs of the recorder that compute nothing."""
+
+SUMS = frozenset({"linear", "experts", "again"})
+"""Verbs whose output is a sum over the axes of its input."""
+
 NEAR_ROWS = frozenset({"vocab"})
 """Axes whose last shard may be shorter than the others."""
 
@@ -49,12 +56,32 @@ class Shard(Axis):
     degree: int = 1
 
 
+def axes_of(shape: Shape) -> Iterator[Axis]:
+    """Every axis of a shape, also those that lie side by side in one."""
+    for axis in shape:
+        if isinstance(axis, Beside):
+            for part in axis.parts:
+                yield from axes_of(part)
+        else:
+            yield axis
+
+
+def is_divided(shape: Shape) -> bool:
+    """Whether ranks hold different parts of the shape."""
+    return any(isinstance(axis, Shard) and axis.degree > 1 for axis in axes_of(shape))
+
+
 @dataclass(frozen=True)
 class Shares:
     """How long axes are on one rank. at: where the rank stands."""
 
     layout: Layout
     at: Coordinates
+
+    @property
+    def divides(self) -> bool:
+        """Whether any axis but that of the experts is divided."""
+        return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
         """The ranks that divide the axes of that name; of experts, only where they are weights."""
@@ -116,19 +143,69 @@ class RankFlow(Flow):
     def __init__(self, shares: Shares, stage: Stage | None) -> None:
         super().__init__()
         self.shares, self.stage = shares, stage
-        self.entry: Value | None = None
         self.exit: Value | None = None
+        self.path: list[str] = []  # the names of the modules around what is recorded
         self.tables: dict[int, Weight] = {}  # of the embedding that is looked up → the one that this stage has
 
     def own(self, given: Any) -> Any:
-        """The rank's part of an axis, of axes side by side, or of each axis of a shape; anything else as it is."""
+        """The rank's part of an axis, of axes side by side, of each axis of a shape, or of a weight; anything else as
+        it is.
+        """
         if isinstance(given, Axis):
             return self.shares.axis(given)
         if isinstance(given, Beside):
             return Beside(tuple(self.own(part) for part in given.parts), given.name)
         if type(given) is tuple and given and all(isinstance(one, (Axis, Beside)) for one in given):
             return tuple(map(self.own, given))
+        if isinstance(given, Weight):
+            given.out = tuple(map(self.own, given.out))
         return given
+
+    @contextmanager
+    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+        self.path.append(name)
+        try:
+            with super().scope(name, whole=whole, **about) as scope:
+                yield scope
+        finally:
+            self.path.pop()
+
+    def record(
+        self,
+        verb: str,
+        name: str,
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...] = (),
+        op: ops.Op | None = None,
+        weight: Weight | None = None,
+        about: dict[str, Any] | None = None,
+        **how: Any,
+    ) -> None:
+        if self.shares.divides and verb not in NO_OPERATIONS:
+            self._check(verb, name, ins, outs)
+        super().record(verb, name, ins, outs, op, weight, about, **how)
+
+    def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
+        """Raises `InputError` for a step of which a rank does not compute just its part."""
+        degrees: dict[str, int] = {}
+        for value in (*ins, *outs):
+            if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
+                raise self._refused(verb, name, "groups values across the parts of ranks")
+            for axis in axes_of(value.axes):
+                degree = axis.degree if isinstance(axis, Shard) else 1
+                if degrees.setdefault(axis.name, degree) != degree:
+                    raise self._refused(verb, name, f"joins a part of {FIELDS.get(axis.name, axis.name)} with all of it")
+        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
+            raise self._refused(verb, name, "reads divided values and makes divided ones")
+        if verb == "repeat" and is_divided(ins[0].axes[:1]) != is_divided(outs[0].axes[:1]):
+            raise self._refused(verb, name, "repeats undivided heads for divided ones")
+
+    def _refused(self, verb: str, name: str, why: str) -> InputError:
+        where = ".".join(one for one in (*self.path, name or verb) if one)
+        return InputError(f"--tp {self.shares.layout.tp}: {where} {why}, which is not modelled; expected --tp 1")
+
+    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
+        return super().absorb(name, x, self.own(weight), *map(self.own, out))
 
     def linear(self, name: str, x: Value, *out: Axis | Beside, **how: Any) -> Value:
         if how.get("weight") is not None:
@@ -149,6 +226,7 @@ class RankFlow(Flow):
 
     def _here(self, weight: Weight) -> Weight:
         """The weight itself; of a table that only the first stage has, this stage's copy of it."""
+        self.own(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
@@ -209,7 +287,6 @@ WITH_AXES = (
     "flat",
     "copies",
     "cat",
-    "absorb",
     "sum",
     "joint_softmax",
     "sinusoids",

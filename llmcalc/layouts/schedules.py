@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
-from ..run.layout import Layout
+from ..run.layout import Layout, Schedule
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
 """torch's letters (torch.distributed.pipelining): forward, whole backward, backward of the inputs, of the weights."""
@@ -143,11 +143,16 @@ _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 """How an action changes the number of micro-batches in flight."""
 
 
+def schedule_of(layout: Layout) -> Schedule:
+    """The schedule that a layout runs: 1F1B with several chunks a rank is the interleaved one."""
+    return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
+
+
 def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
     """The orders of a layout's schedule; without a pipeline, micro-batches run one by one.
 
-    group: of an interleaved schedule, the micro-batches that run through a chunk before the next chunk's turn (Megatron's
-    microbatch_group_size_per_vp_stage); as many as ranks by default.
+    group: of an interleaved schedule, the micro-batches that run through a chunk before it is the next chunk's turn; as
+    many as ranks by default (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
     p, v, m = layout.pp, layout.vpp, micro_batches
@@ -155,12 +160,13 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
         raise InputError(f"--num-microbatches: {m}; expected a positive whole number")
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating(_passes("F", m), _passes("B", m), 0)),))
-    if layout.schedule == "dualpipe":
+    schedule = schedule_of(layout)
+    if schedule == "dualpipe":
         _dualpipe_takes(p, m)
         return Pipeline(p, 2, m, tuple(_dualpipe(p, m, rank) for rank in range(p)), two_way=True)
-    if layout.schedule == "zb-h1":
+    if schedule == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
-    if v == 1:
+    if schedule == "1f1b":
         forwards, backwards = _passes("F", m), _passes("B", m)
         return Pipeline(p, 1, m, tuple(tuple(_alternating(forwards, backwards, p - 1 - rank)) for rank in range(p)))
     group = p if group is None else group
@@ -187,7 +193,7 @@ def _passes(kind: Kind, micro_batches: int) -> list[Action]:
 
 
 def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
-    """Forward passes to warm up, then a forward and a backward pass in turns, then the backward passes that are left."""
+    """Forward passes to warm up, then a forward and a backward pass in turns, then the other backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
@@ -197,7 +203,7 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
 
 
 def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
-    """Groups of micro-batches through all chunks: in order for the forward pass, from the last for the backward pass."""
+    """Groups of micro-batches through all chunks: forward from the first chunk, backward from the last."""
     places = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(kind, chunk, i)
@@ -209,16 +215,17 @@ def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> lis
 
 def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
     """Raises `InputError` where Megatron does: a group shorter than the pipeline would leave ranks waiting."""
-    if not ranks <= group <= micro_batches:
+    if group < ranks:
         raise InputError(
-            f"--num-microbatches {micro_batches}: an interleaved schedule runs groups of {group} micro-batches; "
-            f"expected at least {max(ranks, group)}, and groups of at least --pp {ranks}"
+            f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
         )
-    if 0 < micro_batches % group < ranks:
-        below = micro_batches - micro_batches % group
+    left = micro_batches % group
+    if micro_batches < group or 0 < left < ranks:
+        above = micro_batches - left + group
+        fit = f"{above - group} or {above}" if above > group else str(above)
         raise InputError(
-            f"--num-microbatches {micro_batches}: an interleaved schedule runs groups of {group} micro-batches; "
-            f"expected a multiple of {group}, such as {below} or {below + group}, or --vpp 1"
+            f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group} "
+            f"micro-batches; expected a multiple of {group}, such as {fit}, or no --vpp"
         )
 
 
@@ -238,12 +245,10 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
 
 def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
     """Raises `InputError` where `DualPipe.step` does."""
-    least = 2 * ranks
-    if micro_batches < least or micro_batches % 2:
-        fit = max(least, micro_batches + micro_batches % 2)
+    if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
-            f"--num-microbatches {micro_batches}: --schedule dualpipe takes an even number, twice --pp {ranks} or more; "
-            f"expected such as {fit}"
+            f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
+            f"expected {max(2 * ranks, micro_batches + micro_batches % 2)}, or another such number"
         )
 
 
@@ -302,7 +307,8 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
 class Costs(NamedTuple):
     """How long a pass through one chunk takes, in any unit; equal for all chunks.
 
-    forward, backward_inputs, backward_weights: 1 each, so that a whole backward pass takes 2. send: from rank to rank, 0.
+    forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
+    send: from rank to rank, 0 by default.
     overlapped: a forward and a backward pass that run at once; by default as long as one after the other.
     """
 
@@ -384,76 +390,91 @@ def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    costs = costs or Costs()
-    lasts = {kind: costs.of(kind) for kind in ("F", "B", "I", "W")}
-    orders, ranks, m, last = pipeline.orders, pipeline.ranks, pipeline.micro_batches, pipeline.stages - 1
-    spans: list[list[Span]] = [[] for _ in range(ranks)]
-    outputs, gradients, free = [0] * ranks, [0] * ranks, [0.0] * ranks
-    stage_of = [[pipeline.stage(rank, chunk) * m for chunk in range(pipeline.chunks)] for rank in range(ranks)]
-    ended: dict[tuple[str, int], float] = {}  # (kind, stage · m + micro-batch) → when; B stands for I too
-    arrives: dict[tuple[str, int], float] = {}  # the same, on the rank of the next stage
-    waiting: dict[tuple[str, int], int] = {}
-    ready = list(range(ranks))
+    run = _Run(pipeline, costs or Costs())
+    while run.ready:
+        run.advance(run.ready.pop())
+    for rank, order in enumerate(pipeline.orders):
+        if len(run.spans[rank]) < len(order):
+            raise Deadlock(f"rank {rank} waits for ever to run {order[len(run.spans[rank])]}")
+    outputs, gradients = tuple(run.sent["F"]), tuple(run.sent["B"])
+    return Timetable(pipeline, run.costs, tuple(map(tuple, run.spans)), outputs, gradients)
 
-    def needs(action: Action, rank: int) -> float | tuple[str, int]:
-        """When all that an action needs is there; or what is not there yet."""
-        place = stage_of[rank][action.chunk]
-        kind, own = action.kind, place + action.micro_batch
-        if kind == "F":
-            key, source = ("F", own - m), arrives
+
+_Passed: TypeAlias = tuple[Kind, int]
+"""A pass through a stage: which, and stage · micro-batches + micro-batch."""
+
+
+class _Run:
+    """A step while it runs.
+
+    ready: ranks that may go on. free: when each rank has ended its last action. ended, arrives: when a pass has ended,
+    and when the rank of the next stage has its result. waiting: what a rank waits for → the rank.
+    """
+
+    def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
+        self.pipeline, self.costs = pipeline, costs
+        ranks, self.m = pipeline.ranks, pipeline.micro_batches
+        self.last = (pipeline.stages - 1) * self.m
+        self.place = [[pipeline.stage(r, chunk) * self.m for chunk in range(pipeline.chunks)] for r in range(ranks)]
+        self.lasts = {kind: costs.of(kind) for kind in get_args(Kind)}
+        self.spans: list[list[Span]] = [[] for _ in range(ranks)]
+        self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
+        self.ready, self.free = list(range(ranks)), [0.0] * ranks
+        self.ended: dict[_Passed, float] = {}
+        self.arrives: dict[_Passed, float] = {}
+        self.waiting: dict[_Passed, int] = {}
+
+    def advance(self, rank: int) -> None:
+        """Runs what a rank can run, until it must wait for another."""
+        order, at = self.pipeline.orders[rank], len(self.spans[rank])
+        while at < len(order):
+            together = order[at : at + 1 + order[at].overlapped]
+            start = self.free[rank]
+            for action in together:
+                found = self.there(action, rank)
+                if isinstance(found, tuple):
+                    self.waiting[found] = rank
+                    return
+                start = max(start, found)
+            end = start + (self.costs.pair() if len(together) > 1 else self.lasts[together[0].kind])
+            self.free[rank] = end
+            for action in together:
+                self.finish(action, rank, start, end)
+            at += len(together)
+
+    def there(self, action: Action, rank: int) -> float | _Passed:
+        """When all that an action needs is there, or what is not there yet."""
+        kind, place = action.kind, self.place[rank][action.chunk]
+        own = place + action.micro_batch
+        need: _Passed
+        if kind == "F":  # the output of the stage before
+            need, times = ("F", own - self.m), self.arrives
             if place == 0:
                 return 0.0
         elif kind == "W":
-            key, source = ("B", own), ended
-        else:
-            if ("F", own) not in ended:
-                return "F", own
-            key, source = ("B", own + m), arrives
-            if place == last * m:
-                return ended["F", own]
-        found = source.get(key)
-        return key if found is None else found
+            need, times = ("I", own), self.ended
+        else:  # its own forward pass, and the gradient from the stage after
+            need, times = ("F", own), self.ended
+            if place < self.last and need in times:
+                need, times = ("B", own + self.m), self.arrives
+        found = times.get(need)
+        return need if found is None else found
 
-    def finish(action: Action, rank: int, start: float, end: float) -> None:
-        place = stage_of[rank][action.chunk]
-        own, kind = place + action.micro_batch, "B" if action.kind == "I" else action.kind
-        if (kind, own) in ended:
+    def finish(self, action: Action, rank: int, start: float, end: float) -> None:
+        """Writes an action down, sends what it computed, and wakes the rank that waits for it."""
+        place = self.place[rank][action.chunk]
+        own = place + action.micro_batch
+        if (action.kind, own) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        ended[kind, own] = end
-        spans[rank].append(Span(action, start, end))
-        if kind == "F":
-            away, sent = place < last * m and pipeline.rank_of(place // m + 1, action.micro_batch) != rank, outputs
-        elif kind == "B":
-            away, sent = place > 0 and pipeline.rank_of(place // m - 1, action.micro_batch) != rank, gradients
-        else:
+        self.ended[action.kind, own] = end
+        self.spans[rank].append(Span(action, start, end))
+        if action.kind == "W":
             return
-        arrives[kind, own] = end + costs.send if away else end
-        sent[rank] += away
-        other = waiting.pop((kind, own), None)
+        passed: Kind = "F" if action.kind == "F" else "B"
+        to = place + self.m if passed == "F" else place - self.m
+        away = 0 <= to <= self.last and self.pipeline.rank_of(to // self.m, action.micro_batch) != rank
+        self.arrives[passed, own] = end + self.costs.send if away else end
+        self.sent[passed][rank] += away
+        other = self.waiting.pop((passed, own), None)
         if other is not None:
-            ready.append(other)
-
-    while ready:
-        rank = ready.pop()
-        order, at = orders[rank], len(spans[rank])
-        while at < len(order):
-            together = order[at : at + 1 + order[at].overlapped]
-            start = free[rank]
-            for action in together:
-                found = needs(action, rank)
-                if isinstance(found, tuple):
-                    waiting[found] = rank
-                    break
-                start = max(start, found)
-            else:
-                end = start + (costs.pair() if len(together) > 1 else lasts[together[0].kind])
-                free[rank] = end
-                at += len(together)
-                for action in together:
-                    finish(action, rank, start, end)
-                continue
-            break
-    for rank in range(ranks):
-        if len(spans[rank]) < len(orders[rank]):
-            raise Deadlock(f"rank {rank} waits for ever to run {orders[rank][len(spans[rank])]}")
-    return Timetable(pipeline, costs, tuple(map(tuple, spans)), tuple(outputs), tuple(gradients))
+            self.ready.append(other)

@@ -14,5 +14,11 @@ KINDS = {
 }
 """Kind of memory → its colour."""
 
+PASSES = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#009E73"}
+"""Pass of a pipeline's schedule → its colour."""
+
+HATCHES = {"F": "", "B": "/////", "I": "/////", "W": "...."}
+"""Pass of a pipeline's schedule → its hatching, which tells it apart without colour."""
+
 INK, FAINT = "#222222", "#bbbbbb"
 """Colours of text and of lines beside it."""

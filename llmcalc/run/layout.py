@@ -17,6 +17,9 @@ from ..errors import InputError
 
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zb-h1", "dualpipe"]
 
+TORCHTITAN_SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved"}
+"""torchtitan's `pipeline_parallel_schedule` → the schedule here that is the same; its others are not here."""
+
 ContextExchange: TypeAlias = Literal["p2p", "a2a", "allgather"]
 
 Zero: TypeAlias = Literal[0, 1, 2, 3]

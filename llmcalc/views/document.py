@@ -6,7 +6,8 @@ and nothing is computed twice. Named tuples: a data class takes four times as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ..characters import fitted
@@ -33,6 +34,7 @@ class Column(NamedTuple):
     wrap: whether it may break lines.
     verdict: whether its values are verdicts, which have a colour on a terminal.
     brief: how a value that is text already is shortened for people.
+    marks: regular expression → the colour on a terminal of what it matches.
     """
 
     key: str
@@ -42,6 +44,7 @@ class Column(NamedTuple):
     wrap: bool = False
     verdict: bool = False
     brief: Callable[[str], str] = str
+    marks: Mapping[str, str] = MappingProxyType({})
 
     def colour(self, text: str) -> str:
         """The colour of a cell; empty for none."""

@@ -97,16 +97,21 @@ def report(preset: Preset, found: Memory, fits: Sequence[Fit], assumed: str = ""
     aside = f"{run_text(use)}, {units.count(use.count.total)} parameters"
     notes = said([*warnings, *_notes(preset, found, assumed)])
     parts = Table(preset.display, COLUMNS, _rows(use, device), aside, notes, answer, name="parts")
-    phases = Table("Over time", PHASE_COLUMNS, _phase_rows(device), name="phases")
+    phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
+    fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
+    return Report(memory_data(preset, found, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
+        preset.target
+    )
+
+
+def fits_table(fits: Sequence[Fit], title: str) -> Table:
+    """Accelerators, and whether what a device needs fits on them."""
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
     note = (
         f"tight: more than {units.percent(TIGHT, 0)} of the capacity; headroom: negative for a shortfall; nominal: the "
         "usable share of the memory is not known"
     )
-    fitting = Table(f"On one accelerator, in {units.GIB.name}", FIT_COLUMNS, rows, notes=[note], name="fits")
-    return Report(_data(preset, found, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
-        preset.target
-    )
+    return Table(title, FIT_COLUMNS, rows, notes=[note], name="fits")
 
 
 def verdict_of(fit: Fit) -> str:
@@ -117,7 +122,7 @@ def verdict_of(fit: Fit) -> str:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _data(preset: Preset, found: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
+def memory_data(preset: Preset, found: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
     """Bytes as exact integers."""
     use = found.states
     return {
@@ -134,19 +139,24 @@ def _data(preset: Preset, found: Memory, fits: Sequence[Fit]) -> dict[str, Any]:
             "optimizer": _optimizer_data(use.optimizer),
             "not_counted": not_counted(use),
         },
-        "fits": [
-            {
-                "hardware": fit.hardware.name,
-                "memory_bytes": fit.hardware.memory_bytes,
-                "usable_memory_bytes": fit.hardware.usable_memory_bytes,
-                "usable_bytes": fit.capacity,
-                "device_bytes": fit.needed,
-                "left_bytes": fit.left_bytes,
-                "verdict": fit.verdict,
-            }
-            for fit in fits
-        ],
+        "fits": fits_data(fits),
     }
+
+
+def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
+    """Accelerators, and whether what a device needs fits on them."""
+    return [
+        {
+            "hardware": fit.hardware.name,
+            "memory_bytes": fit.hardware.memory_bytes,
+            "usable_memory_bytes": fit.hardware.usable_memory_bytes,
+            "usable_bytes": fit.capacity,
+            "device_bytes": fit.needed,
+            "left_bytes": fit.left_bytes,
+            "verdict": fit.verdict,
+        }
+        for fit in fits
+    ]
 
 
 def workload_data(found: Memory) -> dict[str, Any]:
@@ -294,7 +304,7 @@ def _state_rows(use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
     ]
 
 
-def _phase_rows(device: DeviceMemory) -> list[Row]:
+def phase_rows(device: DeviceMemory) -> list[Row]:
     """One row a phase: its highest point, and its course."""
     rows = []
     for phase in device.moments:

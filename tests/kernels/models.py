@@ -59,7 +59,7 @@ def without_values(
 ) -> Held:
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
 
-    adds_in_place: whether gradients may be added in place; under a dispatch mode, which `by_torch` is, torch never does.
+    adds_in_place: whether gradients may be added in place; torch never does under a dispatch mode, as in `by_torch`.
     """
     program, meter = spec.program(), Logged()
     graph = meter.graph = Graph(meter)

@@ -1,8 +1,8 @@
 """What torch's profiler sees the CPU allocate in a forward and a backward pass: the third witness of bytes.
 
-Unlike a dispatch mode it changes nothing of the run, and it sees what a kernel takes for itself. A block is *scratch* if
-the kernel that allocates it frees it before it returns; the kernel is the outermost operation that torch does not take
-apart above autograd, which is what a dispatch mode sees as one call.
+Unlike a dispatch mode it changes nothing of the run, and it sees what a kernel takes for itself. A block is *scratch*
+if the kernel that allocates it frees it before it returns; the kernel is the outermost operation that torch does not
+take apart above autograd, which is what a dispatch mode sees as one call.
 """
 
 from __future__ import annotations

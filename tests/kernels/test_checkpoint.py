@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
+from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.lowering import Unsupported
 from llmcalc.model import ModelSpec
 from llmcalc.run.recompute import MODES, NONE, Recompute, recompute_of
+from llmcalc.verify import variants
 from tests.contracts.test_parts import around_a_model
-from tests.kernels.models import by_torch, without_values
+from tests.kernels.compare import examples
+from tests.kernels.models import by_torch, inputs, result, without_values
 
 ALL = [mode for mode in MODES if mode != "none"] + ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp"]
 
@@ -28,6 +35,67 @@ def test_a_mode_holds_what_torch_holds(mode: str, number: int) -> None:
     theirs: list[str] = []
     held = without_values(spec, log=ours, recompute=how)
     assert held == by_torch(spec, log=theirs, recompute=how), "\n".join([*ours, "=====", *theirs])
+
+
+MIXTURES = {name: part for name, part in examples().items() if name.startswith("MoE-")}
+CARRIES = "MoE-9"
+"""Its router adds the hidden state of the router in the layer below."""
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_layers_of_experts_run_again(name: str) -> None:
+    spec = deep(around_a_model(MIXTURES[name]), 3)
+    how = Recompute(layers=True)
+    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+
+
+@pytest.mark.parametrize("mode", ["every:2", "attention", "attention+matmuls", "nodes:self_attn"])
+def test_a_router_that_reads_the_one_below_runs_again(mode: str) -> None:
+    spec, how = deep(around_a_model(MIXTURES[CARRIES]), 3), recompute_of(mode)
+    assert without_values(spec, recompute=how) == by_torch(spec, recompute=how)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("full-reentrant", r"^layers\.mlp\.router: --recompute full-reentrant takes no layer that .*; expected full$"),
+        ("nodes:mlp", r"^layers\.mlp\.router: it reads what the layer below has kept, .* nodes without this module$"),
+    ],
+)
+def test_where_it_cannot_it_is_refused(mode: str, said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        without_values(around_a_model(MIXTURES[CARRIES]), recompute=recompute_of(mode))
+
+
+@pytest.mark.parametrize("mode", ["full", "full-reentrant", "every:2"])
+def test_it_reads_the_same_state_again(mode: str) -> None:
+    """The gradients of the reference are those without recomputation."""
+    spec = deep(around_a_model(MIXTURES[CARRIES]), 3)
+
+    def gradients(how: Recompute) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        module: Any = spec.reference().float()
+        variants.checkpoints(module, how)
+        ids, source = inputs(spec, 2, 7)
+        result(spec, module, torch.arange(14).reshape(ids.shape), source).backward()
+        return [one.grad for one in module.parameters() if one.grad is not None]
+
+    ours, theirs = gradients(recompute_of(mode)), gradients(NONE)
+    assert any(one.any() for one in theirs)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("name", ["Attention-0", "Attention-1", "Attention-4", "Attention-12", "MixtureOfAttention-0"])
+def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
+    """Its output and what its backward pass reads, beside matrix products."""
+    spec, how = deep(around_a_model(examples()[name]), 3), recompute_of("attention+matmuls")
+    choices = Choices("flash", workspace=False)
+    held = without_values(spec, recompute=how, choices=choices)
+    assert held == by_torch(spec, recompute=how, choices=choices)
+    products = Recompute(layers=True, kept=how.kept - {"flash_attention"})
+    assert without_values(spec, recompute=products, choices=choices).live < held.live
+    assert without_values(spec, recompute=products) == without_values(spec, recompute=how)  # eager runs no such kernel
 
 
 def test_an_option_says_what_runs_again() -> None:

@@ -100,7 +100,7 @@ class GatedDeltaNet(TokenMixer):
         decay = f.mul(f.act(f.add(f.linear("a_proj", x, heads), f.vector("dt_bias", heads)), "softplus"), speed)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
         read, about = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
-        rule = DeltaRule(heads.size, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
+        rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = f.alternatives(
             chunked=lambda: f.core("core", rule, *read, axes=values, about=about),
             step=lambda: f.core("core", Elementwise(), *read, axes=values, about=about),

@@ -90,7 +90,7 @@ class KimiDeltaAttention(TokenMixer):
         q, k, v = f.split(f.act(u, "silu"), *mixed.parts)
         beta = f.act(f.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         read, about = (q, k, v, self._decay(f, x, all_heads), beta), {"source": "Kimi Team 2025, §3.1"}
-        rule = DeltaRule(heads.size, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = f.alternatives(
             chunked=lambda: f.core("core", rule, *read, axes=all_heads, about=about),
             step=lambda: f.core("core", Elementwise(), *read, axes=all_heads, about=about),

@@ -62,7 +62,7 @@ class LightningAttention(TokenMixer):
         all_heads: Shape = (heads, dim)
         q, k, v = (f.linear(name, x, *all_heads) for name in ("q_proj", "k_proj", "v_proj"))
         read = f.act(q, self.hidden_act), f.act(k, self.hidden_act), f.act(v, self.hidden_act)
-        sizes = heads.size, dim.size, x.rows
+        sizes = q.axes[0].size, dim.size, x.rows
         y = f.alternatives(
             chunked=lambda: f.core("core", LightningCore(*sizes, self.block_size), *read, axes=all_heads),
             by_token=lambda: f.core("core", DecayScan(*sizes), *read, axes=all_heads),

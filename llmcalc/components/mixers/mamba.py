@@ -80,7 +80,7 @@ class Mamba(TokenMixer):
         f.state("conv_state", inner, Axis("kernel", kernel), kind="conv_state")
         u = f.act(u, self.hidden_act)
         step, b, c = self._projected(f, u, inner, state)
-        op = SelectiveScan(self.intermediate_size, self.state_size, u.rows)
+        op = SelectiveScan(u.width, self.state_size, u.rows)
         y = f.core("scan", op, u, f.act(step, "softplus"), b, c, axes=(inner,))
         f.state("ssm_state", inner, state, bits=STATE_BITS)
         return f.linear("out_proj", f.mul(y, f.act(gate, self.hidden_act)), *x.axes, bias=self.use_bias)

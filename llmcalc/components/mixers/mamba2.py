@@ -91,7 +91,7 @@ class Mamba2(TokenMixer):
         f.state("conv_state", mixed, Axis("kernel", kernel), kind="conv_state")
         u, b, c = f.split(f.act(u, self.hidden_act), *mixed.parts)
         read = u, step, f.repeat(b, heads), f.repeat(c, heads)
-        sizes = self.num_heads, self.head_dim, self.state_size, x.rows
+        sizes = step.width, self.head_dim, self.state_size, x.rows
         y = f.alternatives(
             chunked=lambda: f.core("scan", ChunkedScan(*sizes, self.chunk_size), *read, axes=inner),
             step=lambda: f.core("scan", HeadScan(*sizes), *read, axes=inner),

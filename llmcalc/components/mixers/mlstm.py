@@ -67,7 +67,7 @@ class MLSTM(TokenMixer):
         q, k = f.linear("q", x, heads, key_dim, bias=biased), f.linear("k", x, heads, key_dim, bias=biased)
         v = f.linear("v", x, *values, bias=biased)
         entry, forget = (f.act(f.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate"))
-        memory = MatrixMemory(heads.size, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        memory = MatrixMemory(entry.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
         y = f.core("core", memory, q, k, v, entry, forget, axes=values)
         kept = Beside(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         f.state("recurrent_state", heads, kept)

@@ -91,5 +91,8 @@ def _grid(table: Table) -> RichTable:
         )
     for row, cells in zip(table.rows, texts, strict=True):
         coloured = [Text(cell, style=column.colour(cell)) for column, cell in zip(table.columns, cells, strict=True)]
+        for column, text in zip(table.columns, coloured, strict=True):
+            for pattern, colour in column.marks.items():
+                text.highlight_regex(pattern, colour)
         grid.add_row(*coloured, style="bold" if row.strong else None)
     return grid

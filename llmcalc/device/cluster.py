@@ -1,0 +1,105 @@
+"""How much memory each rank of a layout takes, and which takes the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from ..errors import InputError
+from ..layouts.asked import Framework
+from ..model import ModelSpec
+from ..run.layout import Layout
+from .allocator import CachingAllocator
+from .answer import TORCH, DeviceMemory, Term, summed
+from .fold import loops
+from .memory import Memory
+from .pipeline import check_torch, replay_rank
+from .runtime import Runtime
+from .settings import Settings
+
+Ranked: TypeAlias = Callable[[Memory, Layout, int, Runtime], DeviceMemory]
+"""What one rank of a layout holds."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What one rank holds. stage: where it stands in the pipeline."""
+
+    rank: int
+    stage: int
+    device: DeviceMemory
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The memory of a model on many devices.
+
+    one: the model and how it runs. framework: whose kernels and buffers. version: as of which date or tag; empty for
+    the newest known.
+    """
+
+    one: Memory
+    layout: Layout
+    framework: Framework
+    version: str = ""
+    _found: dict[Runtime, tuple[RankMemory, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.one.spec
+
+    @property
+    def settings(self) -> Settings:
+        return self.one.settings
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """One rank of every stage of the pipeline, and the last of all."""
+        return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
+
+    def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
+        """What each of `ranks` holds on an accelerator with that runtime.
+
+        Raises `InputError` for what the framework does not have or is not modelled.
+        """
+        if runtime not in self._found:
+            run = FRAMEWORKS.get(self.framework)
+            if run is None:
+                raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
+            self._found[runtime] = tuple(
+                RankMemory(rank, self.layout.at(rank).pp, run(self.one, self.layout, rank, runtime))
+                for rank in self.ranks
+            )
+        return self._found[runtime]
+
+    @property
+    def by_rank(self) -> tuple[RankMemory, ...]:
+        return self.on(self.one.runtime)
+
+    @property
+    def peak(self) -> RankMemory:
+        """The rank that takes the most."""
+        return worst(self.by_rank)
+
+
+def worst(ranks: Sequence[RankMemory]) -> RankMemory:
+    """The rank that takes the most; of equal ones the first."""
+    return max(ranks, key=lambda one: (one.device.device_bytes, -one.rank))
+
+
+def torch_rank(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank of torch's own kernels: products divided over ranks, a pipeline, replicas with DDP."""
+    if one.settings.phase != "training":
+        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
+    check_torch(layout)
+    how = one.settings.training(one.states, one.states.count.include)
+    device = CachingAllocator(runtime.expandable)
+    found = replay_rank(one.spec, how, layout, rank, device, runtime.workspace)
+    source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
+    return summed(found, runtime, loops(one.spec), Term("tensors", 0, "source", source, TORCH))
+
+
+FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank}
+"""Framework → what one of its ranks holds."""

@@ -1,0 +1,139 @@
+"""Training steps of one rank under FSDP2, replayed.
+
+Parameters are sharded in one number format, and gathered in another in which modules compute (`MixedPrecisionPolicy`):
+in torchtitan float32 and bfloat16, with gradients summed in float32. The optimizer updates the rank's own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ...errors import InputError
+from ...kernels.meter import Device, Meter
+from ...kernels.tensor import DTYPES, Tensor
+from ...model import ModelSpec
+from ...run.layout import Layout
+from ..fold import loops
+from ..recording import Recorded, Recorder
+from ..training import PHASES, Training, TrainingRun, repeated
+from .groups import Sharding, Traffic
+from .lowering import MODEL, Sharded
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """How `fully_shard` is called.
+
+    dtype: number format of shards, of their gradients and of the optimizer's states.
+    reduced: number format in which gradients are summed over ranks.
+    keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan; its backward
+        pass comes at once.
+    reduces_each: whether the gradients of every micro-batch are summed over ranks, as in torchtitan, or those of the
+        last one alone, which then has the sum of all (`set_requires_gradient_sync`).
+    """
+
+    dtype: str = "float32"
+    reduced: str = "float32"
+    keeps_last: bool = True
+    reduces_each: bool = True
+
+
+TITAN = Fsdp()
+"""As torchtitan calls it."""
+
+
+def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
+    """How a rank's parameters are sharded.
+
+    Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
+    training that FSDP2 is not modelled with.
+    """
+    for name, option in (("tp", "--tp"), ("pp", "--pp"), ("cp", "--cp"), ("ep", "--ep")):
+        if getattr(layout, name) > 1:
+            raise InputError(f"{option} {getattr(layout, name)}: with FSDP2 it is not modelled; expected 1")
+    if not 0 <= rank < layout.world:
+        raise InputError(f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}")
+    for holds, words in (
+        (how.adapters is not None, "adapters"),
+        (how.autocast, "autocast beside its own mixed precision"),
+        (how.master, "master weights: the shards themselves have their format"),
+        (how.optimizer_in_backward, "the optimizer in the backward pass"),
+        (how.gradient_dtype is not None, "sums of gradients in a format of their own"),
+        (how.keeps_gradients, "gradients that are set to zero"),
+    ):
+        if holds:
+            raise InputError(f"FSDP2 with {words} is not modelled")
+    formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
+    return Sharding(layout.shards, rank % layout.shards, layout.hsdp_replicas, *formats)
+
+
+class FsdpRun(TrainingRun):
+    """Replays steps of one rank.
+
+    traffic: what its groups share, and what they have sent.
+    """
+
+    profile = Sharded
+    lowering: Sharded
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Training,
+        sharding: Sharding,
+        fsdp: Fsdp = TITAN,
+        reshard: bool = True,
+        layers: Mapping[int, int] | None = None,
+        workspace: int = 0,
+        meter: Meter | Recorder | None = None,
+    ) -> None:
+        super().__init__(spec, how, layers, workspace, meter)
+        self.fsdp, self.reshard = fsdp, reshard
+        self.traffic = Traffic(self.graph, sharding)
+        self.stacks = [loop.path for loop in loops(spec)]
+        self.lowering.shard(self.traffic, self.stacks)
+
+    def set_up(self) -> None:
+        super().set_up()
+        groups = self.lowering.groups
+        last = max((layer for layer in groups if layer.path == self.stacks[-1]), default=MODEL)
+        for layer, group in groups.items():
+            group.reshards = self.reshard and layer != MODEL and not (self.fsdp.keeps_last and layer == last)
+
+    def micro_batches(self) -> None:
+        """Runs the micro-batches of a step. If only the last one's gradients are summed, those between the first and the
+        last are alike.
+        """
+        every = self.fsdp.reduces_each
+        count = min(self.how.microbatches, 2 if every else 3)
+        for i in range(count):
+            if i:
+                self.next_batch()
+            self.traffic.reduces = every or i == count - 1
+            self.forward_and_backward()
+
+    def finish_backward(self) -> None:
+        self.meter.place = self.meter.place._replace(phase="backward", turn=-1, path="")
+        self.traffic.finish(list(self.lowering.groups.values()))
+
+
+def record(
+    spec: ModelSpec,
+    how: Training,
+    sharding: Sharding,
+    fsdp: Fsdp = TITAN,
+    reshard: bool = True,
+    layers: Mapping[int, int] | None = None,
+    workspace: int = 0,
+) -> Recorded:
+    """Records set-up and two steps of one rank, for `Unfolding`. layers: as of `TrainingRun`."""
+    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder())
+    run.set_up()
+    set_up = meter.cut()
+    run.next_batch()
+    batch = meter.cut()
+    run.micro_batches()
+    found = repeated(run, meter, set_up, batch, meter.cut())
+    assert found is not None, "a step leaves nothing behind but gradients"
+    return found

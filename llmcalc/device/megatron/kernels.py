@@ -1,0 +1,127 @@
+"""Which kernels a run's arguments, its GPU and its environment choose, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+
+from ...errors import InputError
+from ...kernels.profiles.megatron import RankChoices
+from ...kernels.profiles.megatron.choices import AttentionBackend, Loss
+from ...run.megatron import MegatronSettings
+from ..runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
+
+ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
+"""Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
+
+Source: transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`.
+"""
+
+ENGINE_WORKSPACE_BEFORE = 4 * 1024 * 1024
+
+ALL_MAJORS_LARGE = datetime.date(2026, 5, 1)
+"""From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
+
+REFUSED_RECOMPUTATION = "expected core_attn, or --recompute-granularity full"
+
+
+def refuse(settings: MegatronSettings) -> None:
+    """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
+    for flag, reason in settings.not_modelled().items():
+        raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
+    others = set(settings.recomputed_modules) - {"core_attn"}
+    if others:
+        raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
+    if settings.optimizer != "adam":
+        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam")
+    if settings.moe_token_dispatcher_type == "flex":
+        raise InputError("--moe-token-dispatcher-type flex: not modelled; expected allgather or alltoall")
+    if settings.transformer_impl == "inference_optimized":
+        raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
+
+
+def is_hopper(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("H100", "H200", "H800", "H20", "GH200"))
+
+
+def is_ampere(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("A100", "A800"))
+
+
+def backend(settings: MegatronSettings) -> AttentionBackend:
+    """What computes attention.
+
+    Sources: transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, and
+    common/fused_attn/fused_attn.cpp, `nvte_get_fused_attn_backend`: Hopper takes the fused backend, and so does
+    Blackwell, unless dropout is to be deterministic.
+    """
+    if settings.transformer_impl == "local":
+        return "local"
+    given = settings.attention_backend
+    if given in ("unfused", "flash", "fused"):
+        return given  # type: ignore[return-value]
+    if given == "local":
+        return "unfused"
+    if is_ampere(settings.gpu):
+        return "flash"
+    if is_hopper(settings.gpu):
+        return "fused"
+    deterministic = settings.deterministic_mode or settings.env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    return "flash" if deterministic and settings.attention_dropout > 0 else "fused"
+
+
+def loss(settings: MegatronSettings) -> Loss:
+    if not settings.cross_entropy_loss_fusion:
+        return "unfused"
+    return settings.cross_entropy_fusion_impl
+
+
+def choices_of(settings: MegatronSettings) -> RankChoices:
+    """The kernels of a run."""
+    s = settings
+    capacity = s.moe_expert_capacity_factor if s.moe_pad_expert_input_to_capacity else None
+    return RankChoices(
+        tensor=s.tp,
+        context=s.cp,
+        expert=s.expert_model_parallel_size,
+        expert_tensor=s.expert_tensor_parallel_size or s.tp,
+        sequence_parallel=s.divides_tokens,
+        transformer_engine=s.transformer_impl != "local",
+        attention=backend(s),
+        attention_dropout=s.attention_dropout,
+        hidden_dropout=s.hidden_dropout,
+        exchange=s.layout().cp_comm,
+        accumulates=not s.no_gradient_accumulation_fusion,
+        bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
+        rope_fusion=not s.no_rope_fusion,
+        mla_fusion=not s.no_rope_fusion,
+        loss=loss(s),
+        deterministic=s.deterministic_mode,
+        padded=s.kind in ("bert", "t5"),
+        grouped=s.moe_grouped_gemm,
+        dispatcher="alltoall" if s.moe_token_dispatcher_type == "alltoall" else "allgather",
+        permute_fusion=s.moe_permute_fusion,
+        router_fp32=s.moe_router_dtype is not None,
+        capacity=capacity,
+        aux_loss="aux_loss" in s.moe_router_load_balancing_type,
+        deferred=s.defer_embedding_wgrad_compute,
+        recompute_core="core_attn" in s.recomputed_modules,
+    )
+
+
+def cublas_workspace(settings: MegatronSettings) -> int:
+    """Bytes of a workspace of torch's products. `--deterministic-mode` sets the larger one (training/determinism.py)."""
+    config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
+    if config is not None:
+        return workspace_bytes(config)
+    large = settings.deterministic_mode or is_hopper(settings.gpu)
+    if not large and not is_ampere(settings.gpu):
+        large = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
+    return LARGE_WORKSPACE if large else WORKSPACE
+
+
+def engine_workspace(settings: MegatronSettings) -> int:
+    return ENGINE_WORKSPACE_BEFORE if is_ampere(settings.gpu) else ENGINE_WORKSPACE
+
+
+def expandable(settings: MegatronSettings) -> bool:
+    return "expandable_segments:True" in settings.env.get("PYTORCH_CUDA_ALLOC_CONF", "")

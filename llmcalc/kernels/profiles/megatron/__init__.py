@@ -1,0 +1,15 @@
+"""A rank of a run with tensor, sequence, context and expert parallelism, by the kernels of Transformer Engine or
+Megatron-Core: products that are divided over ranks, norms in the product after them, fused attention.
+"""
+
+from __future__ import annotations
+
+from .choices import RankChoices
+from .head import HeadKernels
+from .rank import Held, Parameter
+
+__all__ = ["Held", "Parameter", "RankChoices", "RankLowering"]
+
+
+class RankLowering(HeadKernels):
+    """Runs the program of one rank."""

@@ -1,0 +1,264 @@
+"""Attention of a rank: rotations, and the backends that compute it.
+
+Sources: Megatron-LM, megatron/core/transformer/attention.py and dot_product_attention.py; TransformerEngine,
+transformer_engine/pytorch/attention/dot_product_attention/ (backends.py, utils.py `get_qkv_layout`,
+context_parallel.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....algebra import Number
+from ....flow.program import Step
+from ....flow.value import Value
+from ...autograd import Gradient, Needs, record
+from ...checkpoint import reentrant
+from ...tensor import FLOAT32, INT64, Tensor
+from .linear import LinearKernels
+
+HEADS = ("heads", "kv_heads")
+
+
+class AttentionKernels(LinearKernels):
+    """Queries, keys and values of one product; their rotation; attention."""
+
+    def do_mask(self, step: Step) -> None: ...
+
+    def do_cache(self, step: Step) -> None:
+        for made, value in zip(step.outs, step.ins, strict=True):
+            self.bind(made, self.get(value))
+
+    def get(self, value: Value) -> Tensor:
+        """The tensor of a value; of a view, that of the value that it looks at."""
+        found = self.values.get(id(value))
+        if found is not None:
+            return found
+        if value.of is None:
+            raise self.unsupported("reads a value that no step has made")
+        return self.get(value.of)
+
+    def set(self, value: Value, tensor: Tensor) -> None:
+        self.bind(value, tensor)
+
+    def do_repeat(self, step: Step) -> None:
+        """Backends read each key head for all of its queries, or repeat it themselves."""
+        self.bind(step.outs[0], self.get(step.ins[0]))
+
+    # --- queries, keys and values of one product ---------------------------------------------------------------------
+
+    def parts(self, group: list[Step], made: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+        if any(one.outs[0].axes[0].name not in HEADS for one in group):
+            return super().parts(group, made, widths)
+        parts = self.split_along(made, widths)
+        heads = [one.outs[0].axes[0].size for one in group]
+        fewest = min(heads)
+        if len(group) == 3 and fewest > 1 and heads[0] > fewest:  # [groups, queries of a group]: no view has its heads
+            del made
+            parts[0] = self.copied(parts[0])
+        return parts
+
+    def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+        """SplitAlongDim: views, whose gradients are joined, without a copy where they are views of one tensor."""
+        rows = x.shape[0]
+        parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
+        shape, dtype = x.shape, x.dtype
+
+        def joined(kept: list[Tensor | None], came: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+            given = [one for one in came if one is not None]
+            first = given[0]
+            if len(given) == len(came) and all(one.storage is first.storage for one in given):
+                return [Tensor(shape, dtype, first.storage)]
+            return [self.graph.new(shape, dtype)]
+
+        self.node("split", (x,), parts, joined)
+        return parts
+
+    def copied(self, x: Tensor) -> Tensor:
+        """A dense copy."""
+        out = self.graph.new(x.shape, x.dtype)
+        return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
+
+    def dense(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous else self.copied(x)
+
+    # --- rotation ----------------------------------------------------------------------------------------------------
+
+    def do_rope(self, step: Step) -> None:
+        x = self.taken(step, step.ins[0])
+        self.bind(step.outs[0], self.rotated(x))
+
+    def rotated(self, x: Tensor) -> Tensor:
+        if self.how.rope_fusion:
+            out = self.graph.new(x.shape, x.dtype)
+            shape = x.shape
+            return record(self.graph, "rope", (x,), out, lambda g, _: (self.graph.new(shape, g.dtype),))
+        t = self.t
+        turned = t.add(t.scale(x), t.scale(t.scale(x)))
+        return self.copied(turned)
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+
+    def do_attention(self, step: Step) -> None:
+        name = type(step.op).__name__
+        if name != "AttentionCore":
+            raise self.unsupported(f"no kernels for '{name}'", step.name)
+        how = step.how
+        refused = [name for name in ("sinks", "selected", "window", "chunk", "cap") if how.get(name)]
+        if refused or how.get("biased") or how.get("narrowed"):
+            raise self.unsupported(f"no kernels for attention with {', '.join(refused) or 'a bias'}", step.name)
+        q, k, v = (self.taken(step, value) for value in step.ins[:3])
+        heads, queries = step.outs[0].axes[0].size, self.rows(step.ins[0])
+        groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
+        crossing = step.ins[1].rows != step.ins[0].rows and not self.same_rows(step)
+        masked = self.how.padded and (crossing or not step.how["causal"])
+        width = step.outs[0].width
+
+        def run(given: Sequence[Tensor]) -> Tensor:
+            return self.core(*given, heads=heads, groups=groups, width=width, masked=masked)
+
+        given = [q, k, v]
+        del q, k, v
+        if self.how.recompute_core:
+            out = reentrant(self.graph, run, given)
+        else:
+            out = run(given)
+        del given
+        self.bind(step.outs[0], out)
+
+    def same_rows(self, step: Step) -> bool:
+        return self.rows(step.ins[0]) == self.rows(step.ins[1])
+
+    def core(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
+    ) -> Tensor:
+        backend = self.how.attention
+        if backend == "fused":
+            return self.fused(q, k, v, heads, width)
+        if backend == "flash":
+            return self.flash(q, k, v, heads, width)
+        return self.scored(q, k, v, heads, groups, width, masked)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
+        """cuDNN's attention keeps its inputs, its output, and one number for each query of a head."""
+        graph, rows = self.graph, q.shape[0]
+        if not (q.storage is k.storage is v.storage):
+            q, k, v = (self.dense(x) for x in (q, k, v))
+        exchanged = self.how.context > 1 and self.how.exchange == "a2a"
+        ins = (q, k, v)
+        one = q.storage is k.storage
+        shapes = [x.shape for x in ins]
+        whole = (rows, q.strides[0]) if one else None
+        out = self.new(rows, width)
+        sums = self.new(rows, heads, FLOAT32)
+        seed = graph.new((2,), INT64)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            if whole is None:
+                return [graph.new(shape, g.dtype) for shape in shapes]
+            made = graph.new(whole, g.dtype)
+            return [Tensor(shape, g.dtype, made.storage, made.strides) for shape in shapes]
+
+        self.node("attention", ins, [out], back, *ins, out, sums, seed)
+        if exchanged:  # the output before its all-to-all stays saved
+            sent, shape = out, out.shape
+            out = self.new(rows, width)
+            self.node("all_to_all", (sent,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)])
+        return out
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
+        """FlashAttention reads [batch, tokens, heads, size]: copies, but for a batch of one."""
+        graph, rows, several = self.graph, q.shape[0], self.sight.batch != 1
+        if several:
+            q, k, v = (self.turned(x) for x in (q, k, v))
+        else:
+            q, k, v = (self.dense(x) for x in (q, k, v))
+        ins = (q, k, v)
+        shapes = [x.shape for x in ins]
+        out = self.new(rows, width)
+        sums = self.new(rows, heads, FLOAT32)
+        seed = graph.new((2,), INT64)
+        q_shape = q.shape
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            made = [graph.new(shape, g.dtype) for shape in shapes]
+            row, sums = graph.new(q_shape, FLOAT32), self.new(rows, heads, FLOAT32)
+            del row, sums
+            return made
+
+        self.node("flash_attention", ins, [out], back, *ins, out, sums, seed)
+        return self.turned(out) if several else out
+
+    def turned(self, x: Tensor) -> Tensor:
+        """A copy with the batch before the tokens, or back; so is its gradient."""
+        shape = x.shape
+        return record(
+            self.graph, "transpose", (x,), self.graph.new(shape, x.dtype), lambda g, _: (self.graph.new(shape, g.dtype),)
+        )
+
+    def scored(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
+    ) -> Tensor:
+        """All scores: Transformer Engine's UnfusedDotProductAttention, or Megatron-Core's DotProductAttention."""
+        graph, how, batch = self.graph, self.how, self.sight.batch
+        rows, keys = q.shape[0], k.shape[0]
+        if groups != heads:  # keys and values repeated for each query head
+            wide = (keys, q.shape[1])
+            q = self.dense(q)
+            k, v = self.repeated(k, wide), self.repeated(v, (keys, width))
+        self.held.product("forward")
+        scores = (batch * heads * (rows // batch), keys // batch)
+        engine = how.transformer_engine
+        if engine:
+            before: Tensor | None = graph.new(scores, q.dtype)
+        else:
+            self.held.gathered(2 * scores[0] * scores[1])
+            before = None
+        shapes = q.shape, k.shape
+
+        def of_scores(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.held.product("backward")
+            return [graph.new(shape, g.dtype) for shape in shapes]
+
+        raw = graph.new(scores, q.dtype)
+        self.node("scores", (q, k), [raw], of_scores, q, k)
+        del before, q, k
+        shares = self.softmax(raw, masked)
+        if how.attention_dropout > 0:
+            shares = self.dropped(shares)
+        value = v.shape
+
+        def of_product(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.held.product("backward")
+            return [graph.new(scores, g.dtype), graph.new(value, g.dtype)]
+
+        context = self.new(rows, width)
+        self.node("context", (shares, v), [context], of_product, shares, v)
+        del shares, v
+        out = self.turned(context)
+        del context, raw
+        return out
+
+    def repeated(self, x: Tensor, shape: Any) -> Tensor:
+        own, dtype = x.shape, x.dtype
+        return record(self.graph, "repeat", (x,), self.graph.new(shape, dtype), lambda g, _: (self.graph.new(own, dtype),))
+
+    def softmax(self, raw: Tensor, masked: bool) -> Tensor:
+        """ScaledMaskedSoftmax keeps its result. A mask that is not the causal one is filled in before it."""
+        graph, shape = self.graph, raw.shape
+        out = graph.new(shape, raw.dtype)
+        self.node("softmax", (raw,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], out)
+        if masked and self.how.transformer_engine:
+            mask = self.graph.new((shape[0] // self.heads_of(raw), shape[1]), INT64) if False else None
+            del mask
+        return out
+
+    def heads_of(self, raw: Tensor) -> int:
+        return 1
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """native_dropout keeps a byte for each element."""
+        mask, out, shape = self.mask_of(x), self.like(x), x.shape
+        self.node("dropout", (x,), [out], lambda kept, g, needs: [self.graph.new(shape, g.dtype)], mask)
+        return out

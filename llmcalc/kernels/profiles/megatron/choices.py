@@ -1,0 +1,60 @@
+"""Which of several kernels runs for a step of a rank, where a framework has a choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+AttentionBackend: TypeAlias = Literal["fused", "flash", "unfused", "local"]
+
+Loss: TypeAlias = Literal["unfused", "native", "te"]
+
+Dispatcher: TypeAlias = Literal["allgather", "alltoall"]
+
+
+@dataclass(frozen=True)
+class RankChoices:
+    """The kernels that a rank runs.
+
+    tensor, context, expert, expert_tensor: ranks of each group. sequence_parallel: whether what lies between the
+        products of tensor parallelism is divided by tokens.
+    transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
+    attention: what computes attention. attention_dropout, hidden_dropout: probabilities; 0 runs no dropout.
+    exchange: how context parallelism exchanges keys and values.
+    accumulates: whether products add gradients of weights to the main gradients themselves.
+    bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
+        keys, are one kernel. mla_fusion: whether the rotation of latent attention is.
+    loss: what computes the loss. deterministic: whether algorithms are.
+    tokentypes: token types with an embedding; 0 for none. padded: whether attention takes a mask of padding.
+    skips_mask: whether the encoder's memory is masked, too.
+    grouped: whether all local experts are one grouped product. dispatcher: how tokens reach their experts.
+    permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
+    capacity: rows of an expert over an even share, padded; None if no row is dropped. aux_loss: whether the router has
+        an auxiliary loss. deferred: whether the gradient of the output layer's weight is computed at the end of a step.
+    """
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    sequence_parallel: bool = False
+    transformer_engine: bool = True
+    attention: AttentionBackend = "fused"
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    exchange: str = "p2p"
+    accumulates: bool = True
+    bias_activation: bool = True
+    rope_fusion: bool = True
+    mla_fusion: bool = True
+    loss: Loss = "unfused"
+    deterministic: bool = False
+    padded: bool = False
+    grouped: bool = False
+    dispatcher: Dispatcher = "allgather"
+    permute_fusion: bool = False
+    router_fp32: bool = False
+    capacity: float | None = None
+    aux_loss: bool = True
+    deferred: bool = False
+    recompute_core: bool = False

@@ -1,0 +1,297 @@
+"""Norms and linear layers: those of Transformer Engine, and Megatron-Core's own.
+
+Sources: TransformerEngine, transformer_engine/pytorch/module/layernorm_linear.py, linear.py and base.py; Megatron-LM,
+megatron/core/tensor_parallel/layers.py and mappings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ....algebra import Number
+from ....components.norm import Norm
+from ....flow.program import Step
+from ...autograd import Gradient, Needs
+from ...lowering import Path
+from ...tensor import Tensor
+from .rank import COLUMNS, RankKernels
+
+
+class Waiting(NamedTuple):
+    """A norm that the product after it computes. module: the path of its module."""
+
+    step: Step
+    module: Path
+
+
+class LinearKernels(RankKernels):
+    """Products that tensor parallelism divides by their outputs (column) or by their inputs (row)."""
+
+    waiting: dict[int, Waiting]
+
+    # --- norms -------------------------------------------------------------------------------------------------------
+
+    def do_norm(self, step: Step) -> None:
+        value, out = step.ins[0], step.outs[0]
+        readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
+        if self.how.transformer_engine and readers and all(map(self.is_column, readers)):
+            self.waiting[id(out.storage)] = Waiting(step, self.module_path())
+            self.bind(out, self.taken(step, value))
+            return
+        x = self.taken(step, value)
+        count = x.shape[0] * (value.width // self.extent(step.how["over"]))
+        self.bind(out, self.normed(x, step, self.module_path(), count))
+
+    def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
+        spec: Norm = step.how["spec"]
+        shape = (self.extent(step.how["over"]),)
+        names = [name for name, there in (("weight", spec.weight), ("bias", spec.has_bias)) if there]
+        return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
+
+    def normed(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
+        """A norm by itself keeps its input and one or two numbers of each row. count: the rows that are normed."""
+        weights, spec = self.norm_weights(step, module), step.how["spec"]
+        out = self.like(x)
+        statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        shapes, shape = [w.shape for w in weights], x.shape
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            return [self.graph.new(one, g.dtype) for one in (shape, *shapes)]
+
+        self.node("norm", (x, *weights), [out], back, x, *statistics)
+        return out
+
+    # --- linear layers -----------------------------------------------------------------------------------------------
+
+    def is_column(self, step: Step) -> bool:
+        return step.verb == "linear" and step.weight is not None and step.weight.out[0].name in COLUMNS
+
+    def is_row(self, step: Step) -> bool:
+        return step.verb == "linear" and step.weight is not None and step.weight.ins[0].name in COLUMNS
+
+    def do_linear(self, step: Step) -> None:
+        out = step.outs[0]
+        if id(step) in self.pending:
+            self.bind(out, self.pending.pop(id(step)))
+            return
+        x = self.taken(step, step.ins[0])
+        assert step.weight is not None
+        if step.weight.out[0].name == "vocab":
+            self.bind(out, self.output(step, x))
+        elif self.is_column(step):
+            self._columns(step, x)
+        elif self.is_row(step):
+            self.bind(out, self.row(step, x))
+        else:
+            self.bind(out, self.plain(step, x))
+
+    def together(self, step: Step) -> list[Step]:
+        """The column products of one module that read the same value: one product of all of their outputs."""
+        module = self.within[id(step)]
+        return [
+            one
+            for one, where in self.readers[id(step.ins[0].storage)]
+            if where is module and self.is_column(one) and one.ins[0].rows == step.ins[0].rows
+        ]
+
+    def _columns(self, step: Step, x: Tensor) -> None:
+        group = self.together(step)
+        widths = [one.outs[0].width for one in group]
+        made = self.column(step, x, sum(widths[1:], widths[0]))
+        parts = self.parts(group, made, widths) if len(group) > 1 else [made]
+        del made, x
+        for one, part in zip(group, parts, strict=True):
+            if one is step:
+                self.bind(one.outs[0], part)
+            else:
+                self.pending[id(one)] = part
+
+    def parts(self, group: list[Step], made: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+        """The parts of a product of several layers; an activation reads them as one."""
+        return [made for _ in widths]
+
+    def weights_of(self, step: Step, width: Number, role: str, bias: bool | None = None) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a linear layer. width: its outputs, with those of the layers that are one with it."""
+        shape = width, step.ins[0].width
+        module = self.module_path()
+        weight = self.named(role, lambda: self.weight(f"{step.name}.weight", shape, module))
+        has = step.how["bias"] if bias is None else bias
+        named = self.named(role, lambda: self.weight(f"{step.name}.bias", (width,), module)) if has else None
+        return weight, named
+
+    def column(self, step: Step, x: Tensor, width: Number) -> Tensor:
+        """The product whose outputs are divided, after the norm that waits for it, if one does."""
+        waiting = self.waiting.get(id(step.ins[0].storage))
+        norm = [] if waiting is None else self.norm_weights(*waiting)
+        weight, bias = self.weights_of(step, width, "column")
+        if not self.how.transformer_engine:
+            return self.core_column(x, weight, bias, self.adds_itself(step))
+        apart = None if bias is None or self.adds_itself(step) else bias
+        self.held_bias = apart
+        return self.engine_column(x, weight, bias if apart is None else None, norm, waiting)
+
+    def adds_itself(self, step: Step) -> bool:
+        """Whether a column product adds its bias; before an activation the activation does."""
+        return step.weight is None or step.weight.out[0].name != "ffn"
+
+    def engine_column(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Waiting | None
+    ) -> Tensor:
+        """LayerNormLinear, or Linear. It keeps its input, and of the norm its own rows, gathered again for the weight."""
+        how, divided = self.how, self.how.sequence_parallel
+        local, n_in = x.shape
+        rows = local * how.tensor if divided else local
+        statistics: list[Tensor] = []
+        read = x
+        if waiting is not None:
+            read = self.like(x)
+            two = waiting.step.how["spec"].type == "layernorm"
+            statistics = [self.statistics(local) for _ in range(2 if two else 1)]
+        gathered = self.new(rows, n_in) if divided else None
+        self.held.engine_product()
+        out = self.new(rows, weight.shape[0])
+        del gathered
+        ins = [x, *norm, weight, *([] if bias is None else [bias])]
+        of_norm, of_bias = [one.shape for one in norm], None if bias is None else bias.shape
+        shape, with_norm = x.shape, waiting is not None
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            new, held = self.new, self.held
+            gathered = new(rows, n_in) if divided else None
+            held.engine_product()
+            given = new(rows, n_in)
+            scattered = new(local, n_in) if divided else None
+            of_weight = self.weight_gradient(weight)
+            bias = [] if of_bias is None else [self.graph.new(of_bias, g.dtype)]
+            kept[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
+            del gathered
+            if not with_norm:
+                return [given if scattered is None else scattered, of_weight, *bias]
+            if divided:
+                given = scattered
+            del scattered
+            made = self.graph.new(shape, g.dtype)
+            del given
+            return [made, *(self.graph.new(one, g.dtype) for one in of_norm), of_weight, *bias]
+
+        saved = [x, read, *statistics] if with_norm else [x]
+        del read
+        self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
+        return out
+
+    def core_column(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds: bool) -> Tensor:
+        """ColumnParallelLinear: rows are gathered in a buffer that all such layers share."""
+        divided, (local, n_in) = self.how.sequence_parallel, x.shape
+        rows = local * self.how.tensor if divided else local
+        if divided:
+            self.held.gathered(2 * rows * n_in)
+        self.held.product("forward")
+        out = self.new(rows, weight.shape[0])
+        self.held_bias = None if adds else bias
+        if bias is not None and adds:
+            out = self.like(out)
+        own = bias if adds else None
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            if divided:
+                self.held.gathered(2 * rows * n_in)
+            self.held.product("backward")
+            given = self.new(rows, n_in)
+            scattered = self.new(local, n_in) if divided else None
+            of_weight = self.weight_gradient(weight)
+            of_bias = [] if own is None else [self.graph.new(own.shape, g.dtype)]
+            return [given if scattered is None else scattered, of_weight, *of_bias]
+
+        self.node("column_linear", (x, weight, *([] if own is None else [own])), [out], back, x)
+        return out
+
+    def row(self, step: Step, x: Tensor) -> Tensor:
+        """The product whose inputs are divided: its output is summed over ranks. The addition after it adds the bias."""
+        weight, self.row_bias = self.weights_of(step, step.outs[0].width, "row")
+        if not self.how.transformer_engine:
+            return self.core_row(x, weight)
+        divided, (rows, n_in), n_out = self.how.sequence_parallel, x.shape, weight.shape[0]
+        self.held.engine_product()
+        out = self.new(rows, n_out)
+        if divided:
+            out = self.new(self.local(rows), n_out)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            gathered = self.new(rows, n_out) if divided else None
+            self.held.engine_product()
+            given = self.new(rows, n_in)
+            of_weight = self.weight_gradient(weight)
+            kept[0] = None  # clear_tensor_data(inputmat_total)
+            del gathered
+            return [given, of_weight]
+
+        self.node("row_linear", (x, weight), [out], back, x)
+        return out
+
+    def core_row(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RowParallelLinear; the sum over ranks is a function of its own."""
+        divided, (rows, n_in), n_out = self.how.sequence_parallel, x.shape, weight.shape[0]
+        self.held.product("forward")
+        out = self.new(rows, n_out)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.held.product("backward")
+            return [self.new(rows, n_in), self.weight_gradient(weight)]
+
+        self.node("row_linear", (x, weight), [out], back, x)
+        if not divided:
+            return out
+        whole, out = out, self.new(self.local(rows), n_out)
+        self.node("reduce_scatter", (whole,), [out], lambda kept, g, needs: [self.new(rows, n_out)])
+        return out
+
+    def plain(self, step: Step, x: Tensor) -> Tensor:
+        """A product that every rank computes whole."""
+        weight, bias = self.weights_of(step, step.outs[0].width, "matrix")
+        (rows, n_in), engine = x.shape, self.how.transformer_engine
+        self.product_of(engine, "forward")
+        out = self.new(rows, weight.shape[0])
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.product_of(engine, "backward")
+            given = [self.new(rows, n_in), self.weight_gradient(weight)]
+            return [*given, *([] if bias is None else [self.graph.new(bias.shape, g.dtype)])]
+
+        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        return out
+
+    def product_of(self, engine: bool, thread: str) -> None:
+        if engine:
+            self.held.engine_product()
+        else:
+            self.held.product(thread)
+
+    def output(self, step: Step, x: Tensor) -> Tensor:
+        """The logits of the rank's part of the vocabulary, by a product of torch."""
+        weight = self.named("head", lambda: self.matrix(step))
+        bias = self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,))) if step.how["bias"] else None
+        divided, (local, n_in) = self.how.sequence_parallel, x.shape
+        rows = local * self.how.tensor if divided else local
+        if divided:
+            self.held.gathered(2 * rows * n_in)
+        self.held.product("forward")
+        out = self.new(rows, weight.shape[0])
+        if bias is not None:
+            out = self.like(out)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            if divided:
+                self.held.gathered(2 * rows * n_in)
+            self.held.product("backward")
+            given = self.new(rows, n_in)
+            scattered = self.new(local, n_in) if divided else None
+            of_weight = self.weight_gradient(weight)
+            of_bias = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
+            return [given if scattered is None else scattered, of_weight, *of_bias]
+
+        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        return out
+
+    held_bias: Tensor | None = None
+    row_bias: Tensor | None = None

@@ -1,0 +1,218 @@
+"""What the kernels of a rank share: rows, parameters in the order of their modules, and what stays between passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ....algebra import Number
+from ....flow.axis import extent
+from ....flow.program import Alternatives, Scope, Step
+from ....flow.record import Flow
+from ....flow.value import Value
+from ....run.sight import Sight
+from ...autograd import Gradient, Graph, Needs, record, record_all, recorded
+from ...layout import Shape
+from ...lowering import Frame, Lowering, Path
+from ...meter import NoMeter
+from ...tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
+from .choices import RankChoices
+
+Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
+"""back(kept, gradient, needs) → a gradient per input. It may let go of what is kept by setting its place to None."""
+
+COLUMNS = frozenset({"heads", "kv_heads", "ffn", "inner", "groups"})
+"""The axes whose linear layers have a part of their outputs on each rank."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a rank. path: of its module, and its name. expert: whether it is of an expert that only some
+    ranks have. role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear
+    layer, or empty.
+    """
+
+    path: Path
+    tensor: Tensor
+    expert: bool
+    role: str
+
+    @property
+    def size(self) -> int:
+        size: int = self.tensor.count
+        return size
+
+
+class Held:
+    """What a rank keeps from its first use on: workspaces, the buffer that gathered tensors share, and the tensors
+    that stand for gradients of weights which products have added to the main gradients.
+
+    cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
+    """
+
+    def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
+        self.meter, self.cublas, self.engine = meter, cublas, engine
+        self.workspaces: dict[str, Storage] = {}
+        self.buffer: Storage | None = None
+        self.dummies: dict[Shape, Tensor] = {}
+        self.named: dict[Any, list[Tensor]] = {}
+
+    def product(self, thread: str) -> None:
+        """A product of torch runs on that thread."""
+        self._take(f"cuBLAS, {thread}", self.cublas)
+
+    def engine_product(self) -> None:
+        """A product of Transformer Engine runs."""
+        self._take("Transformer Engine", self.engine)
+
+    def grouped_product(self) -> None:
+        """A grouped product of Transformer Engine runs, which uses four streams (`get_num_compute_streams`)."""
+        for stream in range(4):
+            self._take(f"Transformer Engine, stream {stream}", self.engine)
+
+    def _take(self, name: str, size: int) -> None:
+        if size and name not in self.workspaces:
+            with counted_as(self.meter, "overhead"):
+                self.workspaces[name] = Storage(self.meter, size)
+
+    def gathered(self, size: Number) -> None:
+        """The shared buffer is asked for that many bytes: it grows, and never shrinks (`GlobalMemoryBuffer`)."""
+        if self.buffer is None or self.buffer.bytes < size:
+            with counted_as(self.meter, "communication"):
+                self.buffer = Storage(self.meter, size)
+
+    def dummy(self, weight: Tensor, graph: Graph) -> Tensor:
+        """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""
+        found = self.dummies.get(weight.shape)
+        if found is None:
+            with counted_as(self.meter, "gradients"):
+                found = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
+        return found
+
+
+class RankKernels(Lowering):
+    """Lowers the program of one rank. Every tensor has two axes: rows and the elements of a row.
+
+    how: the kernels. held: what stays. made: the parameters, in the order in which the framework makes them.
+    """
+
+    def __init__(self, graph: Graph, sight: Sight, how: RankChoices, held: Held) -> None:
+        super().__init__(graph, sight, BFLOAT16)
+        self.how, self.held = how, held
+        self.made: list[Parameter] = []
+        self.role, self.of_expert, self.front = "", False, False
+        self.readers: dict[int, list[tuple[Step, Scope]]] = {}
+        self.within: dict[int, Scope] = {}
+        self.pending: dict[int, Tensor] = {}
+
+    # --- a program ---------------------------------------------------------------------------------------------------
+
+    def parameters_of(self, program: Flow) -> list[Parameter]:
+        """All parameters, without anything that is metered."""
+        dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
+        dry.graph.enabled = False
+        given = None
+        entry = getattr(program, "entry", None)
+        if entry is not None:
+            given = dry.graph.new((self.local(self.rows(entry)), entry.width), BFLOAT16)
+        dry.run_rank(program, given)
+        self.weights.update(dry.weights)
+        self.made = dry.made
+        return self.made
+
+    def run_rank(self, program: Flow, given: Tensor | None) -> Tensor:
+        """Runs a program whose first value may come from another rank."""
+        self.pending = {}
+        if not self.readers:
+            self._look_for_readers(program.root, program.root)
+        entry = getattr(program, "entry", None)
+        if entry is not None:
+            assert given is not None
+            self.bind(entry, given)
+        del given
+        return self.run(program)
+
+    def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+        for item in scope.items:
+            if isinstance(item, Alternatives):
+                self._look_for_readers(next(iter(item.branches.values())), module)
+            elif isinstance(item, Scope):
+                self._look_for_readers(item, item)
+            else:
+                self.within[id(item)] = module
+                for value in item.ins:
+                    if item.verb not in ("hold", "keep"):
+                        self.readers.setdefault(id(value.storage), []).append((item, module))
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def rows(self, value: Value) -> Number:
+        """The rows of a micro-batch on this rank, before tensor parallelism."""
+        return self.sight.rows(value.rows)
+
+    def local(self, rows: Number) -> Number:
+        """How many of them are here where they are divided by tokens."""
+        return rows // self.how.tensor if self.how.sequence_parallel else rows
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        return None
+
+    def width(self, value: Value) -> Number:
+        return value.width
+
+    # --- parameters --------------------------------------------------------------------------------------------------
+
+    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        if key not in self.weights:
+            self.weights[key] = made = empty(NoMeter(), shape, BFLOAT16, leaf=True)
+            self.made.append(Parameter(key, made, self.of_expert, self.role))
+        return self.weights[key]
+
+    def named(self, role: str, make: Callable[[], Tensor]) -> Tensor:
+        """A parameter with that role."""
+        before, self.role = self.role, role
+        try:
+            return make()
+        finally:
+            self.role = before
+
+    def _module(self, frame: Frame) -> None:
+        """In attention the output projection is made before the projections of its input."""
+        start = len(self.made)
+        super()._module(frame)
+        attends = any(isinstance(item, Step) and item.verb == "attention" for item in frame.scope.steps())
+        if attends and frame.turn is None and frame.scope.reads is not None:
+            own = self.made[start:]
+            self.made[start:] = sorted(own, key=lambda one: one.role != "row")
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    def new(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
+        return self.graph.new((rows, width), dtype)
+
+    def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+        return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
+
+    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], back: Back, *saves: Tensor) -> None:
+        """Records one node, whose backward function may let go of what it saved before it ends."""
+        graph = self.graph
+        if not recorded(graph, ins):
+            return
+        kept: list[Tensor | None] = [graph.keep(one).unpack() for one in saves]
+        if len(outs) == 1:
+            record(graph, name, ins, outs[0], lambda came, needs: back(kept, came, needs))
+        else:
+            record_all(graph, name, ins, outs, lambda came, needs: back(kept, came, needs))
+
+    def weight_gradient(self, weight: Tensor) -> Tensor:
+        """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
+        return self.held.dummy(weight, self.graph) if self.how.accumulates else self.graph.new(weight.shape, BFLOAT16)
+
+    def mask_of(self, x: Tensor) -> Tensor:
+        """Which elements a dropout keeps, a byte each."""
+        return self.graph.new(x.shape, BOOL)
+
+    def statistics(self, rows: Number) -> Tensor:
+        return self.graph.new((rows, 1), FLOAT32)
+
+    def extent(self, shape: Any) -> Number:
+        return extent(shape)

@@ -1,0 +1,154 @@
+"""`llmcalc memory` on many devices: what each rank holds, who holds the most, and what ranks send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..costs.resident import Fit
+from ..device.cluster import Cluster, RankMemory
+from ..run.layout import Layout, stages
+from ..sources.preset import Preset
+from . import bars
+from .document import Column, Report, Row, Table, said
+from .memory import (
+    KIND_NAMES,
+    PHASE_COLUMNS,
+    PHASE_NAMES,
+    device_data,
+    execution_data,
+    fits_data,
+    fits_table,
+    phase_rows,
+    run_text,
+    workload_data,
+)
+from .notes import plural, too_long, warned
+from .summary import model_data
+
+FRAMEWORK_NAMES = {"torch": "torch", "fsdp2": "FSDP2", "megatron": "Megatron-Core", "deepspeed": "DeepSpeed"}
+
+PART_COLUMNS = (
+    Column("part", "item", justify="left"),
+    Column("bytes", units.GIB.name, units.GIB.write),
+    Column("share", "share", units.percent),
+    Column("bar", "", bars.share, justify="left"),
+)
+
+RANK_COLUMNS = (
+    Column("rank", "rank"),
+    Column("stage", "stage"),
+    Column("layers", "layers", justify="left"),
+    Column("peak_bytes", "peak", units.GIB.write),
+    Column("after_step_bytes", "after step", units.GIB.write),
+    Column("reserved_bytes", "reserved", units.GIB.write),
+    Column("device_bytes", "required", units.GIB.write),
+    Column("bar", "", bars.share, justify="left"),
+)
+
+
+def report(preset: Preset, found: Cluster, fits: Sequence[Fit], assumed: str = "") -> Report:
+    """The answer as data and as tables: the rank that takes the most, every rank that differs, and the accelerators.
+
+    assumed: the accelerator whose runtime was taken, where none was named.
+    """
+    one, peak, layout = found.one, found.peak, found.layout
+    use = one.states
+    warnings = too_long(use.count.spec, use.workload)
+    answer = f"{units.GIB.write(peak.device.device_bytes)} {units.GIB.name} required by rank {peak.rank}"
+    aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
+    notes = said([*warnings, *_notes(found, assumed)])
+    parts = Table(preset.display, PART_COLUMNS, _part_rows(peak), aside, notes, answer, name="parts")
+    ranks = Table(f"By rank, in {units.GIB.name}", RANK_COLUMNS, _rank_rows(found), name="ranks")
+    phases = Table(f"Over time on rank {peak.rank}", PHASE_COLUMNS, phase_rows(peak.device), name="phases")
+    fitting = fits_table(fits, f"Rank {peak.rank} on one accelerator, in {units.GIB.name}")
+    return Report(data(preset, found, fits), [parts, ranks, phases, fitting], warnings=warned(preset, warnings)).of(
+        preset.target
+    )
+
+
+def layout_text(layout: Layout) -> str:
+    """`tp 2 · pp 4 · dp 8`: the groups of more than one rank."""
+    names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
+    words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    if layout.zero:
+        words.append(f"ZeRO-{layout.zero}")
+    return " · ".join(words) or "one device"
+
+
+def data(preset: Preset, found: Cluster, fits: Sequence[Fit]) -> dict[str, Any]:
+    """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
+    peak = found.peak
+    return {
+        "model": model_data(preset),
+        "workload": workload_data(found.one),
+        "execution": execution_data(found.one),
+        "layout": found.layout.data(),
+        "framework": {"name": found.framework, "version": found.version or None},
+        "memory": {
+            **device_data(peak.device),
+            "peak_rank": peak.rank,
+            "by_rank": [
+                {
+                    "rank": one.rank,
+                    "stage": one.stage,
+                    "peak_bytes": one.device.peak_bytes,
+                    "after_step_bytes": one.device.after_step_bytes,
+                    "reserved_bytes": one.device.reserved_bytes,
+                    "device_bytes": one.device.device_bytes,
+                    "by_kind": dict(one.device.by_kind),
+                }
+                for one in found.by_rank
+            ],
+            "parameters": found.one.states.count.total,
+        },
+        "fits": fits_data(fits),
+    }
+
+
+def _part_rows(peak: RankMemory) -> list[Row]:
+    """What stands at the peak of the rank that takes the most."""
+    device = peak.device
+
+    def row(name: str, size: int, strong: bool = False) -> Row:
+        part = size / device.device_bytes
+        return Row([name, size, part, None if strong else part], 0, strong)
+
+    rows = [row(KIND_NAMES[kind], size) for kind, size in device.by_kind.items() if size]
+    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
+    rows += [row(f"{term.name} (estimate)", term.bytes) for term in device.terms if term.status == "estimate"][-2:]
+    return [*rows, row("total", device.device_bytes, strong=True)]
+
+
+def _rank_rows(found: Cluster) -> list[Row]:
+    layers = sum(stack.num_hidden_layers for _, stack in found.spec.stacks())
+    most = found.peak.device.device_bytes
+    own: dict[int, list[str]] = {}
+    for stage in stages(found.layout, layers):
+        first, *_, last = (*stage.layers, *stage.layers) or ("", "")
+        own.setdefault(stage.rank, []).append(f"{first}–{last}" if len(stage.layers) > 1 else f"{first}")
+    return [
+        Row(
+            [
+                one.rank,
+                one.stage,
+                ", ".join(own[one.stage]),
+                one.device.peak_bytes,
+                one.device.after_step_bytes,
+                one.device.reserved_bytes,
+                one.device.device_bytes,
+                one.device.device_bytes / most,
+            ]
+        )
+        for one in found.by_rank
+    ]
+
+
+def _notes(found: Cluster, assumed: str) -> list[str]:
+    name = FRAMEWORK_NAMES[found.framework]
+    version = f" of {found.version}" if found.version else ""
+    notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
+    if assumed:
+        notes.append(f"runtime of an {assumed}; --hardware for another one")
+    return notes
