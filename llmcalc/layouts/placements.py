@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
-from ..errors import InputError
 from ..flow.program import NEVER_RUN, Alternatives, Item, Step
 from ..flow.value import Value
 from ..run.layout import Layout

@@ -144,6 +144,7 @@ class RankFlow(Flow):
         super().__init__()
         self.shares, self.stage = shares, stage
         self.exit: Value | None = None
+        self.inside = range(0)  # which items of the program are its layers
         self.path: list[str] = []  # the names of the modules around what is recorded
         self.tables: dict[int, Weight] = {}  # of the embedding that is looked up → the one that this stage has
 
@@ -194,15 +195,20 @@ class RankFlow(Flow):
             for axis in axes_of(value.axes):
                 degree = axis.degree if isinstance(axis, Shard) else 1
                 if degrees.setdefault(axis.name, degree) != degree:
-                    raise self._refused(verb, name, f"joins a part of {FIELDS.get(axis.name, axis.name)} with all of it")
+                    axes = FIELDS.get(axis.name, axis.name)
+                    raise self._refused(verb, name, f"joins a part of {axes} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
             raise self._refused(verb, name, "reads divided values and makes divided ones")
-        if verb == "repeat" and is_divided(ins[0].axes[:1]) != is_divided(outs[0].axes[:1]):
-            raise self._refused(verb, name, "repeats undivided heads for divided ones")
 
     def _refused(self, verb: str, name: str, why: str) -> InputError:
         where = ".".join(one for one in (*self.path, name or verb) if one)
         return InputError(f"--tp {self.shares.layout.tp}: {where} {why}, which is not modelled; expected --tp 1")
+
+    def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
+        heads = self.own(heads)
+        if is_divided(x.axes[:1]) != is_divided((heads,)):
+            raise self._refused("repeat", "", "repeats undivided heads for divided ones")
+        return super().repeat(x, heads, tiled)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         return super().absorb(name, x, self.own(weight), *map(self.own, out))
@@ -214,10 +220,16 @@ class RankFlow(Flow):
 
     def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
         here = self._here(weight)
-        if here.made:
-            return super().look_up(here, of)
-        op = ops.Embedding(here.ins[0].size, self.n(here.out))
-        return self.step("table", here.name, (), Value(of, here.out), op=op, weight=here, by="ids")
+        if not here.made:
+            self._copied(here)
+        return super().look_up(here, of)
+
+    def _copied(self, table: Weight) -> None:
+        """Records this stage's copy of the embedding, before the module that looks it up."""
+        about = {"kind": "embedding", "optional": self.root.items[-1].about.get("optional", "")}
+        op = ops.Embedding(table.ins[0].size, self.n(table.out))
+        self.root.items.insert(-1, Step("unread_table", table.name, (), (), op, table, None, about))
+        table.made = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **how: Any) -> tuple[Value, Weight]:
         made, weight = super().table(name, self.own(rows), *map(self.own, dim), **how)
@@ -249,25 +261,36 @@ class RankFlow(Flow):
             return super().layers(x, run, repeat, which, name, **about)
         every = range(repeat) if which is None else which
         kept = [i for i in every if i in self.stage.layers]
-        if not kept:
-            return x
+        start = self.inside.start if self.inside.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
-        self.exit = super().layers(x, run, len(kept), kept, name, **about)
+        self.exit = super().layers(x, run, len(kept), kept, name, **about) if kept else x
+        self.inside = range(start, len(self.root.items))
         return self.exit
 
     def cut(self) -> None:
-        """Leaves what this stage runs: the first alone has the embedding, the last alone what reads the output."""
-        if self.stage is None:
+        """Leaves what this stage runs: the first alone has the embedding, the last alone what reads the output.
+
+        Raises `InputError` where it reads what only another stage has.
+        """
+        if self.stage is None or (self.stage.first and self.stage.last):
             return
-        places = [i for i, item in enumerate(self.root.items) if isinstance(item, Scope) and item.name == "layers"]
-        start, end = places[0], places[-1]
-        before, inside, after = self.root.items[:start], self.root.items[start : end + 1], self.root.items[end + 1 :]
+        start, end = self.inside.start, self.inside.stop
+        before, inside, after = self.root.items[:start], self.root.items[start:end], self.root.items[end:]
         before = before if self.stage.first else [item for item in before if _is_frame(item)]
         after = after if self.stage.last else [item for item in after if _is_frame(item)]
         self.root.items = [*before, *inside, *after]
         if not self.stage.last:
             self.result = self.exit
+        made = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
+        for step in self.root.steps(idle=False):
+            for value in step.ins:
+                if id(value.storage) not in made and not value.storage.fixed and step.verb not in NO_OPERATIONS:
+                    raise InputError(
+                        f"--pp {self.shares.layout.pp}: {step.name or step.verb} in layers after the first stage reads "
+                        "what only the first stage computes, which is not modelled; expected --pp 1"
+                    )
+            made |= {id(value.storage) for value in step.outs}
 
 
 WITH_AXES = (
@@ -281,7 +304,6 @@ WITH_AXES = (
     "core",
     "per_group",
     "blocks",
-    "repeat",
     "split",
     "take",
     "flat",
@@ -309,9 +331,25 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the layers that it has, with what comes before the first and after the last; by default all of the model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    if stage is not None and spec.kind == "encoder-decoder" and not (stage.first and stage.last):
-        raise InputError("--pp: a pipeline of an encoder-decoder is not modelled; expected --pp 1")
+    if stage is not None and not (stage.first and stage.last):
+        _check_stages(spec, layout)
     flow = RankFlow(Shares(layout, layout.at(rank)), stage)
     spec.program(flow)
     flow.cut()
     return flow
+
+
+def _check_stages(spec: ModelSpec, layout: Layout) -> None:
+    """Raises `InputError` for layers that need what is on another stage."""
+    why = ""
+    if spec.kind == "encoder-decoder":
+        why = "a pipeline of an encoder-decoder"
+    elif spec.main.shared_layers:
+        why = "a pipeline of layers that share parameters"
+    else:
+        borrowed = [layer.borrows() for layer in spec.main.kinds().values() if layer.borrows()]
+        why = (
+            f"a pipeline of layers with {borrowed[0]}, which need what is computed outside of them," if borrowed else ""
+        )
+    if why:
+        raise InputError(f"--pp {layout.pp}: {why} is not modelled; expected --pp 1")

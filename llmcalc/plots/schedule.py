@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NARROWEST, WIDEST = 8.0, 16.0
+NARROWEST, WIDEST = 9.0, 16.0
 """Inches of a picture."""
 
 BESIDE = 2.6
 """Inches of a picture that are not passes: the ranks' names, and what is in flight."""
 
-CELL, DIGIT = 0.2, 0.085
-"""Inches of the shortest pass where the width allows them, and of a digit: a number that has less room is not written."""
+CELL, DIGIT, LINE = 0.2, 0.085, 0.03
+"""Inches: of the shortest pass where the width allows them; of a digit, and of a pass that has an outline and hatching.
+What has less room is drawn without.
+"""
 
 HEIGHT = 0.8
 """Of a row."""
@@ -68,16 +70,17 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (kind, chunk, low, tall), stretches in bars.items():
         colour = tuple(part + (1 - part) * paler * chunk for part in to_rgb(palette.PASSES[kind]))
-        ax.broken_barh(
-            stretches, (low, tall), facecolor=colour, edgecolor="white", hatch=palette.HATCHES[kind], linewidth=0.6
-        )
+        clear = stretches[0][1] * inches > LINE
+        hatch, edge, line = (palette.HATCHES[kind], "white", 0.6) if clear else (None, None, 0)
+        ax.broken_barh(stretches, (low, tall), facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=line)
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.set_xlim(0, timetable.time)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
-    ax.set_xlabel(f"time: {costs_text(timetable)}")
+    paler_are = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
+    ax.set_xlabel(f"time, with {costs_text(timetable)}; numbers are micro-batches{paler_are}")
     _legend(ax, timetable)
 
 
@@ -94,9 +97,7 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
         )
         for kind in kinds_of(timetable)
     ]
-    paler = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    patches.append(Patch(alpha=0, label=f"numbers are micro-batches{paler}"))
-    ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(patches), frameon=False, fontsize=9)
+    ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 
 
 def in_flight(ax: Axes, timetable: Timetable) -> None:

@@ -50,12 +50,12 @@ def kinds_of(timetable: Timetable) -> list[Kind]:
 
 
 def costs_text(timetable: Timetable) -> str:
-    """`F takes 1, B takes 2, sends nothing`."""
+    """`F 1, B 2, a send 0`: how long each takes."""
     costs = timetable.costs
-    passes = [f"{kind} takes {costs.of(kind):g}" for kind in kinds_of(timetable)]
+    passes = [f"{kind} {costs.of(kind):g}" for kind in kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
-        passes.append(f"two that overlap {costs.pair():g}")
-    return ", ".join([*passes, f"a send {costs.send:g}" if costs.send else "sends nothing"])
+        passes.append(f"F and B that overlap {costs.pair():g}")
+    return ", ".join([*passes, f"a send {costs.send:g}"])
 
 
 def in_flight_text(held: InFlight, chunk: int) -> str:
@@ -93,7 +93,7 @@ def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iter
     kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
     yield f"{', '.join(f'{kind} {PASSES[kind]}' for kind in kinds)}, with the micro-batch; {IDLE} idle{blank}"
-    yield f"time: {costs_text(timetable)}"
+    yield f"assumed times: {costs_text(timetable)}"
     where = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
         where = "micro-batches in flight on the stage when its rank has the most"

@@ -132,6 +132,7 @@ class Sharded(Eager):
         passed = group.pre_forward(x)
         assert passed is not None
         out = super().layer(frame, passed)
+        frame.named.clear()  # the variables of its forward pass
         group.post_forward([out])
         meter.place = outside
         return out

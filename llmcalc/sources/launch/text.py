@@ -52,6 +52,7 @@ def parse_yaml(text: str, where: str) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml, text, where)
+        _check_keys(yaml, yaml.compose(text, Loader=loader), where)
         data = yaml.load(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -82,6 +83,33 @@ def _check_events(yaml: Any, text: str, where: str) -> None:
                 raise InputError(f"{where}: line {line}: *{event.anchor} stands inside what it names")
             if aliases > MOST_ALIASES:
                 raise InputError(f"{where}: line {line}: too many aliases; expected at most {MOST_ALIASES}")
+
+
+def _check_keys(yaml: Any, root: Any, where: str) -> None:
+    """Raises `InputError` for a key that one table gives twice with two values; YAML would keep the last."""
+    left, seen = [root], set[int]()
+    while left:
+        node = left.pop()
+        if id(node) in seen or node is None:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+        elif isinstance(node, yaml.MappingNode):
+            given: dict[str, Any] = {}
+            for key, value in node.value:
+                left += [key, value]
+                if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                    continue
+                before = given.setdefault(key.value, value)
+                if before is not value and not _alike(yaml, before, value):
+                    line = key.start_mark.line + 1
+                    raise InputError(f"{where}: line {line}: {one_line(key.value)[:60]} is given twice; expected once")
+
+
+def _alike(yaml: Any, one: Any, other: Any) -> bool:
+    both = isinstance(one, yaml.ScalarNode) and isinstance(other, yaml.ScalarNode)
+    return both and bool(one.value == other.value)
 
 
 def _plain(data: Any, where: str, deep: int = 0) -> Any:

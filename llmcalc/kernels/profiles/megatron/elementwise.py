@@ -122,5 +122,3 @@ class ElementwiseKernels(AttentionKernels):
 
         self.node("bias_dropout_add", ins, [out], back, *mask)
         return out
-
-    drops: set[int]

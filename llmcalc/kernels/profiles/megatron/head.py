@@ -31,7 +31,7 @@ class HeadKernels(ElementwiseKernels):
         """What enters the first layer of a model comes from its embedding, and is turned to [tokens, batch]."""
         takes = kinds[0].takes
         assert takes is not None
-        if self.embeds(takes):
+        if not self.entered:
             x = self.get(takes)
             self._leave(takes)
             made = self.embedded(x)
@@ -39,9 +39,6 @@ class HeadKernels(ElementwiseKernels):
             self.values[id(takes)] = made
             del made
         super().layers(kinds)
-
-    def embeds(self, takes: object) -> bool:
-        return getattr(self, "entry", None) is None
 
     def embedded(self, x: Tensor) -> Tensor:
         """[batch, tokens] → [tokens, batch], this rank's tokens, dropout."""

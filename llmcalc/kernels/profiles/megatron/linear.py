@@ -7,8 +7,6 @@ megatron/core/tensor_parallel/layers.py and mappings.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
 from ....algebra import Number
 from ....components.norm import Norm
 from ....flow.program import Step
@@ -18,17 +16,8 @@ from ...tensor import Tensor
 from .rank import COLUMNS, RankKernels
 
 
-class Waiting(NamedTuple):
-    """A norm that the product after it computes. module: the path of its module."""
-
-    step: Step
-    module: Path
-
-
 class LinearKernels(RankKernels):
     """Products that tensor parallelism divides by their outputs (column) or by their inputs (row)."""
-
-    waiting: dict[int, Waiting]
 
     # --- norms -------------------------------------------------------------------------------------------------------
 
@@ -36,7 +25,7 @@ class LinearKernels(RankKernels):
         value, out = step.ins[0], step.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
         if self.how.transformer_engine and readers and all(map(self.is_column, readers)):
-            self.waiting[id(out.storage)] = Waiting(step, self.module_path())
+            self.waiting[id(out.storage)] = step, self.module_path()
             self.bind(out, self.taken(step, value))
             return
         x = self.taken(step, value)
@@ -129,14 +118,14 @@ class LinearKernels(RankKernels):
             return self.core_column(x, weight, bias, self.adds_itself(step))
         apart = None if bias is None or self.adds_itself(step) else bias
         self.held_bias = apart
-        return self.engine_column(x, weight, bias if apart is None else None, norm, waiting)
+        return self.engine_column(x, weight, bias if apart is None else None, norm, None if waiting is None else waiting[0])
 
     def adds_itself(self, step: Step) -> bool:
         """Whether a column product adds its bias; before an activation the activation does."""
         return step.weight is None or step.weight.out[0].name != "ffn"
 
     def engine_column(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Waiting | None
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
         """LayerNormLinear, or Linear. It keeps its input, and of the norm its own rows, gathered again for the weight."""
         how, divided = self.how, self.how.sequence_parallel
@@ -146,7 +135,7 @@ class LinearKernels(RankKernels):
         read = x
         if waiting is not None:
             read = self.like(x)
-            two = waiting.step.how["spec"].type == "layernorm"
+            two = waiting.how["spec"].type == "layernorm"
             statistics = [self.statistics(local) for _ in range(2 if two else 1)]
         gathered = self.new(rows, n_in) if divided else None
         self.held.engine_product()
@@ -292,6 +281,3 @@ class LinearKernels(RankKernels):
 
         self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], back, x)
         return out
-
-    held_bias: Tensor | None = None
-    row_bias: Tensor | None = None

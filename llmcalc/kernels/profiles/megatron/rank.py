@@ -13,7 +13,7 @@ from ....flow.value import Value
 from ....run.sight import Sight
 from ...autograd import Gradient, Graph, Needs, record, record_all, recorded
 from ...layout import Shape
-from ...lowering import Frame, Lowering, Path
+from ...lowering import ENTRY, Frame, Lowering, Path
 from ...meter import NoMeter
 from ...tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
 from .choices import RankChoices
@@ -103,6 +103,11 @@ class RankKernels(Lowering):
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
         self.within: dict[int, Scope] = {}
         self.pending: dict[int, Tensor] = {}
+        self.waiting: dict[int, tuple[Step, Path]] = {}
+        self.drops: set[int] = set()
+        self.entered = False
+        self.held_bias: Tensor | None = None
+        self.row_bias: Tensor | None = None
 
     # --- a program ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +116,7 @@ class RankKernels(Lowering):
         dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
         dry.graph.enabled = False
         given = None
-        entry = getattr(program, "entry", None)
+        entry = program.entry
         if entry is not None:
             given = dry.graph.new((self.local(self.rows(entry)), entry.width), BFLOAT16)
         dry.run_rank(program, given)
@@ -124,10 +129,9 @@ class RankKernels(Lowering):
         self.pending = {}
         if not self.readers:
             self._look_for_readers(program.root, program.root)
-        entry = getattr(program, "entry", None)
-        if entry is not None:
-            assert given is not None
-            self.bind(entry, given)
+        self.entered = program.entry is not None
+        if given is not None:
+            self.given[ENTRY] = given
         del given
         return self.run(program)
 

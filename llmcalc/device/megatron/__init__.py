@@ -1,0 +1,1 @@
+"""Memory of any rank of a Megatron run."""

@@ -1,0 +1,314 @@
+"""Two training steps of one rank, tensor by tensor: set-up, the micro-batches in the order of the schedule with what the
+schedule's variables name, and the optimizer's steps.
+
+Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
+megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from ...errors import InputError
+from ...kernels.autograd import Gradient, Graph, Needs, Node, backward
+from ...kernels.meter import Meter, NoMeter, Place
+from ...kernels.profiles.megatron import Held, Parameter, RankLowering
+from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty
+from ...layouts.rank import RankFlow, rank_program
+from ...model import ModelSpec
+from ...run.layout import Layout, Stage, stages
+from ...run.megatron import MegatronSettings
+from ...run.sight import Sight
+from ...run.workload import Workload
+from .buffers import Buffer, bucket_size, buffer_of, updated
+from .kernels import choices_of, cublas_workspace, engine_workspace, refuse
+from .streams import SIDE, Streams
+
+STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Bytes of an element of a state by the name of its type."""
+
+FLAGS = 3
+"""Small tensors of the optimizer: whether an overflow was found, its buffer, and a scale of one."""
+
+
+@dataclass
+class Chunk:
+    """The layers of one stage. input_tensor: what entered them last, which their module names."""
+
+    stage: Stage | None
+    program: RankFlow
+    lowering: RankLowering
+    parameters: list[Parameter] = field(default_factory=list)
+    input_tensor: Tensor | None = None
+
+    @property
+    def first(self) -> bool:
+        return self.stage is None or self.stage.first
+
+    @property
+    def last(self) -> bool:
+        return self.stage is None or self.stage.last
+
+
+class Output:
+    """What a forward pass gives to the schedule: the end of its graph, which holds the tensors that entered it.
+
+    The data of an output that is sent on is freed at once (`deallocate_output_tensor`).
+    """
+
+    __slots__ = ("end", "entered")
+
+    def __init__(self, made: Tensor, entered: Tensor | None) -> None:
+        self.end = Tensor(made.shape, made.dtype, Storage(NoMeter(), 0))
+        self.end.node, self.end.output = made.node, made.output
+        self.entered = entered
+
+
+class RankRun:
+    """Runs steps of one rank of a layout.
+
+    spec: the model, with the vocabulary before it is padded.
+    """
+
+    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter) -> None:
+        refuse(settings)
+        self.settings, self.meter = settings, meter
+        self.layout: Layout = settings.layout()
+        self.at = self.layout.at(rank)
+        vocabulary = settings.padded_vocabulary
+        self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})
+        self.graph = Graph(meter)
+        self.graph.keeps_gradients = False
+        self.how = choices_of(settings)
+        self.held = Held(meter, cublas_workspace(settings), engine_workspace(settings))
+        tokens = settings.tokens // settings.cp
+        decoder = settings.decoder_seq_length
+        seq = tokens if decoder is None else decoder // settings.cp
+        self.sight = Sight(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
+        self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.buffers: list[Buffer] = []
+        self.kept: list[Storage] = []
+        self.states: list[Storage] = []
+        self.copies: list[Storage] = []
+        self.batches: list[list[Tensor]] = []
+        self.sizes: list[int] = []
+        self.stepped = False
+
+    def _stages(self) -> Sequence[Stage | None]:
+        if self.layout.pp == 1:
+            return [None]
+        if self.spec.kind == "encoder-decoder":
+            raise InputError("--pipeline-model-parallel-size: an encoder-decoder has one stage; expected 1")
+        layers = self.spec.main.num_hidden_layers
+        return [stage for stage in stages(self.layout, layers) if stage.rank == self.at.pp]
+
+    def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
+        program = rank_program(self.spec, self.layout, rank, stage)
+        return Chunk(stage, program, RankLowering(self.graph, self.sight, self.how, self.held))
+
+    # --- set-up ------------------------------------------------------------------------------------------------------
+
+    def storage(self, size: Any, kind: str) -> Storage:
+        with counted_as(self.meter, kind):
+            return Storage(self.meter, size)
+
+    def set_up(self) -> None:
+        self.meter.place = Place("set-up")
+        settings, layout = self.settings, self.layout
+        distributed = settings.use_distributed_optimizer
+        self._positions()
+        weights: list[list[Storage]] = []
+        for chunk in self.chunks:
+            chunk.parameters = chunk.lowering.parameters_of(chunk.program)
+            weights.append([self.storage(2 * one.size, "weights") for one in chunk.parameters])
+        element = 4 if settings.reduces_in_fp32 else 2
+        tied = self.spec.tie_word_embeddings
+        for number, chunk in enumerate(self.chunks):
+            bucket = bucket_size(settings, layout, self.at, number)
+            for expert in (False, True):
+                own = [one for one in chunk.parameters if one.expert is expert]
+                if not own:
+                    continue
+                buffer = buffer_of(own, expert, settings, layout, bucket, tied)
+                self.buffers.append(buffer)
+                with self._aside():
+                    if distributed:
+                        self.kept.append(self.storage(2 * buffer.size, "weights"))
+                    self.kept.append(self.storage(element * buffer.size, "gradients"))
+            if distributed:
+                weights[number].reverse()
+                while weights[number]:
+                    weights[number].pop(0)
+        self.kept += [one for of in weights for one in of]
+        del weights
+        self._main_parameters()
+
+    def _aside(self) -> Any:
+        device = self.meter.device
+        assert isinstance(device, Streams)
+        return device.on(SIDE)
+
+    def _positions(self) -> None:
+        """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`)."""
+        s = self.settings
+        if s.latent:
+            size = 4 * (s.tokens // s.cp) * s.qk_pos_emb_head_dim
+        elif s.positions == "rope":
+            size = 4 * (s.tokens // s.cp) * int(s.head_dim * s.rotary_percent)
+        else:
+            return
+        self.kept.append(self.storage(size, "overhead"))
+
+    def _main_parameters(self) -> None:
+        """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type."""
+        s = self.settings
+        main = STATES[s.main_params_dtype] if s.use_precision_aware_optimizer else 4
+        for size in updated(self.buffers, s.use_distributed_optimizer, self.layout, self.at):
+            copy = self.storage(2 * size, "temporary")
+            self.kept.append(self.storage(main * size, "optimizer"))
+            del copy
+            self.sizes.append(size)
+        self.kept += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+
+    def optimizer_step(self) -> None:
+        s = self.settings
+        self.meter.place = Place("step")
+        aware = s.use_precision_aware_optimizer
+        if not s.reduces_in_fp32 and not aware:
+            self.copies = [self.storage(4 * size, "gradients") for size in self.sizes]
+        if not self.stepped:
+            widths = [STATES[one] if aware else 4 for one in (s.exp_avg_dtype, s.exp_avg_sq_dtype)]
+            self.states = [self.storage(width * size, "optimizer") for size in self.sizes for width in widths]
+            self.stepped = True
+
+    # --- a micro-batch -----------------------------------------------------------------------------------------------
+
+    def batch(self, chunk: Chunk) -> list[Tensor]:
+        """What a stage gets of the batch (training/utils.py, `get_batch_on_this_tp_rank`)."""
+        new, s = self.graph.new, self.settings
+        rows = self.sight.batch * self.sight.workload.seq
+        made: list[Tensor] = []
+        if chunk.last:
+            made += [new((rows,), INT64), new((rows,), FLOAT32)]
+        if chunk.first:
+            made += [new((rows,), INT64), new((rows,), INT64)]
+        if made and not s.no_create_attention_mask_in_dataloader:
+            made.append(new((self.sight.batch * self.sight.workload.seq, s.tokens), BOOL))
+        return made
+
+    def forward(self, chunk: Chunk, entered: Tensor | None, steps: int) -> Output:
+        """forward_step: the loss of the last stage, or what is sent on."""
+        self.meter.place = Place("forward")
+        batch = self.batch(chunk)
+        chunk.input_tensor = entered
+        made = chunk.lowering.run_rank(chunk.program, entered)
+        if chunk.last:
+            self.meter.place = Place("forward", path="loss")
+            losses = chunk.lowering.loss_of(made)
+            del made
+            made = self._summed(losses)
+            del losses
+        del batch
+        return Output(made, entered)
+
+    def _summed(self, losses: Tensor) -> Tensor:
+        """The sum over the tokens that count (pretrain_gpt.py, `loss_func`)."""
+        graph, shape = self.graph, losses.shape
+        masked = graph.new(shape, FLOAT32)
+        out = graph.new((1,), FLOAT32)
+        del masked
+        node = Node(graph, "sum", (losses,), lambda g, needs: [graph.new(shape, FLOAT32)])
+        out.node = node
+        return out
+
+    def backward(self, entered: Tensor | None, output: Output, gradient: Tensor | None) -> Tensor | None:
+        """backward_step: the gradient of what entered."""
+        self.meter.place = Place("backward")
+        if gradient is None:
+            gradient = self.graph.new(output.end.shape, output.end.dtype)
+        backward(self.graph, output.end, gradient)
+        return None if entered is None else entered.grad
+
+    def received(self) -> Tensor:
+        """What the stage before sends; its gradient stays with it."""
+        self.meter.place = Place("forward", path="receive")
+        x = self._hidden()
+        here = ref(x)
+
+        def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            there = here()
+            if there is not None:
+                there.grad = g
+            return (None,)
+
+        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), arrived)
+        return x
+
+    def _hidden(self) -> Tensor:
+        rows = self.sight.batch * self.sight.workload.seq
+        return self.graph.new((self.chunks[0].lowering.local(rows), self.spec.hidden_size), BFLOAT16)
+
+    # --- schedules ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        self.copies = []
+        self.batches = []
+        if self.layout.pp == 1:
+            self._alone()
+        elif self.layout.vpp == 1:
+            self._one_forward_one_backward()
+        else:
+            self._interleaved()
+        self.optimizer_step()
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that are run: after those that differ, all are alike."""
+        return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
+
+    def _alone(self) -> None:
+        """forward_backward_no_pipelining"""
+        for _ in range(self.microbatches):
+            output = self.forward(self.chunks[0], None, 0)
+            self.backward(None, output, None)
+
+    def _one_forward_one_backward(self) -> None:
+        """forward_backward_pipelining_without_interleaving"""
+        (chunk,), number = self.chunks, self.microbatches
+        warmup = min(self.layout.pp - self.at.pp - 1, number)
+        entered, outputs = list[Tensor | None](), list[Output]()
+        first, last = chunk.first, chunk.last
+        x: Tensor | None
+        for i in range(warmup):
+            x = None if first else self.received()
+            output = self.forward(chunk, x, i)
+            entered.append(x)
+            outputs.append(output)
+        remaining = number - warmup
+        if remaining:
+            x = None if first else self.received()
+        for i in range(remaining):
+            output = self.forward(chunk, x, warmup + i)
+            gradient = None if last else self._gradient()
+            entered.append(x)
+            outputs.append(output)
+            x, output = entered.pop(0), outputs.pop(0)
+            sent = self.backward(x, output, gradient)
+            x = None if i == remaining - 1 or first else self.received()
+        for _ in range(warmup):
+            x, output = entered.pop(0), outputs.pop(0)
+            gradient = None if last else self._gradient()
+            sent = self.backward(x, output, gradient)
+        del sent
+
+    def _gradient(self) -> Tensor:
+        """What the stage after sends back."""
+        self.meter.place = Place("backward", path="receive")
+        return self._hidden()
+
+    def _interleaved(self) -> None:
+        raise InputError("--num-virtual-stages-per-pipeline-rank: not modelled; expected 1")

@@ -1,0 +1,131 @@
+"""The layouts of so many devices that a model may have, and why the others may not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import product
+
+from ..errors import InputError
+from ..model import ModelSpec
+from ..run.layout import Layout, stages
+from .rank import Shares
+from .schedules import pipeline
+
+CHUNKS = (1, 2, 4)
+"""Chunks a rank that are tried."""
+
+LONG = 16384
+"""Tokens of a sequence from which on it is worth dividing."""
+
+HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS = (
+    "--tp does not divide the heads",
+    "--tp does not divide a width",
+    "--pp and --vpp do not divide the layers",
+    "--dp does not divide the global batch",
+    "--ep does not divide the experts",
+    "the schedule does not take the micro-batches",
+)
+"""Reasons."""
+
+
+@dataclass
+class Search:
+    """What has been tried. found: layouts with the micro-batches of a step. refused: reason → how many."""
+
+    found: list[tuple[Layout, int]] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tried(self) -> int:
+        """All of them."""
+        return len(self.found) + self.refused.total()
+
+
+def search(
+    spec: ModelSpec, devices: int, global_batch: int, micro_batch: int, seq: int, node: int = 8, fixed: Layout | None = None
+) -> Search:
+    """Tries every layout of that many devices.
+
+    global_batch: sequences of a step. micro_batch: of a pass. node: devices that one fast link joins, which the ranks
+    of a tensor group share. fixed: what is asked, of which every size above 1 holds.
+    """
+    result = Search()
+    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    experts = _experts(spec)
+    for tp, cp, pp in product(_divisors(devices), repeat=3):
+        if tp > node or devices % (tp * cp * pp) or pp > layers or (cp > 1 and (seq < LONG or seq % (2 * cp))):
+            continue
+        dp = devices // (tp * cp * pp)
+        for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
+            base = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
+            if fixed is not None and any(
+                size not in (1, base[name]) for name, size in ((name, getattr(fixed, name)) for name in base)
+            ):
+                continue
+            _try(result, spec, layers, base, global_batch, micro_batch)
+    return result
+
+
+def _try(
+    result: Search, spec: ModelSpec, layers: int, sizes: dict[str, int], global_batch: int, micro_batch: int
+) -> None:
+    """Adds a layout to what was found, or to what was refused."""
+    batches, rest = divmod(global_batch, sizes["dp"] * micro_batch)
+    layout = Layout(
+        **sizes,
+        etp=1 if sizes["ep"] > 1 or _experts(spec) else None,
+        sequence_parallel=sizes["tp"] > 1,
+        zero=1 if sizes["dp"] * sizes["cp"] > 1 else 0,
+        schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
+    )
+    if rest or not batches:
+        result.refused[BATCH] += 1
+        return
+    reason = refusal(spec, layout, layers, batches)
+    if reason:
+        result.refused[reason] += 1
+    else:
+        result.found.append((layout, batches))
+
+
+def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) -> str:
+    """Why a model cannot have a layout; empty if it can."""
+    try:
+        list(stages(layout, layers))
+    except InputError:
+        return LAYERS
+    shares = Shares(layout, layout.at(0))
+    for scope in spec.program().root.scopes():
+        for step in scope.steps():
+            for value in step.outs:
+                for axis in value.axes:
+                    if hasattr(axis, "parts"):
+                        continue
+                    try:
+                        shares.axis(axis)
+                    except InputError:
+                        return HEADS if "heads" in axis.name else WIDTHS
+    try:
+        pipeline(layout, micro_batches)
+    except InputError:
+        return ROUNDS
+    return ""
+
+
+def _experts(spec: ModelSpec) -> int:
+    """The routed experts of the layer that has the most; 0 without any."""
+    counts = (
+        step.how["experts"].size for step in spec.program().root.steps() if step.verb == "experts"
+    )
+    return max(counts, default=0)
+
+
+def _expert_groups(experts: int, ranks: int) -> Iterator[int]:
+    """The sizes of groups that divide the experts."""
+    return (n for n in _divisors(ranks) if n == 1 or (experts and experts % n == 0 and n <= experts))
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]

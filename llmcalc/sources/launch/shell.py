@@ -1,0 +1,443 @@
+"""What a shell script would run, as far as its text says so without running it.
+
+Understood are assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables and
+`sh -c`. What only a run would tell (a command's output, the script's own arguments, the machine's environment, variables
+that a branch or a loop sets) stays open: it is an error only where an argument that matters is made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ...errors import InputError, one_line, shown
+
+OPEN = "\0"
+"""Stands on both sides of the name of something whose value only a run would tell."""
+
+MOST_WORDS = 20_000
+"""The most words that a script may expand to."""
+
+LONGEST_VALUE = 200_000
+"""The most letters of a variable."""
+
+BEGINS = ("if", "for", "while", "until", "case", "{", "select")
+ENDS = ("fi", "done", "esac", "}")
+BETWEEN = ("then", "else", "elif", "do", "!", "time", "exec", "command", "nohup", "function")
+DECLARES = ("export", "declare", "local", "readonly", "typeset")
+
+
+def is_open(text: str) -> bool:
+    """Whether some of a word is known only when the script runs."""
+    return OPEN in text
+
+
+def said(text: str) -> str:
+    """A word as a message shows it."""
+    return one_line(text.replace(OPEN, ""))[:80]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a script: its words, the variables set for it alone, and its line."""
+
+    words: tuple[str, ...]
+    env: dict[str, str]
+    line: int
+
+
+@dataclass
+class Script:
+    """A script that is being read.
+
+    variables: name → text, or a list of texts for an array. exported: names that commands see.
+    commands: what it would run, in order.
+    """
+
+    where: str
+    variables: dict[str, str | list[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    commands: list[Command] = field(default_factory=list)
+    words: int = 0
+
+    def env(self) -> dict[str, str]:
+        """Exported variables whose value the text says."""
+        found = {name: self.variables.get(name, "") for name in sorted(self.exported)}
+        return {name: value for name, value in found.items() if isinstance(value, str) and not is_open(value)}
+
+
+def read_script(text: str, where: str) -> Script:
+    """Reads a script. Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long."""
+    script = Script(where)
+    _Reader(script, text.replace("\r\n", "\n").replace(OPEN, "")).run()
+    return script
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_SPACE = " \t"
+
+
+class _Reader:
+    """Reads one text into a script. deep: how many `sh -c` it stands in."""
+
+    def __init__(self, script: Script, text: str, deep: int = 0, line: int = 1) -> None:
+        self.script, self.text, self.deep, self.first_line = script, text, deep, line
+        self.at = 0
+        self.branches = 0
+        self.waiting: list[str] = []
+
+    def error(self, what: str) -> InputError:
+        return InputError(f"{self.script.where}: line {self.line}: {what}")
+
+    @property
+    def line(self) -> int:
+        return self.first_line + self.text.count("\n", 0, self.at)
+
+    def run(self) -> None:
+        while self.at < len(self.text):
+            self.statement()
+
+    def statement(self) -> None:
+        """Reads up to the end of a simple command and keeps what it does."""
+        words: list[str] = []
+        set_here: dict[str, str | list[str]] = {}
+        line = self.line
+        while True:
+            self.skip_space()
+            if self.at >= len(self.text):
+                break
+            letter = self.text[self.at]
+            if letter == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+                continue
+            if letter in "\n;&|()":
+                self.at += 1
+                if letter == "\n":
+                    self.skip_here_documents()
+                if letter == "&" and self.text[self.at : self.at + 1] == ">":
+                    self.at += 1
+                    self.word()
+                    continue
+                break
+            if letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2]):
+                self.redirection()
+                continue
+            found = _ASSIGNED.match(self.text, self.at)
+            if found and (not words or words[0] in DECLARES):
+                self.at = found.end()
+                set_here[found[1]] = self.assigned(found[1], bool(found[2]))
+                if words:
+                    words.append(found[1])
+                continue
+            words += self.word()
+            if len(words) == 1 and words[0] in BETWEEN:
+                words = []
+        self.finish(words, set_here, line)
+
+    def finish(self, words: list[str], set_here: dict[str, str | list[str]], line: int) -> None:
+        if words and words[0] in BEGINS:
+            self.branches += 1
+            if words[0] == "for" and len(words) > 1:
+                self.script.variables[words[1][:80]] = unknown(words[1][:80])
+            return
+        if words and words[0] in ENDS:
+            self.branches = max(0, self.branches - 1)
+            return
+        if not words or words[0] in DECLARES:
+            for name, value in set_here.items():
+                self.script.variables[name] = unknown(name) if self.branches else value
+            if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
+                self.script.exported |= {word for word in words[1:] if _NAME.fullmatch(word)}
+            return
+        if words[0] in ("read", "unset", "eval", "source", "."):
+            for name in words[1:]:
+                if _NAME.fullmatch(name):
+                    self.script.variables[name] = unknown(name)
+            return
+        self.script.words += len(words)
+        if self.script.words > MOST_WORDS:
+            raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
+        env = {name: value for name, value in set_here.items() if isinstance(value, str)}
+        for i, word in enumerate(words[:-1]):
+            if word in ("-c", "-lc") and self.deep < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
+                _Reader(self.script, words[i + 1], self.deep + 1, line).run()
+                return
+        self.script.commands.append(Command(tuple(words), env, line))
+
+    def skip_space(self) -> None:
+        while self.at < len(self.text):
+            if self.text[self.at] in _SPACE:
+                self.at += 1
+            elif self.text.startswith("\\\n", self.at):
+                self.at += 2
+            else:
+                return
+
+    def redirection(self) -> None:
+        """Skips a redirection; what a here-document holds is skipped at the end of the line."""
+        found = re.compile(r"\d?(<<<|<<-?|>>|[<>]&?|<>)").match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
+        self.skip_space()
+        if found[1] in ("<<", "<<-"):
+            mark = re.compile(r"['\"\\]?([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
+            if mark is None:
+                raise self.error("a here-document without a name")
+            self.at = mark.end()
+            self.waiting.append(mark[1])
+        elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
+            self.word()
+
+    def skip_here_documents(self) -> None:
+        for mark in self.waiting:
+            end = re.compile(rf"^\t*{mark}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+            if end is None:
+                raise self.error(f"a here-document without its end, {mark}")
+            self.at = end.end()
+        self.waiting = []
+
+    def assigned(self, name: str, adds: bool) -> str | list[str]:
+        """The value after `NAME=`."""
+        if self.text[self.at : self.at + 1] == "(":
+            self.at += 1
+            items = self.array()
+            before = self.script.variables.get(name, [])
+            if not adds:
+                return items
+            return [*(before if isinstance(before, list) else [before]), *items]
+        value = "".join(text for text, _ in self.pieces())
+        if adds:
+            before = self.script.variables.get(name, "")
+            value = (" ".join(before) if isinstance(before, list) else before) + value
+        if len(value) > LONGEST_VALUE:
+            raise self.error(f"{name} grows too long; expected at most {LONGEST_VALUE:,} letters")
+        return value
+
+    def array(self) -> list[str]:
+        items: list[str] = []
+        while True:
+            self.skip_space()
+            if self.at >= len(self.text):
+                raise self.error("an array that does not end; expected )")
+            letter = self.text[self.at]
+            if letter == ")":
+                self.at += 1
+                return items
+            if letter == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            elif letter in "\n;&|(":
+                self.at += 1
+            elif letter in "<>":
+                self.redirection()
+            else:
+                items += self.word()
+            if sum(map(len, items)) > LONGEST_VALUE:
+                raise self.error("an array grows too long")
+
+    def word(self) -> list[str]:
+        """Reads a word; unquoted expansions are split where they have spaces, and an array gives its items."""
+        done: list[str] = []
+        now: str | None = None
+        start = self.at
+        for text, splits in self.pieces():
+            if not splits:
+                now = text if now is None else now + text
+                continue
+            parts = text.split(ITEM) if ITEM in text else text.split()
+            joined = ITEM in text or not text[:1].isspace()
+            if parts and now is not None and joined:
+                parts[0] = now + parts[0]
+                now = None
+            if now is not None and parts:
+                done.append(now)
+                now = None
+            if parts:
+                done += parts[:-1]
+                now = parts[-1]
+                if text[-1:].isspace():
+                    done.append(now)
+                    now = None
+        if now is not None:
+            done.append(now)
+        if self.at == start:
+            self.at += 1
+        return done
+
+    def pieces(self) -> list[tuple[str, bool]]:
+        """The pieces of a word: (text, whether spaces in it split the word)."""
+        out: list[tuple[str, bool]] = []
+        size = 0
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if letter in " \t\n;&|()<>":
+                break
+            if letter == "\\":
+                if self.text[self.at + 1 : self.at + 2] != "\n":
+                    out.append((self.text[self.at + 1 : self.at + 2], False))
+                self.at += 2
+            elif letter == "'":
+                end = self.text.find("'", self.at + 1)
+                if end < 0:
+                    raise self.error("a quote ' that does not end")
+                out.append((self.text[self.at + 1 : end], False))
+                self.at = end + 1
+            elif letter == '"':
+                self.at += 1
+                out += self.quoted()
+            elif letter in "$`":
+                text = self.expansion()
+                out.append(("" if text == ITEM else text, True))
+            else:
+                out.append((letter, False))
+                self.at += 1
+            size += len(out[-1][0]) if out else 0
+            if size > LONGEST_VALUE:
+                raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
+        return out
+
+    def quoted(self) -> list[tuple[str, bool]]:
+        """The pieces of a text in double quotes."""
+        out: list[tuple[str, bool]] = [("", False)]
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if letter == '"':
+                self.at += 1
+                return out
+            if letter == "\\":
+                after = self.text[self.at + 1 : self.at + 2]
+                if after != "\n":
+                    out.append((after if after in '$`"\\' else f"\\{after}", False))
+                self.at += 2
+            elif letter in "$`":
+                text = self.expansion()
+                if ITEM not in text:
+                    out.append((text, False))
+                elif text == ITEM:  # an array without items is no word at all
+                    out = [] if out == [("", False)] else out
+                else:
+                    out.append((text, True))
+            else:
+                out.append((letter, False))
+                self.at += 1
+        raise self.error('a quote " that does not end')
+
+    def expansion(self) -> str:
+        """The text that stands for what begins with a dollar sign or a backquote."""
+        start = self.at
+        if self.text[start] == "`":
+            end = self.text.find("`", start + 1)
+            if end < 0:
+                raise self.error("a backquote that does not end")
+            self.at = end + 1
+            return unknown("`…`")
+        if self.text.startswith("$((", start):
+            inner = self.balanced(start + 1)
+            return self.arithmetic(inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner)
+        if self.text.startswith("$(", start):
+            inner = self.balanced(start + 1)
+            return unknown(f"$({inner.strip()[:20]})")
+        if self.text.startswith("${", start):
+            return self.braced(self.balanced(start + 1))
+        name = _NAME.match(self.text, start + 1)
+        if name is not None:
+            self.at = name.end()
+            value = self.script.variables.get(name[0])
+            if value is None:
+                return unknown(f"${name[0]}")
+            return value if isinstance(value, str) else (value[0] if value else "")
+        after = self.text[start + 1 : start + 2]
+        self.at = start + 2
+        if after and after in "@*":
+            return ITEM
+        return unknown(f"${after}") if after and after in "0123456789#?$!-" else f"${after}".rstrip()
+
+    def balanced(self, start: int) -> str:
+        """The text inside brackets that open at `start`; continues after them."""
+        opens, closes = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
+        depth, i = 0, start
+        while i < len(self.text):
+            letter = self.text[i]
+            if letter == "\\":
+                i += 1
+            elif letter == "'" and opens == "(":
+                i = self.text.find("'", i + 1)
+                if i < 0:
+                    break
+            elif letter == opens:
+                depth += 1
+            elif letter == closes:
+                depth -= 1
+                if depth == 0:
+                    self.at = i + 1
+                    return self.text[start + 1 : i]
+            i += 1
+        raise self.error(f"{opens} that does not end; expected {closes}")
+
+    def braced(self, inner: str) -> str:
+        """The text of `${…}`."""
+        whole = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", inner)
+        if whole is not None:
+            value = self.script.variables.get(whole[1])
+            if value is None:
+                return unknown(f"${whole[1]}")
+            items = value if isinstance(value, list) else [value]
+            return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
+        found = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
+        if found is None:
+            name = _NAME.match(inner)
+            return unknown(f"${{{name[0] if name else inner[:20]}…}}")
+        name_, how, other = found[1], found[2] or "", found[3] or ""
+        value = self.script.variables.get(name_)
+        known = value is not None and not (how.startswith(":") and value in ("", []))
+        text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
+        if how.endswith("+"):
+            return self.inner(other) if known else ""
+        if known:
+            return text
+        if how.endswith(("-", "=")):
+            text = self.inner(other)
+            if how.endswith("=") and _NAME.fullmatch(name_):
+                self.script.variables[name_] = text
+            return text
+        if name_ in ("@", "*"):
+            return ITEM
+        return text if value is not None else unknown(f"${name_}")
+
+    def inner(self, text: str) -> str:
+        """A text with its own expansions, such as a default."""
+        if self.deep > 20:
+            raise self.error("defaults nested too deeply")
+        reader = _Reader(self.script, text, self.deep + 1, self.line)
+        out = ""
+        while reader.at < len(text):
+            before = reader.at
+            out += "".join(piece for piece, _ in reader.pieces())
+            if reader.at == before:
+                out += text[reader.at]
+                reader.at += 1
+        return out
+
+    def arithmetic(self, text: str) -> str:
+        """The value of whole numbers, variables, brackets and + - * / %; open where one is not known."""
+        from .arithmetic import value_of
+
+        known = {name: value for name, value in self.script.variables.items() if isinstance(value, str)}
+        value = value_of(text, known)
+        return unknown(f"$(({text.strip()[:20]}))") if value is None else str(value)
+
+
+ITEM = "\x1f"
+"""Stands between the items of an array that is expanded."""
+
+
+def unknown(name: str) -> str:
+    """The text that stands for something whose value only a run would tell."""
+    return f"{OPEN}{''.join(c for c in name if not c.isspace() and c not in (OPEN, ITEM))}{OPEN}"
+
+
+def shown_word(text: str) -> str:
+    """A word in a message."""
+    return shown(said(text))
