@@ -16,7 +16,7 @@ from .. import ops
 from ..algebra import Number
 from ..errors import InputError
 from ..flow.axis import Axis, Beside, Shape
-from ..flow.program import Item, Scope, Step
+from ..flow.program import Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..model import ModelSpec
@@ -226,9 +226,12 @@ class RankFlow(Flow):
 
     def _copied(self, table: Weight) -> None:
         """Records this stage's copy of the embedding, before the module that looks it up."""
-        about = {"kind": "embedding", "optional": self.root.items[-1].about.get("optional", "")}
+        reader = self.root.items[-1]
+        about = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.n(table.out))
-        self.root.items.insert(-1, Step("unread_table", table.name, (), (), op, table, None, about))
+        self.root.items.insert(
+            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **about})
+        )
         table.made = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **how: Any) -> tuple[Value, Weight]:
@@ -347,9 +350,7 @@ def _check_stages(spec: ModelSpec, layout: Layout) -> None:
     elif spec.main.shared_layers:
         why = "a pipeline of layers that share parameters"
     else:
-        borrowed = [layer.borrows() for layer in spec.main.kinds().values() if layer.borrows()]
-        why = (
-            f"a pipeline of layers with {borrowed[0]}, which need what is computed outside of them," if borrowed else ""
-        )
+        borrowed = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
+        why = borrowed and f"a pipeline of layers with {borrowed}, which need what is computed outside of them,"
     if why:
         raise InputError(f"--pp {layout.pp}: {why} is not modelled; expected --pp 1")

@@ -22,7 +22,7 @@ LONG = 16384
 HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS = (
     "--tp does not divide the heads",
     "--tp does not divide a width",
-    "--pp and --vpp do not divide the layers",
+    "more stages than layers",
     "--dp does not divide the global batch",
     "--ep does not divide the experts",
     "the schedule does not take the micro-batches",
@@ -44,7 +44,13 @@ class Search:
 
 
 def search(
-    spec: ModelSpec, devices: int, global_batch: int, micro_batch: int, seq: int, node: int = 8, fixed: Layout | None = None
+    spec: ModelSpec,
+    devices: int,
+    global_batch: int,
+    micro_batch: int,
+    seq: int,
+    node: int = 8,
+    fixed: Layout | None = None,
 ) -> Search:
     """Tries every layout of that many devices.
 
@@ -73,8 +79,13 @@ def _try(
 ) -> None:
     """Adds a layout to what was found, or to what was refused."""
     batches, rest = divmod(global_batch, sizes["dp"] * micro_batch)
+    count = sizes["pp"] * sizes["vpp"]
+    if count > layers:
+        result.refused[LAYERS] += 1
+        return
     layout = Layout(
         **sizes,
+        pp_layout=None if layers % count == 0 else shared_out(layers, count),
         etp=1 if sizes["ep"] > 1 or _experts(spec) else None,
         sequence_parallel=sizes["tp"] > 1,
         zero=1 if sizes["dp"] * sizes["cp"] > 1 else 0,
@@ -88,6 +99,13 @@ def _try(
         result.refused[reason] += 1
     else:
         result.found.append((layout, batches))
+
+
+def shared_out(layers: int, count: int) -> tuple[int, ...]:
+    """Layers of so many stages, as even as may be: the ends, which have the embedding and the head, get no more."""
+    each, more = divmod(layers, count)
+    start = (count - more) // 2
+    return tuple(each + (start <= i < start + more) for i in range(count))
 
 
 def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) -> str:
@@ -116,9 +134,7 @@ def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) ->
 
 def _experts(spec: ModelSpec) -> int:
     """The routed experts of the layer that has the most; 0 without any."""
-    counts = (
-        step.how["experts"].size for step in spec.program().root.steps() if step.verb == "experts"
-    )
+    counts = (step.how["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
     return max(counts, default=0)
 
 

@@ -79,8 +79,9 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     ax.set_xlim(0, timetable.time)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
-    paler_are = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(f"time, with {costs_text(timetable)}; numbers are micro-batches{paler_are}")
+    numbers = "; numbers are micro-batches" if ax.texts else ""
+    pale = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
+    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers}{pale}")
     _legend(ax, timetable)
 
 

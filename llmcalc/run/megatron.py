@@ -384,6 +384,7 @@ class MegatronSettings:
     save_dgrads_interval: int | None = None
     save_activations_interval: int | None = None
     check_weight_hash_across_dp_replicas_interval: int | None = None
+    rerun_mode: Literal["disabled", "validate_results", "report_stats"] = "validate_results"
     log_max_attention_logit: bool = False
     moe_routing_trace_path: str | None = None
 
@@ -551,7 +552,14 @@ class MegatronSettings:
             return GPT2
         if kind == "Llama2Tokenizer" and given is None:
             return LLAMA2
+        if kind in SENTENCE_PIECES and given is None:
+            return self._named_vocabulary()
         return given
+
+    def _named_vocabulary(self) -> int | None:
+        """Tokens that the name of a SentencePiece model gives in thousands (`…_256k.model`)."""
+        found = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
+        return None if found is None else int(found[1]) * 1000
 
     @property
     def padded_vocabulary(self) -> int | None:
@@ -814,6 +822,8 @@ TIKTOKEN = 2**17
 
 WORD_PIECES = {"BertWordPieceLowerCase": 30522 + 2, "BertWordPieceCase": 28996 + 2}
 """Tokenizer → tokens of BERT's vocabulary, and two that begin and end a text."""
+
+SENTENCE_PIECES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 
 NULL_TOKENIZER_COUNTS_ITS_LAST = datetime.date(2026, 4, 22)
 """From when the vocabulary of a null tokenizer includes the token that ends a document."""

@@ -92,7 +92,7 @@ def _notes(timetable: Timetable, held: Sequence[InFlight], chart: Chart) -> Iter
     pipeline = timetable.pipeline
     kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
-    yield f"{', '.join(f'{kind} {PASSES[kind]}' for kind in kinds)}, with the micro-batch; {IDLE} idle{blank}"
+    yield f"{', '.join(f'{kind} {PASSES[kind]}' for kind in kinds)}; the number is the micro-batch; {IDLE} idle{blank}"
     yield f"assumed times: {costs_text(timetable)}"
     where = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:

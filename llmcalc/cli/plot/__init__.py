@@ -2,5 +2,5 @@
 
 HELP = "Pictures of answers, as svg, png or pdf."
 
-COMMANDS = ("memory",)
+COMMANDS = ("memory", "schedule")
 """Each has a module of that name in this package with a function `command`."""

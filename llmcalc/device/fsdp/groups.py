@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...algebra import ceil_div
+from ...kernels.aten import Aten
 from ...kernels.autograd import Graph, Needs, record
 from ...kernels.layout import count
 from ...kernels.lowering import Path
@@ -236,14 +237,19 @@ class Group:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, x: Tensor | None) -> Tensor | None:
-        """Gathers before the modules run. Returns their input, after whose gradient the group's own are complete."""
+        """Gathers before the modules run. Returns their input in the format in which they compute; when its gradient is
+        there, those of the group are complete.
+        """
         with self.traffic.seen(self, "pre-forward"):
             self.state = "pre-forward"
+            graph = self.traffic.graph
+            if x is not None and x.dtype.floating:
+                x = Aten(graph).to(x, self.traffic.how.gathered)
             self.unshard()
             self.wait_for_unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
-            return record(self.traffic.graph, "RegisterPostBackwardFunction", [x], x.detached(), self._passed_on)
+            return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._passed_on)
 
     def _passed_on(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
         self.post_backward()

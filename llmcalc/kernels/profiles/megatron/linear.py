@@ -66,7 +66,7 @@ class LinearKernels(RankKernels):
             return
         x = self.taken(step, step.ins[0])
         assert step.weight is not None
-        if step.weight.out[0].name == "vocab":
+        if out.axes[0].name == "vocab":
             self.bind(out, self.output(step, x))
         elif self.is_column(step):
             self._columns(step, x)
@@ -258,7 +258,9 @@ class LinearKernels(RankKernels):
 
     def output(self, step: Step, x: Tensor) -> Tensor:
         """The logits of the rank's part of the vocabulary, by a product of torch."""
-        weight = self.named("head", lambda: self.matrix(step))
+        assert step.weight is not None
+        of, shape = step.weight, (step.outs[0].width, step.ins[0].width)
+        weight = self.named("head", lambda: self._of(of, step.name, shape))
         bias = self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,))) if step.how["bias"] else None
         divided, (local, n_in) = self.how.sequence_parallel, x.shape
         rows = local * self.how.tensor if divided else local
