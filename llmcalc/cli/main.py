@@ -22,6 +22,7 @@ COMMANDS = (
     "kv",
     "memory",
     "fit",
+    "plan",
     "plot",
     "compare",
     "shape",

@@ -31,7 +31,7 @@ OWNED = -6
 """(path of a parameter, OWNED, None): a loop over parameters has come to that one; None at its end."""
 
 STREAMED = -7
-"""(None, STREAMED, number): from here on storages are allocated on that stream."""
+"""(−1, STREAMED, number): from here on storages are allocated on that stream."""
 
 
 NOWHERE = Place("", -2)
@@ -60,7 +60,7 @@ class Recorder:
     @stream.setter
     def stream(self, stream: int) -> None:
         self._stream = stream
-        self.events.append((None, STREAMED, stream))
+        self.events.append((-1, STREAMED, stream))
 
     @property
     def place(self) -> Place:

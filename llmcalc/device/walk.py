@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, TypeAlias
 
 from ..algebra import times
 from ..costs.params import total_of
 from ..kernels.lowering import in_order, pattern
 from ..kernels.meter import Meter
+from ..layouts.asked import Framework
 from ..layouts.rank import rank_program
 from ..layouts.schedules import Pipeline, pipeline
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..run.layout import Layout, Stage, stages
+from .fold import FEW
+from .memory import Memory
 from .pipeline import Chunk
 from .training import Training
 
@@ -43,20 +46,33 @@ class Bytes(NamedTuple):
     gradients: float
     optimizer: float
 
+    @staticmethod
+    def of(one: Memory, framework: Framework) -> Bytes:
+        """Those of a framework: Megatron's are bf16, and fp32 for main gradients, the master copy and Adam's states."""
+        if framework == "megatron":
+            return Bytes(2, 4, 12)
+        use, n = one.states, one.states.count.total
+        states = (use.optimizer.bytes if use.optimizer is not None else 0) + use.master_weights
+        return Bytes(use.weights / n, use.gradients / n, states / n)
+
+
+Measure: TypeAlias = Callable[[Layout, Stage, int | None], Passes]
+"""What a micro-batch takes in a stage of a layout. The number: repeats of the pattern of its layers, None for all."""
+
 
 @dataclass
 class Walk:
     """Walks the ranks of layouts of one model.
 
-    spec, how: the model and how it is trained. each: bytes of each parameter.
+    each: bytes of each parameter. measure: how its passes are measured. include: optional parts that it has.
+    beside: what each rank holds beside, such as workspaces.
     """
 
     spec: ModelSpec
-    how: Training
     each: Bytes
-    passes: Callable[[Walk, Layout, Stage], Passes] = field(
-        default=lambda walk, layout, stage: walk.measured(layout, stage)
-    )
+    measure: Measure
+    include: frozenset[str] = frozenset()
+    beside: int = 0
     _passes: dict[tuple[object, ...], Passes] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -79,12 +95,12 @@ class Walk:
         return max(self._rank(layout, order, rank, of) for rank, of in own.items())
 
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage]) -> int:
-        passes = [self.passes(self, layout, stage) for stage in own]
+        passes = [self.passes(layout, stage) for stage in own]
         most, flying = order.fullest(rank, [one.saved for one in passes])
         last = max(
             max(one.forward, one.backward) - one.saved for one, count in zip(passes, flying.whole, strict=True) if count
         )
-        return sum(self.static(layout, stage) for stage in own) + most + max(0, last)
+        return sum(self.static(layout, stage) for stage in own) + most + max(0, last) + self.beside
 
     def static(self, layout: Layout, stage: Stage) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""
@@ -102,11 +118,11 @@ class Walk:
         key = (layout.tp, layout.ep, layout.expert_tp, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._elements:
             tree = rank_program(self.spec, layout, 0, stage).node()
-            total = tree.total(total_of, include=self.how.include)
+            total = tree.total(total_of, include=self.include)
             experts = sum(
                 times(place.own(total_of), place.times)
                 for place in tree.walk()
-                if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in self.how.include)
+                if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in self.include)
             )
             self._elements[key] = total - experts, experts
         return self._elements[key]
@@ -122,23 +138,35 @@ class Walk:
                 runs.append([kind, 1])
         return tuple(map(tuple, runs))
 
-    def measured(self, layout: Layout, stage: Stage) -> Passes:
-        """Passes of torch's kernels through a stage."""
-        alone = replace(layout, dp=layout.ep * layout.expert_tp, zero=0, hsdp_replicas=1)
+    def passes(self, layout: Layout, stage: Stage) -> Passes:
+        """Passes of a micro-batch through a stage."""
         key = (layout.tp, layout.cp, layout.sequence_parallel, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._passes:
-            first, period, repeats = pattern([self.kinds[i] for i in stage.layers])  # type: ignore[misc]
-            del first, period
-            self._passes[key] = self._run(alone, stage) if repeats <= 4 else self._grown(alone, stage, repeats)
+            alone = replace(layout, dp=layout.ep * layout.expert_tp * layout.dp, hsdp_replicas=1, ep=1, etp=1)
+            repeats = pattern([self.kinds[i] for i in stage.layers]).repeats
+            if repeats <= FEW + 1:
+                self._passes[key] = self.measure(alone, stage, None)
+            else:
+                few, more = (self.measure(alone, stage, n) for n in (FEW, FEW + 1))
+                self._passes[key] = few.grown(more, repeats - FEW)
         return self._passes[key]
 
-    def _grown(self, layout: Layout, stage: Stage, repeats: int) -> Passes:
-        few = self._run(layout, stage, 3)
-        return few.grown(self._run(layout, stage, 4), repeats - 3)
 
-    def _run(self, layout: Layout, stage: Stage, repeats: int | None = None) -> Passes:
+def measure_of(one: Memory, framework: Framework) -> Measure:
+    """How the passes of a framework's kernels are measured."""
+    if framework == "megatron":
+        from .megatron.walk import measured
+
+        return partial(measured, one)
+    return torch_passes(one.spec, one.settings.training(one.states, one.states.count.include))
+
+
+def torch_passes(spec: ModelSpec, how: Training) -> Measure:
+    """Measures passes of torch's own kernels."""
+
+    def measured(layout: Layout, stage: Stage, repeats: int | None) -> Passes:
         meter = Meter()
-        chunk = Chunk(self.spec, self.how, layout, 0, stage, meter)
+        chunk = Chunk(spec, how, layout, 0, stage, meter)
         chunk.lowering.run_only = {} if repeats is None else {0: repeats}
         chunk.set_up()
         for _ in range(2):  # the second time gradients are there already
@@ -151,3 +179,5 @@ class Walk:
             backward = meter.peak - before
             del flight
         return Passes(saved, forward, backward)
+
+    return measured

@@ -84,3 +84,7 @@ class Asked:
         if self.framework is not None:
             return self.framework
         return "fsdp2" if self._zero() == 3 else "torch"
+
+
+ANY = Asked()
+"""Nothing is asked."""

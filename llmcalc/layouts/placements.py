@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
+from ..errors import InputError
 from ..flow.program import NEVER_RUN, Alternatives, Item, Step
 from ..flow.value import Value
 from ..run.layout import Layout
-from ..run.rows import ONCE, Routed, Rows, Tokens
+from ..run.rows import ONCE, SEQUENCES, Routed, Rows, Source, Tokens
 from ..run.sight import Sight
 from .rank import RankFlow, is_divided
 
@@ -24,9 +25,34 @@ Placement: TypeAlias = Literal["whole", "rows", "divided", "partial"]
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
-Group: TypeAlias = Literal["tp", "cp", "ep", "dp", "expert dp", "pp", "embedding"]
+Group: TypeAlias = Literal["tp", "cp", "ep", "etp", "dp", "replicas", "expert dp", "expert replicas", "pp", "embedding"]
 
 FLOAT32 = 4
+
+MIXES_ROWS = frozenset(
+    {
+        "attention",
+        "scores",
+        "weighted",
+        "conv",
+        "shift",
+        "delayed",
+        "padded",
+        "scan",
+        "merge",
+        "in_blocks",
+        "windows",
+        "weighted_mean",
+        "at_distance",
+        "state",
+    }
+)
+"""Verbs of the recorder whose result for a token depends on other tokens. Cores do too, if they keep a state."""
+
+SCANS = (
+    "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningCore", "MatrixMemory", "BlockSums",
+)  # fmt: skip
+"""The ops of cores whose result for a token depends on other tokens."""
 
 
 class Collective(NamedTuple):
@@ -59,14 +85,18 @@ class Placements:
     """Follows the values of a rank's program.
 
     layout: the layout. sight: the run, with the tokens of one rank of a sequence. width: bytes of an element.
+    include: the optional parts of the model that run, none by default.
+    regathers: whether a product that read gathered tokens gathers them again in its backward pass, instead of keeping
+        them (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     """
 
     layout: Layout
     sight: Sight
     width: int = 2
     include: frozenset[str] = frozenset()
+    regathers: bool = False
     placed: dict[int, Placement] = field(default_factory=dict)
-    entered: set[tuple[int, bool]] = field(default_factory=set)
+    entered: set[tuple[int, bool, bool]] = field(default_factory=set)
     told: list[Collective] = field(default_factory=list)
 
     def run(self, program: RankFlow) -> list[Collective]:
@@ -74,7 +104,7 @@ class Placements:
 
         Raises `InputError` for a part that the layout would divide in a way that no rule knows.
         """
-        self.where, self.repeats = "", 1
+        self.where, self.repeats, self.graded = "", 1, True
         self._inside(program.root.items, "", 1)
         return self.told
 
@@ -87,7 +117,7 @@ class Placements:
         """Where a value lies."""
         if is_divided(value.axes):
             return "divided"
-        return self.placed.get(id(value.storage), self.home if _by_tokens(value.rows) else "whole")
+        return self.placed.get(id(value.storage), self.home if by_tokens(value.rows) else "whole")
 
     def _inside(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         for item in items:
@@ -102,9 +132,11 @@ class Placements:
             if isinstance(item, Step):
                 self._step(item)
                 continue
-            inside = times(repeats, about.get("repeat", 1))
+            inside, graded = times(repeats, about.get("repeat", 1)), self.graded
+            self.graded = graded and about.get("role") != "no_grad"
             self._loop(item.takes)
             self._inside(item.items, where, inside)
+            self.graded = graded
             self.where, self.repeats = where, inside
             self._loop(item.gives if item.takes is not None else None)
 
@@ -116,40 +148,48 @@ class Placements:
     def _tell(
         self,
         kind: CollectiveKind,
-        rows: Rows,
-        width: Number,
+        value: Value,
         group: Group = "tp",
         backward: bool = False,
-        size: int = 0,
+        elements: Number = None,
     ) -> None:
-        ranks = self.layout.ep if group == "ep" else self.layout.tp
-        bytes = self.sight.rows(rows) * width * (size or self.width)
+        """elements: per row, those of the value by default."""
+        if backward and not self.graded:
+            return
+        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp}.get(group, self.layout.tp)
+        elements = value.width if elements is None else elements
+        bytes = self.sight.rows(value.rows) * elements * self.width
+        if group == "etp" and self.home == "rows":  # a rank's tokens, of as many ranks as divide an expert
+            bytes = exact_div(bytes * ranks, self.layout.tp)
         self.told.append(Collective(self.where, kind, group, ranks, backward, bytes, self.repeats))
 
-    def _whole(self, value: Value) -> None:
+    def _whole(self, value: Value, group: Group = "tp") -> None:
         """Before products that make a divided axis: the value, whole, once for all that read it."""
         if self.of(value) == "partial":
             self._settled(value)
-        key = id(value.storage), value.of is not None
+        key = id(value.storage), value.of is not None, self.graded
         if self.of(value) == "divided" or key in self.entered or value.fixed or value.rows is ONCE:
             return
         self.entered.add(key)
         if self.of(value) == "rows":
-            self._tell("all_gather", value.rows, value.width)
-            self._tell("reduce_scatter", value.rows, value.width, backward=True)
-        elif self.layout.tp > 1:
-            self._tell("all_reduce", value.rows, value.width, backward=True)
+            self._tell("all_gather", value, group)
+            if self.regathers:
+                self._tell("all_gather", value, group, backward=True)
+            self._tell("reduce_scatter", value, group, backward=True)
+        else:
+            self._tell("all_reduce", value, group, backward=True)
 
     def _settled(self, value: Value) -> None:
         """A partial sum is summed where it goes back among the values between the products."""
         if self.of(value) != "partial":
             return
-        self.placed[id(value.storage)] = self.home if _by_tokens(value.rows) else "whole"
+        group: Group = "etp" if isinstance(value.rows, Routed) else "tp"
+        self.placed[id(value.storage)] = self.home if by_tokens(value.rows) else "whole"
         if self.of(value) == "rows":
-            self._tell("reduce_scatter", value.rows, value.width)
-            self._tell("all_gather", value.rows, value.width, backward=True)
+            self._tell("reduce_scatter", value, group)
+            self._tell("all_gather", value, group, backward=True)
         else:
-            self._tell("all_reduce", value.rows, value.width)
+            self._tell("all_reduce", value, group)
 
     def _step(self, step: Step) -> None:
         if step.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not step.outs:
@@ -160,35 +200,51 @@ class Placements:
         summed = weight is not None and step.verb in ("linear", "experts", "table", "conv") and is_divided(read)
         summed = summed and not (step.verb == "conv" and made)  # by channels
         if summed:
-            self._partial(step, out)
+            self.placed[id(out.storage)] = "partial"
         elif made:
             for value in step.ins:
-                self._whole(value)
+                self._whole(value, "etp" if step.verb == "experts" else "tp")
         else:
             for value in step.ins:
                 self._settled(value)
-            if step.ins:
-                self._follows(step, out)
-        if step.verb == "norm" and is_divided(step.how["over"]):
+            self._undivided(step)
+        if step.verb == "norm" and is_divided(step.how["over"]) and not _by_groups(step):
+            width = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
             for backward in (False, True):  # ranks add up their squares, and their means
-                sums = 1 if step.how["spec"].type == "rmsnorm" else 2
-                self._tell("all_reduce", out.rows, sums, backward=backward, size=FLOAT32)
+                sums = width if step.how["spec"].type == "rmsnorm" else 2 * width
+                self._tell("all_reduce", out, backward=backward, elements=sums)
         if step.verb in ("dispatch", "combine") and self.layout.ep > 1:
             sent = step.outs[0] if step.verb == "dispatch" else step.ins[0]
             each = self.layout.tp if self.home == "rows" else 1  # each rank sends its own tokens
             for backward in (False, True):
-                self._tell("all_to_all", sent.rows, exact_div(sent.width, each), "ep", backward)
+                self._tell("all_to_all", sent, "ep", backward, exact_div(sent.width, each))
 
-    def _partial(self, step: Step, out: Value) -> None:
-        """The result of a product over a divided axis."""
-        self.placed[id(out.storage)] = "partial"
+    def _undivided(self, step: Step) -> None:
+        """A step whose result has no divided axis. It lies where what it is made of lies.
 
-    def _follows(self, step: Step, out: Value) -> None:
-        """The result lies where what it is made of lies."""
-        first = step.ins[0]
-        if not is_divided(first.axes):
-            self.placed[id(out.storage)] = self.of(first)
+        Raises `InputError` for a step that needs the tokens of other ranks.
+        """
+        by_rows = [value for value in step.ins if self.of(value) == "rows"]
+        if by_rows and not self.graded:
+            for value in by_rows:
+                self._whole(value)
+            by_rows = []
+        if by_rows and (step.verb in MIXES_ROWS or type(step.op).__name__ in SCANS or step.ins[0].rows is SEQUENCES):
+            raise InputError(
+                f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
+                "which is not modelled; expected no --sequence-parallel"
+            )
+        if step.ins and not all(is_divided(value.axes) for value in step.ins):
+            for out in step.outs:
+                self.placed[id(out.storage)] = "rows" if by_rows else "whole"
 
 
-def _by_tokens(rows: Rows) -> bool:
-    return isinstance(rows, Tokens) or (isinstance(rows, Routed) and _by_tokens(rows.of))
+def _by_groups(step: Step) -> bool:
+    """Whether a norm is over parts of which a rank has some whole."""
+    groups = step.how.get("groups")
+    return groups is not None and is_divided((groups,))
+
+
+def by_tokens(rows: Rows) -> bool:
+    """Whether sequence parallelism divides the rows: those of a sequence, its own or an encoder's."""
+    return isinstance(rows, (Tokens, Source)) or (isinstance(rows, Routed) and by_tokens(rows.of))

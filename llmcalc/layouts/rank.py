@@ -20,6 +20,7 @@ from ..flow.program import Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..model import ModelSpec
+from ..optional import TOWERS
 from ..run.layout import Coordinates, Layout, Stage
 from ..run.rows import TOKENS, Rows
 
@@ -146,7 +147,7 @@ class RankFlow(Flow):
         self.exit: Value | None = None
         self.inside = range(0)  # which items of the program are its layers
         self.path: list[str] = []  # the names of the modules around what is recorded
-        self.tables: dict[int, Weight] = {}  # of the embedding that is looked up → the one that this stage has
+        self.tables: dict[int, Weight] = {}  # the embedding that is looked up → the one that this stage has
 
     def own(self, given: Any) -> Any:
         """The rank's part of an axis, of axes side by side, of each axis of a shape, or of a weight; anything else as
@@ -236,7 +237,8 @@ class RankFlow(Flow):
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **how: Any) -> tuple[Value, Weight]:
         made, weight = super().table(name, self.own(rows), *map(self.own, dim), **how)
-        self.tables[id(weight)] = weight
+        if not self.path:
+            self.tables[id(weight)] = weight
         return made, weight
 
     def _here(self, weight: Weight) -> Weight:
@@ -260,7 +262,7 @@ class RankFlow(Flow):
         name: str = "layers",
         **about: Any,
     ) -> Value:
-        if self.stage is None or name != "layers":
+        if self.stage is None or name != "layers" or self.path:
             return super().layers(x, run, repeat, which, name, **about)
         every = range(repeat) if which is None else which
         kept = [i for i in every if i in self.stage.layers]
@@ -272,7 +274,8 @@ class RankFlow(Flow):
         return self.exit
 
     def cut(self) -> None:
-        """Leaves what this stage runs: the first alone has the embedding, the last alone what reads the output.
+        """Leaves what this stage runs: the first alone has the embedding and the encoders of images and audio, whose
+        output goes among the embeddings; the last alone has what reads the output of the layers.
 
         Raises `InputError` where it reads what only another stage has.
         """
@@ -280,8 +283,9 @@ class RankFlow(Flow):
             return
         start, end = self.inside.start, self.inside.stop
         before, inside, after = self.root.items[:start], self.root.items[start:end], self.root.items[end:]
-        before = before if self.stage.first else [item for item in before if _is_frame(item)]
-        after = after if self.stage.last else [item for item in after if _is_frame(item)]
+        towers = [item for item in after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
+        before = [*before, *towers] if self.stage.first else [item for item in before if _is_frame(item)]
+        after = [item for item in after if item not in towers and (self.stage.last or _is_frame(item))]
         self.root.items = [*before, *inside, *after]
         if not self.stage.last:
             self.result = self.exit

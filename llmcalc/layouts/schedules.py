@@ -155,14 +155,12 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
     many as ranks by default (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
+    check(layout, micro_batches, group)
     p, v, m = layout.pp, layout.vpp, micro_batches
-    if m < 1:
-        raise InputError(f"--num-microbatches: {m}; expected a positive whole number")
+    schedule = schedule_of(layout)
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating(_passes("F", m), _passes("B", m), 0)),))
-    schedule = schedule_of(layout)
     if schedule == "dualpipe":
-        _dualpipe_takes(p, m)
         return Pipeline(p, 2, m, tuple(_dualpipe(p, m, rank) for rank in range(p)), two_way=True)
     if schedule == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zb_h1(p, m, rank) for rank in range(p)))
@@ -170,10 +168,20 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
         forwards, backwards = _passes("F", m), _passes("B", m)
         return Pipeline(p, 1, m, tuple(tuple(_alternating(forwards, backwards, p - 1 - rank)) for rank in range(p)))
     group = p if group is None else group
-    _interleaved_takes(p, m, group)
     forwards, backwards = _interleaved("F", v, m, group), _interleaved("B", v, m, group)
     warmups = ((v - 1) * group + 2 * (p - 1 - rank) for rank in range(p))
     return Pipeline(p, v, m, tuple(tuple(_alternating(forwards, backwards, warmup)) for warmup in warmups))
+
+
+def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
+    """Raises `InputError` as `pipeline` does, in less time."""
+    if micro_batches < 1:
+        raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
+    schedule = schedule_of(layout)
+    if layout.pp > 1 and schedule == "dualpipe":
+        _dualpipe_takes(layout.pp, micro_batches)
+    elif layout.pp > 1 and schedule == "interleaved":
+        _interleaved_takes(layout.pp, micro_batches, layout.pp if group is None else group)
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:

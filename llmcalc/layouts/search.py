@@ -9,7 +9,8 @@ from itertools import product
 
 from ..errors import InputError
 from ..model import ModelSpec
-from ..run.layout import Layout, stages
+from ..run.layout import Layout, Zero, stages
+from .asked import ANY, Asked, Framework
 from .rank import Shares
 from .schedules import pipeline
 
@@ -49,13 +50,14 @@ def search(
     global_batch: int,
     micro_batch: int,
     seq: int,
+    framework: Framework = "megatron",
+    asked: Asked = ANY,
     node: int = 8,
-    fixed: Layout | None = None,
 ) -> Search:
-    """Tries every layout of that many devices.
+    """Tries every layout of that many devices which the framework has.
 
-    global_batch: sequences of a step. micro_batch: of a pass. node: devices that one fast link joins, which the ranks
-    of a tensor group share. fixed: what is asked, of which every size above 1 holds.
+    global_batch: sequences of a step. micro_batch: of a pass. asked: sizes of groups that are given hold. node: devices
+    that one fast link joins, which the ranks of a tensor group share.
     """
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
@@ -65,36 +67,46 @@ def search(
             continue
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
-            base = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if fixed is not None and any(
-                size not in (1, base[name]) for name, size in ((name, getattr(fixed, name)) for name in base)
-            ):
-                continue
-            _try(result, spec, layers, base, global_batch, micro_batch)
+            sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
+            if all(getattr(asked, name) in (None, size) for name, size in sizes.items()) and _has(framework, sizes):
+                _try(result, spec, layers, _layout(framework, sizes, bool(experts), layers), global_batch, micro_batch)
     return result
 
 
-def _try(
-    result: Search, spec: ModelSpec, layers: int, sizes: dict[str, int], global_batch: int, micro_batch: int
-) -> None:
-    """Adds a layout to what was found, or to what was refused."""
-    batches, rest = divmod(global_batch, sizes["dp"] * micro_batch)
+def _has(framework: Framework, sizes: dict[str, int]) -> bool:
+    """Whether a framework has layouts with those groups."""
+    if framework == "megatron":
+        return True
+    alone = ("cp", "ep") if framework == "torch" else ("tp", "cp", "pp", "vpp", "ep")
+    return all(sizes[name] == 1 for name in alone)
+
+
+def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: int) -> Layout | None:
+    """The layout of those groups; None if a stage would have no layer."""
     count = sizes["pp"] * sizes["vpp"]
     if count > layers:
-        result.refused[LAYERS] += 1
-        return
-    layout = Layout(
+        return None
+    shares = sizes["dp"] * sizes["cp"] > 1
+    zero: dict[Framework, Zero] = {"torch": 0, "megatron": 1, "deepspeed": 3, "fsdp2": 3}
+    return Layout(
         **sizes,
+        etp=1 if mixture and framework == "megatron" else None,
         pp_layout=None if layers % count == 0 else shared_out(layers, count),
-        etp=1 if sizes["ep"] > 1 or _experts(spec) else None,
-        sequence_parallel=sizes["tp"] > 1,
-        zero=1 if sizes["dp"] * sizes["cp"] > 1 else 0,
+        sequence_parallel=sizes["tp"] > 1 and framework == "megatron",
+        zero=zero[framework] if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
-    if rest or not batches:
-        result.refused[BATCH] += 1
+
+
+def _try(
+    result: Search, spec: ModelSpec, layers: int, layout: Layout | None, global_batch: int, micro_batch: int
+) -> None:
+    """Adds a layout to what was found, or to what was refused."""
+    if layout is None:
+        result.refused[LAYERS] += 1
         return
-    reason = refusal(spec, layout, layers, batches)
+    batches, rest = divmod(global_batch, layout.dp * micro_batch)
+    reason = BATCH if rest or not batches else refusal(spec, layout, layers, batches)
     if reason:
         result.refused[reason] += 1
     else:

@@ -26,6 +26,9 @@ CELL, DIGIT, LINE = 0.2, 0.085, 0.03
 What has less room is drawn without.
 """
 
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+"""The ground of a number on hatching."""
+
 HEIGHT = 0.8
 """Of a row."""
 
@@ -52,9 +55,7 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     Passes that overlap lie one above the other. inches: of a unit of time.
     """
     from matplotlib.colors import to_rgb
-    from matplotlib.patheffects import withStroke
 
-    halo = [withStroke(linewidth=2, foreground="white")]
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, spans in enumerate(timetable.spans):
         below = False
@@ -65,7 +66,8 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
             number = str(micro_batch)
             if (end - start) * inches > DIGIT * len(number):
                 x, y, size = (start + end) / 2, low + tall / 2, 8 if tall == HEIGHT else 7
-                ax.text(x, y, number, ha="center", va="center", size=size, color=palette.INK, path_effects=halo)
+                behind = BEHIND if palette.HATCHES[kind] else None
+                ax.text(x, y, number, ha="center", va="center", size=size, color=palette.INK, bbox=behind)
             below = above
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
     for (kind, chunk, low, tall), stretches in bars.items():
@@ -108,16 +110,9 @@ def in_flight(ax: Axes, timetable: Timetable) -> None:
     weights = [sum(one.weights) for one in held]
     ranks = range(len(held))
     ax.barh(ranks, whole, height=HEIGHT, color=palette.FAINT)
-    ax.barh(
-        ranks,
-        weights,
-        left=whole,
-        height=HEIGHT,
-        color=palette.PASSES["W"],
-        edgecolor="white",
-        hatch=palette.HATCHES["W"],
-        linewidth=0,
-    )
+    if any(weights):
+        colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
+        ax.barh(ranks, weights, left=whole, height=HEIGHT, color=colour, edgecolor="white", hatch=hatch, linewidth=0)
     for rank, one in zip(ranks, held, strict=True):
         ax.text(one.total, rank, f" {one.total}", va="center", ha="left", color=palette.INK)
     ax.set_xlim(0, 1.3 * max(one.total for one in held))

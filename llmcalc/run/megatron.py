@@ -894,6 +894,10 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "tensors of several experts": ("moe_use_grouped_tensor", "moe_single_grouped_weight", "moe_single_grouped_bias"),
     "layers that differ": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
     "a stage of its own for later tokens": ("mtp_standalone", "mtp_hsm"),
+    "layers for later tokens that share weights": ("mtp_use_repeated_layer",),
+    "another way to send tokens to experts": ("moe_token_dispatcher_type", "moe_enable_deepep"),
+    "another optimizer": ("optimizer",),
+    "layers for inference": ("transformer_impl",),
     "another optimizer's shards": ("muon_use_syrk",),
     "distillation or reinforcement learning": ("perform_rl_step", "logits_load_dir", "logits_save_dir"),
     "gradients written to files": ("save_wgrads_interval", "save_dgrads_interval", "save_activations_interval"),
@@ -904,5 +908,10 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
 }
 """What changes memory in ways that nothing here follows → the fields that ask for it."""
 
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"mlp_chunks_for_training": (0, 1)}
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "mlp_chunks_for_training": (0, 1),
+    "moe_token_dispatcher_type": ("allgather", "alltoall"),
+    "optimizer": ("adam", "sgd", "muon", "dist_muon"),
+    "transformer_impl": ("transformer_engine", "local"),
+}
 """Field → values that change nothing."""

@@ -28,7 +28,9 @@ from llmcalc.formulas.formulas import Formula, Formulas, Recomputed, Setting, Tr
 from llmcalc.formulas.kept import Noted
 from llmcalc.kernels.autograd import record
 from llmcalc.kernels.tensor import BOOL, Tensor
+from llmcalc.layouts.schedules import Costs, Pipeline, pipeline, timetable
 from llmcalc.model import ModelSpec
+from llmcalc.run.layout import Layout, stages
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
@@ -319,6 +321,72 @@ def test_attention_keeps_btd_3bhtd_and_bht2_elements() -> None:
     assert write(formula(found, "layers.self_attn").expression) == "B·S·(16·a·d + 4·S·a + 4·h) + S²"
     half = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4))
     assert write(formula(half, "layers.self_attn").expression) == "B·S·(8·a·d + 6·S·a + 2·h) + S²"
+
+
+# --- pipelines --------------------------------------------------------------------------------------------------------
+
+
+def most_in_flight(micro_batches: int, **layout: Any) -> list[int]:
+    """The most micro-batches in flight on every rank, each counted in every chunk that has it."""
+    order = pipeline(Layout(**layout), micro_batches)
+    return [order.most_in_flight(rank) for rank in range(order.ranks)]
+
+
+def layers_held(order: Pipeline, rank: int) -> int:
+    """Layers of `decoder` on a rank."""
+    each = {
+        stage.chunk * order.ranks + stage.rank: len(stage.layers) for stage in stages(Layout(pp=order.ranks), LAYERS)
+    }
+    return sum(each[order.stage(rank, chunk)] for chunk in range(order.chunks))
+
+
+def test_the_first_stage_of_1f1b_keeps_as_much_as_all_layers_do() -> None:
+    """Korthikanti et al. 2022, §4.2.3: p micro-batches of L/p layers, whatever p is. Exact from p micro-batches on; the
+    stages after it keep one micro-batch less each.
+    """
+    for p in (2, 4, 8, 16):
+        assert most_in_flight(2 * p, pp=p) == list(range(p, 0, -1))
+        assert most_in_flight(2 * p, pp=p)[0] * (LAYERS // p) == LAYERS
+        assert most_in_flight(p // 2, pp=p)[0] == p // 2
+
+
+def test_interleaving_keeps_1_plus_p_minus_1_over_pm_times_as_much() -> None:
+    """Korthikanti et al. 2022, §4.2.3: L·(1 + (p − 1)/(p·m)) layers with m chunks per rank. Exact on the first rank."""
+    for p, chunks in ((2, 2), (4, 2), (8, 4)):
+        kept = Fraction(most_in_flight(2 * p, pp=p, vpp=chunks)[0] * LAYERS, p * chunks)
+        assert kept == LAYERS * (1 + Fraction(p - 1, p * chunks))
+
+
+def test_1f1b_waits_p_minus_1_over_m_and_interleaving_divides_it_by_v() -> None:
+    """Narayanan 2021, §2.2: idle time over ideal time. Exact if all stages take equally long and sends take nothing."""
+    for p, v, m in ((4, 2, 8), (8, 4, 64)):
+        plain, chunked = (timetable(pipeline(Layout(pp=p, vpp=vpp), m)) for vpp in (1, v))
+        assert Fraction(plain.idle) / Fraction(plain.time - plain.idle) == Fraction(p - 1, m)
+        assert Fraction(chunked.idle) / Fraction(chunked.time - chunked.idle) == Fraction(p - 1, m * v)
+
+
+def test_zero_bubble_h1_waits_a_third_as_long_in_the_same_memory() -> None:
+    """Qi 2023, §2.1 and table 2: (p − 1)·(F + B − W), with p micro-batches in flight. A third only if all three passes
+    take equally long. On the last rank p − 1 of the p only wait for the backward pass of the weights.
+    """
+    p, m = 8, 32
+    plain, zero = (timetable(pipeline(Layout(pp=p, schedule=one), m)) for one in ("1f1b", "zb-h1"))
+    assert zero.idle * 3 == plain.idle
+    assert most_in_flight(m, pp=p, schedule="zb-h1") == [p] * p
+    slow = timetable(
+        pipeline(Layout(pp=p, schedule="zb-h1"), m), Costs(forward=1, backward_inputs=2, backward_weights=1)
+    )
+    assert slow.idle == (p - 1) * (1 + 2 - 1)
+
+
+def test_dualpipe_holds_twice_the_parameters_and_p_plus_1_micro_batches() -> None:
+    """DeepSeek-V3 (arXiv:2412.19437), table 2. Exact, on every rank."""
+    p, m = 8, 20
+    plain, dual = (pipeline(Layout(pp=p, schedule=one), m) for one in ("1f1b", "dualpipe"))
+    for rank in range(p):
+        assert layers_held(dual, rank) == 2 * layers_held(plain, rank) == 2 * LAYERS // p
+    assert most_in_flight(m, pp=p, schedule="dualpipe") == [p + 1] * p
+    assert timetable(dual).idle == (p // 2 - 1) * (3 + 2 - 3)  # F&B + B − 3W of equal passes
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

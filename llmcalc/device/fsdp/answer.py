@@ -1,21 +1,20 @@
-"""The memory of one rank under FSDP2 as an answer, the ranks that differ, and what a step sends."""
+"""The memory of one rank under FSDP2 as an answer, the ranks that differ from one another, and what a step sends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...algebra import ceil_div
 from ...kernels.lowering import RECORDED
-from ...kernels.meter import Meter, Place
+from ...layouts.placements import Collective
 from ...model import ModelSpec
 from ...run.layout import Layout
 from ..answer import TORCH, DeviceMemory, Term, device_memory
 from ..fold import Loop, loops
+from ..recording import Recorder
 from ..runtime import HOPPER, Runtime
 from ..training import Training
-from .groups import Group, Kind, Sharding
-from .lowering import MODEL, Layer, Sharded
+from .lowering import Layer
 from .training import TITAN, Fsdp, FsdpRun, record, sharding
 
 
@@ -27,7 +26,7 @@ def fsdp_memory(
     runtime: Runtime = HOPPER,
     fsdp: Fsdp = TITAN,
 ) -> DeviceMemory:
-    """Replays training of one rank. `how.dtype` is the format in which modules compute.
+    """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
@@ -38,6 +37,70 @@ def fsdp_memory(
         lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace)],
         runtime,
         (),
-        Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group: every operation's storages", TORCH),
+        Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH),
         how.recompute.every,
     )
+
+
+def communication(
+    spec: ModelSpec, how: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
+) -> list[Collective]:
+    """What a rank sends in a step: a line per collective operation of each group, in the order of the groups.
+
+    `times` is how often in the step; of equal layers there is one line, which names the first of them.
+    Raises `InputError` as `fsdp_memory` does.
+    """
+    run = _few(spec, how, layout, rank, fsdp)
+    reduces = how.microbatches if fsdp.reduces_each else 1
+    stacks = loops(spec)
+    found: dict[tuple[object, ...], Collective] = {}
+    for layer, group in run.lowering.groups.items():
+        times = _layers_like(layer, stacks)
+        for one in group.collectives(how.microbatches, reduces):
+            key = layer.path, *one[1:6]
+            before = found.get(key)
+            found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
+    return list(found.values())
+
+
+def _joined(before: Collective, one: Collective, times: int) -> Collective:
+    return before._replace(times=before.times + times * one.times)
+
+
+def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
+    """A run that has been set up, with a few layers of each stack that has many."""
+    layers = {i: RECORDED for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
+    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, meter=Recorder())
+    run.set_up()
+    return run
+
+
+def _layers_like(layer: Layer, stacks: list[Loop]) -> int:
+    """How many layers of the model a layer of a run of few stands for."""
+    for loop in stacks:
+        inside = loop.before + loop.period <= layer.turn < loop.before + 2 * loop.period
+        if layer.path == loop.path and inside and loop.repeats > RECORDED:
+            return 1 + loop.repeats - RECORDED
+    return 1
+
+
+class Alike(NamedTuple):
+    """Ranks that hold as many rows of every parameter. rank: the first of them. ranks: how many they are."""
+
+    rank: int
+    ranks: int
+
+
+def ranks_that_differ(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp = TITAN) -> list[Alike]:
+    """The ranks that differ: shards of rows that the ranks do not divide are shorter, or empty, on the last ranks.
+
+    Rank 0 holds the most. Raises `InputError` as `fsdp_memory` does.
+    """
+    run, shards = _few(spec, how, layout, 0, fsdp), layout.shards
+    ends = {0, shards}
+    for one in run.lowering.sharded.values():
+        rows = one.whole.shape[0]
+        full, rest = divmod(rows, ceil_div(rows, shards))
+        ends |= {full, full + (rest > 0)} if full < shards else set()
+    starts = sorted(ends)
+    return [Alike(a, (b - a) * layout.hsdp_replicas) for a, b in zip(starts, starts[1:], strict=False)]

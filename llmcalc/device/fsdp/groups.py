@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...algebra import ceil_div
 from ...kernels.aten import Aten
@@ -22,25 +22,13 @@ from ...kernels.autograd import Graph, Needs, record
 from ...kernels.layout import count
 from ...kernels.lowering import Path
 from ...kernels.tensor import Dtype, Meter, Storage, Tensor, counted_as, empty
+from ...layouts.placements import Collective
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
 """Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
 
 Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post-backward"]
 """The hooks of a group."""
-
-Kind: TypeAlias = Literal["all-gather", "reduce-scatter", "all-reduce"]
-
-
-class Collective(NamedTuple):
-    """One collective operation.
-
-    bytes: of the larger of its two buffers. ranks: how many take part.
-    """
-
-    kind: Kind
-    bytes: int
-    ranks: int
 
 
 @dataclass(frozen=True)
@@ -183,14 +171,26 @@ class Group:
         """The number of elements that each rank sends."""
         return sum(one.part for one in self.parameters)
 
+    def collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
+        """What a step sends, with as many micro-batches and backward passes that sum gradients."""
+        how, trained = self.traffic.how, sum(one.part for one in self.parameters if one.own.leaf)
+        whole, summed = self.part * how.gathered.bytes * how.shards, trained * how.reduced.bytes
+        if how.shards > 1:
+            for backward in (False, True) if self.reshards else (False,):
+                yield Collective(self.name, "all_gather", "dp", how.shards, backward, whole, microbatches)
+        if how.shards > 1 and trained:
+            yield Collective(self.name, "reduce_scatter", "dp", how.shards, True, summed * how.shards, reduces)
+        if how.replicas > 1 and trained:
+            yield Collective(self.name, "all_reduce", "dp", how.replicas, True, summed, reduces)
+
     # --- gathering --------------------------------------------------------------------------------------------------
 
-    def unshard(self) -> None:
+    def unshard(self, forward: bool) -> None:
         """Gathers the parts, unless that is under way or done."""
         if self.result is None and not self.whole:
-            self.result = self._all_gather()
+            self.result = self._all_gather(forward)
 
-    def _all_gather(self) -> Storage:
+    def _all_gather(self, forward: bool) -> Storage:
         """`foreach_all_gather`, on a stream of its own. The rank's own parts are cast into one tensor first."""
         traffic, how = self.traffic, self.traffic.how
         size = self.part * how.gathered.bytes
@@ -198,7 +198,7 @@ class Group:
             if how.shards == 1:
                 return Storage(traffic.meter, 0)
             _all_gather_inputs = Storage(traffic.meter, size) if how.gathered is not how.dtype else None
-            traffic.sent.append(Collective("all-gather", size * how.shards, how.shards))
+            traffic.sent.append(Collective(self.name, "all_gather", "dp", how.shards, not forward, size * how.shards))
             return Storage(traffic.meter, size * how.shards)
 
     def wait_for_unshard(self, forward: bool) -> None:
@@ -245,7 +245,7 @@ class Group:
             graph = self.traffic.graph
             if x is not None and x.dtype.floating:
                 x = Aten(graph).to(x, self.traffic.how.gathered)
-            self.unshard()
+            self.unshard(forward=True)
             self.wait_for_unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
@@ -279,11 +279,11 @@ class Group:
             return
         with self.traffic.seen(self, "pre-backward"):
             self.state = "pre-backward"
-            self.unshard()
+            self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
             order = self.traffic.order
             if self.finished and (index := self.finished.pop()) > 0:
-                order[index - 1].unshard()
+                order[index - 1].unshard(forward=False)
 
     def post_backward(self) -> None:
         """Sums the gradients of all ranks, or adds them to those of earlier micro-batches."""
@@ -348,9 +348,10 @@ class Group:
         with traffic.on(REDUCE), counted_as(traffic.meter, "gradients" if stays and not cast else "communication"):
             reduce_output = Storage(traffic.meter, size)
             if how.shards > 1:
-                traffic.sent.append(Collective("reduce-scatter", size * how.shards, how.shards))
+                whole = size * how.shards
+                traffic.sent.append(Collective(self.name, "reduce_scatter", "dp", how.shards, True, whole))
             if how.replicas > 1:
-                traffic.sent.append(Collective("all-reduce", size, how.replicas))
+                traffic.sent.append(Collective(self.name, "all_reduce", "dp", how.replicas, True, size))
                 all_reduce_input = reduce_output
         if cast:
             post_reduce_stream = ALL_REDUCE if how.replicas > 1 else REDUCE

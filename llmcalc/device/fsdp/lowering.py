@@ -26,7 +26,13 @@ class Layer(NamedTuple):
 
 
 MODEL = Layer("", -1)
-"""What is in no layer."""
+"""What is in no other group."""
+
+EMBEDDING, HEAD = Layer("embed_tokens", -1), Layer("norm, lm_head", -1)
+"""The embedding, and the last norm with the output layer: groups of their own in torchtitan since 2025-07-28."""
+
+IN_HEAD = ("norm", "lm_head")
+"""The modules of `HEAD`, of which a model has one or both."""
 
 
 class Sharded(Eager):
@@ -40,10 +46,11 @@ class Sharded(Eager):
 
     traffic: Traffic | None = None
     stacks: Collection[str] = ()
+    splits = False
 
-    def shard(self, traffic: Traffic, stacks: Collection[str]) -> None:
-        """From here on parameters are sharded."""
-        self.traffic, self.stacks = traffic, stacks
+    def shard(self, traffic: Traffic, stacks: Collection[str], splits: bool) -> None:
+        """From here on parameters are sharded. splits: whether embedding and head are groups of their own."""
+        self.traffic, self.stacks, self.splits = traffic, stacks, splits
         self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
@@ -51,9 +58,8 @@ class Sharded(Eager):
 
     def prepare(self, program: Flow) -> None:
         super().prepare(program)
-        by_path = self.sharded
         for group in self.groups.values():
-            group.parameters = [by_path[path] for path in in_group_order([one.path for one in group.parameters])]
+            group.parameters = in_group_order(group.parameters)
 
     def made_parameter(self, key: Path, like: Tensor) -> Tensor:
         """The gathered form of a parameter, whose shard is made; a buffer is whole on every rank."""
@@ -66,7 +72,8 @@ class Sharded(Eager):
         made = self.sharded[key] = Parameter(self.graph.meter, key, like, how)
         layer = self.layer_of(key)
         if layer not in self.groups:
-            self.groups[layer] = Group(self.traffic, f"{layer.path}.{layer.turn}", reshards=True)
+            name = layer.path if layer.turn < 0 else f"{layer.path}.{layer.turn}"
+            self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
         self.groups[layer].parameters.append(made)
         return made.whole
 
@@ -83,12 +90,16 @@ class Sharded(Eager):
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if self.traffic is not None and key in self.sharded:
             layer = self.layer_of(key)
-            if layer not in (MODEL, self.running):
+            if layer.turn >= 0 and layer != self.running:
                 raise self.unsupported("fully_shard of layers that share parameters is not modelled", self.name_of(key))
         return super().parameter(key, shape, dtype, trained)
 
     def layer_of(self, key: Path) -> Layer:
-        """The layer that a parameter is in."""
+        """The group that a parameter is in."""
+        if self.splits and len(key) > 1:
+            own = str(key[1]).partition(".")[0]
+            if own == EMBEDDING.path or own in IN_HEAD:
+                return EMBEDDING if own == EMBEDDING.path else HEAD
         names: list[str] = []
         for part in key[1:]:
             if type(part) is not int:
@@ -121,6 +132,26 @@ class Sharded(Eager):
         out = super().run(program)
         group.post_forward([out, *self.further], last=True)
         return out
+
+    def step(self, step: Step) -> None:
+        if self.traffic is None or not self.splits or len(self.frames) > 1 or step.name != EMBEDDING.path:
+            super().step(step)
+            return
+        group = self.groups[EMBEDDING]
+        group.pre_forward(None)
+        super().step(step)
+        group.post_forward([self.get(step.outs[0])])
+
+    def module(self, frame: Frame) -> None:
+        scope = frame.scope
+        if self.traffic is None or not self.splits or len(self.frames) != 1 or scope.name not in IN_HEAD:
+            super().module(frame)
+            return
+        assert scope.reads is not None
+        assert scope.gives is not None
+        group = self.groups[HEAD]
+        first, last = (end in (IN_HEAD[index], *self.of_head[index:][:1]) for index, end in ((0, ""), (1, "")))
+        super().module(frame)
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         turn = -1 if frame.turn is None else frame.turn

@@ -21,6 +21,9 @@ ENGINE_WORKSPACE_BEFORE = 4 * 1024 * 1024
 ALL_MAJORS_LARGE = datetime.date(2026, 5, 1)
 """From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
 
+SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
+"""From when shared experts run before the router (Megatron-LM e8024d716f)."""
+
 REFUSED_RECOMPUTATION = "expected core_attn, or --recompute-granularity full"
 
 
@@ -103,6 +106,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         router_fp32=s.moe_router_dtype is not None,
         capacity=capacity,
         aux_loss="aux_loss" in s.moe_router_load_balancing_type,
+        shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.defer_embedding_wgrad_compute,
         recompute_core="core_attn" in s.recomputed_modules,
     )

@@ -55,17 +55,22 @@ class Chunk:
 
 
 class Output:
-    """What a forward pass gives to the schedule: the end of its graph, which holds the tensors that entered it.
+    """What a forward pass gives to the schedule.
 
-    The data of an output that is sent on is freed at once (`deallocate_output_tensor`).
+    data: what is sent on. end: the end of its graph. entered: what entered, which the graph holds.
     """
 
-    __slots__ = ("end", "entered")
+    __slots__ = ("data", "end", "entered")
 
     def __init__(self, made: Tensor, entered: Tensor | None) -> None:
+        self.data: Tensor | None = made
         self.end = Tensor(made.shape, made.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = made.node, made.output
         self.entered = entered
+
+    def free(self) -> None:
+        """Frees what has been sent on, and not its graph (`deallocate_output_tensor`)."""
+        self.data = None
 
 
 class RankRun:
@@ -200,7 +205,7 @@ class RankRun:
             made.append(new((self.sight.batch * self.sight.workload.seq, s.tokens), BOOL))
         return made
 
-    def forward(self, chunk: Chunk, entered: Tensor | None, steps: int) -> Output:
+    def forward(self, chunk: Chunk, entered: Tensor | None) -> Output:
         """forward_step: the loss of the last stage, or what is sent on."""
         self.meter.place = Place("forward")
         batch = self.batch(chunk)
@@ -273,7 +278,7 @@ class RankRun:
     def _alone(self) -> None:
         """forward_backward_no_pipelining"""
         for _ in range(self.microbatches):
-            output = self.forward(self.chunks[0], None, 0)
+            output = self.forward(self.chunks[0], None)
             self.backward(None, output, None)
 
     def _one_forward_one_backward(self) -> None:
@@ -281,34 +286,185 @@ class RankRun:
         (chunk,), number = self.chunks, self.microbatches
         warmup = min(self.layout.pp - self.at.pp - 1, number)
         entered, outputs = list[Tensor | None](), list[Output]()
-        first, last = chunk.first, chunk.last
-        x: Tensor | None
-        for i in range(warmup):
-            x = None if first else self.received()
-            output = self.forward(chunk, x, i)
+        for _ in range(warmup):
+            x = None if chunk.first else self.received()
+            output = self.forward(chunk, x)
             entered.append(x)
             outputs.append(output)
+            output.free()
         remaining = number - warmup
         if remaining:
-            x = None if first else self.received()
+            x = None if chunk.first else self.received()
         for i in range(remaining):
-            output = self.forward(chunk, x, warmup + i)
-            gradient = None if last else self._gradient()
+            output = self.forward(chunk, x)
+            gradient = None if chunk.last else self.sent_back()
             entered.append(x)
             outputs.append(output)
+            output.free()
             x, output = entered.pop(0), outputs.pop(0)
             sent = self.backward(x, output, gradient)
-            x = None if i == remaining - 1 or first else self.received()
+            x = None if chunk.first or i == remaining - 1 else self.received()
         for _ in range(warmup):
             x, output = entered.pop(0), outputs.pop(0)
-            gradient = None if last else self._gradient()
+            gradient = None if chunk.last else self.sent_back()
             sent = self.backward(x, output, gradient)
         del sent
 
-    def _gradient(self) -> Tensor:
-        """What the stage after sends back."""
+    def sent_back(self) -> Tensor:
+        """The gradient that the stage after sends."""
         self.meter.place = Place("backward", path="receive")
         return self._hidden()
 
     def _interleaved(self) -> None:
-        raise InputError("--num-virtual-stages-per-pipeline-rank: not modelled; expected 1")
+        """forward_backward_pipelining_with_interleaving"""
+        Interleaved(self).run()
+
+
+class Interleaved:
+    """The interleaved schedule of one rank, with the variables of Megatron's function.
+
+    order: which chunk each forward pass is of. warmup: forward passes before the first backward pass.
+    """
+
+    def __init__(self, run: RankRun) -> None:
+        settings, self.rank = run.settings, run
+        self.pp, self.chunks, self.at = run.layout.pp, len(run.chunks), run.at.pp
+        group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
+        number = min(settings.microbatches, max(3 * group, self.pp))
+        if settings.microbatches % group == 0:
+            number = max(group, number // group * group)
+        self.order: list[int] = []
+        for start in range(0, number, group):
+            size = min(group, number - start)
+            self.order += [chunk for chunk in range(self.chunks) for _ in range(size)]
+        self.total = number * self.chunks
+        self.warmup = min(self.total, (self.pp - self.at - 1) * 2 + (self.chunks - 1) * group)
+        self.overlaps = not settings.no_overlap_p2p_communication
+        self.entered: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        self.outputs: list[list[Output]] = [[] for _ in run.chunks]
+        self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        first, last = self.at == 0, self.at == self.pp - 1
+        self.forward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if first else 1)
+        self.backward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if last else 1)
+        self.first, self.last = first, last
+
+    def chunk(self, step: int, forward: bool) -> int:
+        chunk = self.order[step % self.total]
+        return chunk if forward else self.chunks - 1 - chunk
+
+    def is_first(self, chunk: int) -> bool:
+        return self.first and chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        return self.last and chunk == self.chunks - 1
+
+    def arrives(self, step: int, forward: bool) -> tuple[bool, int]:
+        """recv_tensor_from_previous_stage: whether a tensor comes after a step, and for which chunk."""
+        comes, final = True, self.chunks - 1 if forward else 0
+        if not (self.first if forward else self.last):
+            return True, self.chunk(step + 1, forward)
+        if step < self.pp - 1:
+            comes, chunk = False, self.chunk(step + 1, forward)
+        else:
+            chunk = self.chunk(step - (self.pp - 1), forward)
+        return comes and chunk != final, chunk + (1 if forward else -1)
+
+    def forward(self, step: int) -> Output:
+        chunk = self.chunk(step, True)
+        if self.is_first(chunk) and len(self.entered[chunk]) == len(self.outputs[chunk]):
+            self.entered[chunk].append(None)
+        x = self.entered[chunk][len(self.outputs[chunk])]
+        output = self.rank.forward(self.rank.chunks[chunk], x)
+        self.outputs[chunk].append(output)
+        return output
+
+    def backward(self, step: int) -> Tensor | None:
+        chunk = self.chunk(step, False)
+        if self.is_last(chunk) and not self.gradients[chunk]:
+            self.gradients[chunk].append(None)
+        x, output = self.entered[chunk].pop(0), self.outputs[chunk].pop(0)
+        gradient = self.gradients[chunk].pop(0)
+        return self.rank.backward(x, output, gradient)
+
+    def run(self) -> None:
+        rank, remaining = self.rank, self.total - self.warmup
+        output: Output | None = None
+        given: Tensor | None
+        self.entered[0].append(None if self.is_first(0) else rank.received())
+        for k in range(self.warmup):
+            comes, chunk = self.arrives(k, True)
+            comes = comes and k != self.total - 1
+            output = self.forward(k)
+            if self.is_last(self.chunk(k, True)):
+                output = None
+            given = rank.received() if comes else None
+            if k == self.warmup - 1 and not self.overlaps and remaining:
+                self.gradients[-1].append(None if self.last else rank.sent_back())
+            if comes:
+                self.entered[chunk].append(given)
+            if output is not None:
+                output.free()
+            if k == self.warmup - 1 and self.overlaps and remaining and not self.last:
+                self.backward_buffer[-1] = rank.sent_back()
+                self.gradients[-1].append(self.backward_buffer[-1])
+        for k in range(remaining):
+            step = k + self.warmup
+            if self.overlaps:
+                output, sent = self._overlapped(k, step, remaining, output)
+                continue
+            output, sent = self.forward(step), self.backward(k)
+            if self.is_last(self.chunk(step, True)):
+                output = None
+            if self.is_first(self.chunk(k, False)):
+                sent = None
+            comes, chunk = self.arrives(step, True)
+            comes = comes and k != remaining - 1
+            back, before = self.arrives(k, False)
+            given = rank.received() if comes else None
+            gradient = rank.sent_back() if back else None
+            if output is not None:
+                output.free()
+            if comes:
+                self.entered[chunk].append(given)
+            if back:
+                self.gradients[before].append(gradient)
+        if output is not None:
+            output.free()
+        for k in range(remaining, self.total):
+            back, before = self.arrives(k, False)
+            back = back and k != self.total - 1
+            sent = self.backward(k)
+            if self.is_first(self.chunk(k, False)):
+                sent = None
+            gradient = rank.sent_back() if back else None
+            if back:
+                self.gradients[before].append(gradient)
+
+    def _overlapped(
+        self, k: int, step: int, remaining: int, output: Output | None
+    ) -> tuple[Output | None, Tensor | None]:
+        """One forward and one backward pass, where what is sent and received overlaps with them."""
+        rank = self.rank
+        if output is not None:
+            output.free()
+        del output
+        made: Output | None = self.forward(step)
+        if self.is_last(self.chunk(step, True)):
+            made = None
+        comes, chunk = self.arrives(step, True)
+        comes = comes and k != remaining - 1
+        places = len(self.forward_buffer)
+        self.forward_buffer[step % places] = rank.received() if comes else None
+        if comes:
+            self.entered[chunk].append(self.forward_buffer[step % places])
+            self.forward_buffer[(step + 1) % places] = None
+        sent = self.backward(k)
+        if self.is_first(self.chunk(k, False)):
+            sent = None
+        back, before = self.arrives(k, False)
+        places = len(self.backward_buffer)
+        self.backward_buffer[k % places] = rank.sent_back() if back else None
+        if back:
+            self.gradients[before].append(self.backward_buffer[k % places])
+            self.backward_buffer[(k + 1) % places] = None
+        return made, sent

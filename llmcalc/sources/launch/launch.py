@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from ...errors import InputError
@@ -14,8 +13,6 @@ from ...run.layout import ALONE, Layout
 Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
 
 FileKind: TypeAlias = Literal["megatron", "torchtitan", "deepspeed", "accelerate", "trainer"]
-
-NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,11 @@ class Launch:
     spec: ModelSpec | None = None
     target: str = ""
     layout: Layout = ALONE
-    settings: Mapping[str, Any] = NONE
+    settings: Mapping[str, Any] = field(default_factory=dict)
     own: Any = None
-    env: Mapping[str, str] = NONE
+    env: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
-    unknown: Mapping[str, str] = NONE
+    unknown: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -5,11 +5,11 @@ Megatron-Core: products that are divided over ranks, norms in the product after 
 from __future__ import annotations
 
 from .choices import RankChoices
-from .head import HeadKernels
+from .experts import ExpertKernels
 from .rank import Held, Parameter
 
 __all__ = ["Held", "Parameter", "RankChoices", "RankLowering"]
 
 
-class RankLowering(HeadKernels):
+class RankLowering(ExpertKernels):
     """Runs the program of one rank."""

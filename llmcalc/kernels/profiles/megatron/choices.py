@@ -56,5 +56,6 @@ class RankChoices:
     router_fp32: bool = False
     capacity: float | None = None
     aux_loss: bool = True
+    shared_first: bool = True
     deferred: bool = False
     recompute_core: bool = False

@@ -108,6 +108,9 @@ class RankKernels(Lowering):
         self.entered = False
         self.held_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
+        self.top_k = self.all_experts = 1
+        self.tokens: Number = 0
+        self.nothing = Storage(NoMeter(), 0)
 
     # --- a program ---------------------------------------------------------------------------------------------------
 

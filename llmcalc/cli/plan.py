@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..device.memory import memory
+from ..device.runtime import runtime_of
+from ..device.settings import Settings
+from ..errors import InputError
+from ..layouts.asked import Asked
+from ..optional import included
+from ..sources.hardware import find_hardware
+from ..studies.plan import plan_of
+from ..views.plan import report
+from .device_options import CublasWorkspace, takes_settings
+from .hardware import complete_name
+from .layout_options import takes_layout
+from .options import (
+    AllowUnknown,
+    FormatOption,
+    HeadOption,
+    NotesOption,
+    OfflineOption,
+    Output,
+    Overrides,
+    TableOption,
+    Target,
+    WithMtp,
+    WithTowers,
+    about,
+    load_one,
+    show,
+    size,
+)
+
+
+@takes_settings
+@takes_layout
+def command(
+    target: Target,
+    hardware: Annotated[
+        str,
+        typer.Option(
+            "--hardware",
+            metavar="NAME",
+            help="The accelerator: a name (h100, b200), a memory size (80GiB) or a .toml file.",
+            autocompletion=complete_name,
+            show_default=False,
+        ),
+    ],
+    settings: Settings,
+    asked: Asked,
+    global_batch: Annotated[
+        int | None, size("--global-batch", text="Sequences of a step of all devices; as many as devices.")
+    ] = None,
+    rows: Annotated[
+        int, size("--rows", text="The best layouts, which are replayed on the allocator and shown; 10.")
+    ] = 10,
+    overrides: Overrides = None,
+    head: HeadOption = None,
+    allow_unknown: AllowUnknown = False,
+    with_mtp: WithMtp = False,
+    with_towers: WithTowers = False,
+    cublas_workspace: CublasWorkspace = None,
+    notes: NotesOption = False,
+    table: TableOption = None,
+    fmt: FormatOption = "table",
+    offline: OfflineOption = False,
+    output: Output = None,
+) -> None:
+    """Layouts over many devices that fit, the best first.
+    Of training; sizes of groups that are given hold for all. Exit code 1 if none fits.
+    """
+    if asked.devices is None:
+        raise InputError("--devices: missing; expected the number of accelerators")
+    if settings.phase == "inference":
+        settings = settings.with_(phase="training")
+    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
+    accelerator = find_hardware(hardware)
+    runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
+    with about(preset):
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        found = plan_of(one, accelerator, asked, asked.devices if global_batch is None else global_batch, rows)
+        answer = report(preset, found)
+    show(answer, fmt, output, notes, table)
+    if not found.plan.feasible:
+        raise typer.Exit(1)

@@ -1,0 +1,31 @@
+"""What a micro-batch takes in a stage of a Megatron rank, without an allocator."""
+
+from __future__ import annotations
+
+from ...kernels.meter import Meter
+from ...run.layout import Layout, Stage
+from ..memory import Memory
+from ..walk import Passes
+from .options import settings_of
+from .run import RankRun
+
+
+def measured(one: Memory, layout: Layout, stage: Stage, repeats: int | None) -> Passes:
+    """Passes of one micro-batch through a stage. repeats: of the pattern of its layers; all by default."""
+    meter = Meter()
+    rank = layout.rank(pp=stage.rank)
+    run = RankRun(one.spec, settings_of(one, layout), rank, meter)
+    chunk = next(each for each in run.chunks if each.stage is None or each.stage.chunk == stage.chunk)
+    chunk.parameters = chunk.lowering.parameters_of(chunk.program)
+    chunk.lowering.run_only = {} if repeats is None else {0: repeats}
+    for _ in range(2):  # the second time the buffers that stay are there already
+        before = meter.now
+        meter.restart()
+        x = None if chunk.first else run.received()
+        output = run.forward(chunk, x, 0)
+        saved, forward = meter.now - before, meter.peak - before
+        meter.restart()
+        run.backward(x, output, None if chunk.last else run._gradient())
+        backward = meter.peak - before
+        del x, output
+    return Passes(saved, forward, backward)

@@ -1,0 +1,387 @@
+"""Reads a launch of Megatron-LM: its functional tests' YAML, a JSON object of flags, or a script's command.
+
+A YAML file has `MODEL_ARGS` and `ENV_VARS`, and passes an argument without a value where it says `true`. An argument is
+read by the type of its field in `MegatronSettings`; one that has no field is ignored if it is known to change no memory
+(`megatron_ignored`), else it is an error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ...errors import InputError, shown, suggest
+from ...run.layout import Layout
+from ...run.megatron import RENAMED, Kind, MegatronSettings, flag_of
+from .arithmetic import evaluated
+from .launch import Launch, Reading, allocator_of, check_env, with_file
+from .megatron_ignored import IGNORED, IGNORED_ONCE
+from .megatron_model import model_of
+from .shell import is_open, said
+
+REMOVED = {
+    "batch_size": "no longer valid; expected --micro-batch-size",
+    "model_parallel_size": "no longer valid; expected --tensor-model-parallel-size",
+    "warmup": "no longer valid; expected --lr-warmup-fraction",
+    "checkpoint_activations": "no longer valid; expected --recompute-activations or --recompute-granularity",
+}
+"""Arguments that Megatron-LM itself refuses."""
+
+REASONS = {
+    "rl_": "reinforcement learning",
+    "grpo_": "reinforcement learning",
+    "inference_": "inference, not training",
+    "dino_": "a vision model",
+    "img_": "a vision model",
+    "vision_": "a vision model",
+    "retro_": "a retrieval model",
+    "yaml_cfg": "arguments in another file",
+    "use_checkpoint_args": "arguments from a checkpoint",
+    "use_mp_args_from_checkpoint_args": "arguments from a checkpoint",
+    "eval_micro_batch_size": "evaluation with a batch of its own",
+    "eval_global_batch_size": "evaluation with a batch of its own",
+}
+"""How an argument without a field begins → what it is for."""
+
+ENTRIES = ("MODEL_ARGS", "ENV_VARS")
+"""Entries of a functional test's YAML that are read."""
+
+OTHER_ENTRIES = (
+    "TEST_TYPE",
+    "LAUNCHER",
+    "METRICS",
+    "BEFORE_SCRIPT",
+    "AFTER_SCRIPT",
+    "MODE",
+    "THROUGHPUT_TEST_PARAMS",
+    "METRICS_TOLERANCE",
+    "WORLD_SIZE",
+    "GOLDEN_VALUES",
+    "MODEL_ARGS_2",
+    "SKIP_PYTEST",
+    "N_REPEAT",
+)
+"""Other entries of those files."""
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def is_megatron(data: Mapping[str, Any]) -> bool:
+    """Whether a table has arguments of Megatron-LM."""
+    if isinstance(data.get("MODEL_ARGS"), Mapping | list):
+        return True
+    known = MegatronSettings.flags()
+    return any(key.startswith("--") for key in data) and any(key in known for key in data)
+
+
+def read_megatron(
+    data: Mapping[str, Any],
+    where: str,
+    world_size: int | None = None,
+    allow_unknown: bool = False,
+    *,
+    date: datetime.date | None = None,
+    gpu: str = "",
+    env: Mapping[str, Any] | None = None,
+    script: str = "",
+) -> Launch:
+    """Reads arguments: a functional test's table, or argument → value.
+
+    world_size: devices; by default as few as the layout can have. date: when the version of Megatron-LM is from.
+    env: environment variables beside those of the file. script: the name of the script that runs.
+    Raises `InputError`, which names file and argument.
+    """
+    reading = Reading(where, allow_unknown)
+    variables = {str(name): _text(value) for name, value in (env or {}).items()}
+    arguments: Any = data
+    if isinstance(data.get("MODEL_ARGS"), list):
+        raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
+    if "MODEL_ARGS" in data:
+        arguments = data["MODEL_ARGS"]
+        given = data.get("ENV_VARS") or {}
+        if not isinstance(given, Mapping):
+            raise reading.wrong("ENV_VARS", f"{shown(given)}; expected a table of name: value")
+        variables |= {str(name): _text(value) for name, value in given.items()}
+        for key in data:
+            if key not in ENTRIES:
+                _entry(reading, key)
+    if not isinstance(arguments, Mapping):
+        raise reading.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
+    try:
+        return _read(reading, arguments, variables, world_size, date, gpu, script)
+    except InputError as error:
+        raise with_file(where, error) from None
+
+
+def _entry(reading: Reading, key: str) -> None:
+    if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER")):
+        reading.ignored.append(key)
+    else:
+        reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
+
+
+def _read(
+    reading: Reading,
+    arguments: Mapping[str, Any],
+    env: dict[str, str],
+    world_size: int | None,
+    date: datetime.date | None,
+    gpu: str,
+    script: str,
+) -> Launch:
+    values = _values(reading, arguments)
+    named = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
+    kind = _kind(values, named, script)
+    if values.get("recompute_activations"):
+        values.setdefault("recompute_granularity", "selective")
+    settings = MegatronSettings(kind=kind, env=env, date=date, gpu=gpu or "H100", **values)
+    world = world_size
+    if world is None:
+        world = smallest_world(settings)
+        if world > 1:
+            reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
+    settings = replace(settings, world_size=world)
+    settings.check()
+    for flag, reason in settings.not_modelled().items():
+        reading.unknown[flag] = reason
+    check_env(reading, env)
+    reading.check_unknown()
+    spec = model_of(settings, reading.where)
+    layout = settings.layout()
+    _check_layers(settings, layout)
+    return Launch(
+        where=reading.where,
+        kind="megatron",
+        framework="megatron",
+        spec=spec,
+        layout=layout,
+        settings=settings_of(settings),
+        own=settings,
+        env=env,
+        gpu=gpu,
+        unknown=reading.unknown,
+        ignored=tuple(reading.ignored),
+        notes=tuple(reading.notes),
+    )
+
+
+def smallest_world(s: MegatronSettings) -> int:
+    """The fewest devices that the layout can have: experts are divided inside a stage."""
+    inside = s.tp * s.cp
+    experts = max(1, s.expert_model_parallel_size) * (s.expert_tensor_parallel_size or s.tp)
+    for dp in range(1, experts + 1):
+        if inside > 0 and inside * dp % experts == 0:
+            return inside * dp * max(1, s.pp)
+    return max(1, inside * s.pp)
+
+
+def _check_layers(s: MegatronSettings, layout: Layout) -> None:
+    """Raises `InputError` for layers that the stages do not share out."""
+    sizes, count = s.stage_layers, layout.pp * layout.vpp
+    layers = s.layers + (s.decoder_layers if s.kind == "t5" else 0)
+    if sizes is not None and sum(sizes) != s.layers:
+        raise InputError(f"--pipeline-model-parallel-layout: {sum(sizes)} layers in all; expected {s.layers}")
+    if sizes is None and layers % count:
+        raise InputError(
+            f"--pipeline-model-parallel-size: {count} stages do not divide {layers} layers; expected a divisor"
+        )
+
+
+# ---- values
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(MegatronSettings)
+
+
+def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Field → value of the arguments that have a field; the others are noted."""
+    known, values = MegatronSettings.flags(), dict[str, Any]()
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
+            near = suggest(f"--{flag}", list(known)) if len(flag) < 100 else ""
+            raise reading.wrong(flag[:60], f"is no argument; expected --name{near}")
+        name = RENAMED.get(name, name)
+        if name in _types() and flag_of(name) in known:
+            read = value_of(reading, flag, _types()[name], value)
+            if read is not None:
+                if name in values and values[name] != read:
+                    raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
+                values[name] = read
+        elif name in REMOVED:
+            raise reading.wrong(flag, REMOVED[name])
+        elif name.replace("_", "-") in IGNORED or name.replace("_", "-") in IGNORED_ONCE or _is_named(flag):
+            reading.ignored.append(flag)
+        elif value is not False:
+            why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
+            reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
+    return values
+
+
+def _is_named(flag: str) -> bool:
+    return flag.lstrip("-") in IGNORED or flag.lstrip("-") in IGNORED_ONCE
+
+
+def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
+    """The value of an argument as its field has it; None for one that is not given.
+
+    Raises `InputError`, naming the argument, for a value of another type.
+    """
+    if isinstance(value, str) and is_open(value):
+        raise reading.wrong(flag, f"'{said(value)}' is known only when the script runs; expected a value")
+    if kind is bool:
+        return _flag(reading, flag, value)
+    if value is None or value is False:
+        return None
+    choices = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
+    if get_origin(kind) is Literal:
+        choices = [kind]
+    if value is True or value == "":
+        raise reading.wrong(flag, "has no value; expected one")
+    for one in choices:
+        read = _one(one, value)
+        if read is not None:
+            return read
+    raise reading.wrong(flag, f"{shown(value)}; expected {_expected(choices)}")
+
+
+def _flag(reading: Reading, flag: str, value: Any) -> bool | None:
+    if value in (True, None, "") or value == []:
+        return True
+    if value is False:
+        return None
+    words = {"true": True, "1": True, "false": None, "0": None}
+    text = str(value).strip().lower()[:10]
+    if text not in words:
+        raise reading.wrong(flag, f"{shown(value)}; it takes no value")
+    return words[text]
+
+
+LARGEST = 2**40
+
+
+def _one(kind: Any, value: Any) -> Any:
+    """The value as one type; None where it is of another."""
+    if get_origin(kind) is Literal:
+        text = str(value)[:100]
+        return text if text in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        return _list(get_args(kind)[0], value)
+    if isinstance(value, list | tuple | Mapping):
+        items = list(value) if isinstance(value, list | tuple) else []
+        return _one(kind, items[0]) if len(items) == 1 else None
+    text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
+    if kind is int:
+        if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
+            return int(value)
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,13}", text) and abs(int(text)) < LARGEST else None
+    if kind is float:
+        if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", text):
+            return None
+        number = float(text)
+        return number if abs(number) < 1e300 else None
+    return text[:2000] or None if kind is str else None
+
+
+def _list(kind: Any, value: Any) -> Any:
+    """A list of values: a list, words, or one of Python's lists, such as `([0]*3+[1]*45)`."""
+    if isinstance(value, Mapping):
+        return None
+    if isinstance(value, str) and kind is int and "[" in value:
+        found = evaluated(value, {})
+        return tuple(found) if isinstance(found, list) else None
+    words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if len(words) == 1 and isinstance(words[0], str):
+        words = words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
+    read = [_one(kind, word) for word in words]
+    return None if not read or any(one is None for one in read) or len(read) > 20_000 else tuple(read)
+
+
+def _expected(kinds: Sequence[Any]) -> str:
+    names = {int: "a whole number", float: "a number", str: "text"}
+    said_ = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            said_.append(f"one of {', '.join(map(str, get_args(kind)))}")
+        elif get_origin(kind) is tuple:
+            said_.append("a list")
+        else:
+            said_.append(names.get(kind, "a value"))
+    return " or ".join(said_)
+
+
+def _text(value: Any) -> str:
+    """The value of an environment variable."""
+    if isinstance(value, bool):
+        return str(value)
+    return "" if value is None else str(value)[:1000]
+
+
+# ---- what the arguments mean
+
+
+def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> Kind:
+    """Which pretraining script runs: its name says so, or the arguments that only one of them has."""
+    name = script.lower()
+    for part, kind in (("bert", "bert"), ("t5", "t5"), ("mamba", "hybrid"), ("hybrid", "hybrid")):
+        if part in name:
+            return _checked_kind(kind)
+    if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
+        return "hybrid"
+    if name:
+        return "gpt"
+    if values.get("decoder_seq_length") is not None:
+        return "t5"
+    tokenizer = str(values.get("tokenizer_type", ""))
+    data = f"{named.get('data_path', '')} {named.get('vocab_file', '')}".lower()
+    if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data):
+        return "bert"
+    return "gpt"
+
+
+def _checked_kind(kind: str) -> Kind:
+    kinds: dict[str, Kind] = {"bert": "bert", "t5": "t5", "hybrid": "hybrid", "gpt": "gpt"}
+    return kinds[kind]
+
+
+NARROW = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
+
+
+def settings_of(s: MegatronSettings) -> dict[str, Any]:
+    """The arguments in the words of `llmcalc memory`. What has no such word is in the arguments alone."""
+    half = s.bf16 or s.fp16
+    words: dict[str, Any] = {
+        "phase": "training",
+        "batch": s.micro_batch_size,
+        "seq": s.decoder_seq_length if s.kind == "t5" else s.tokens,
+        "num_microbatches": s.microbatches,
+        "dtype": "bf16" if s.bf16 else "fp16" if s.fp16 else "fp32",
+        "master_weights": "fp32" if half else "none",
+        "grad_dtype": "fp32" if s.reduces_in_fp32 else "bf16" if s.bf16 else "fp16",
+        "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(s.optimizer, s.optimizer),
+        "attn_implementation": "eager" if s.attention_backend in ("unfused", "local") else "flash",
+        "norm": "fused",
+        "cross_entropy": "fused" if s.cross_entropy_loss_fusion else "eager",
+        "allocator": allocator_of(s.env),
+    }
+    if s.kind == "t5":
+        words["source"] = s.tokens
+    if s.optimizer == "sgd":
+        words["momentum"] = s.sgd_momentum != 0
+    if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
+        words["optimizer_dtype"] = NARROW[s.exp_avg_dtype]
+    whole = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
+    if s.recomputes == "full" and whole:
+        words["recompute"] = "full"
+    elif s.recomputes == "selective" and s.recomputed_modules == ("core_attn",):
+        words["recompute"] = "attention"
+    if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
+        words["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
+    return words

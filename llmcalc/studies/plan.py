@@ -1,0 +1,162 @@
+"""Every layout of a model on so many devices that fits, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ..device.cluster import Cluster, worst
+from ..device.memory import Memory
+from ..device.walk import Bytes, Walk, measure_of
+from ..errors import InputError
+from ..hardware import Hardware
+from ..layouts.asked import Asked, Framework
+from ..layouts.communication import communication
+from ..layouts.schedules import pipeline, timetable
+from ..layouts.search import Search, search
+from ..run.layout import Layout
+
+NODE = 8
+"""Devices that share the fastest link, where the accelerator's record does not say."""
+
+TOO_MUCH = "needs more than the usable memory"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits.
+
+    micro_batches: of a step. device_bytes: what its worst rank needs. capacity: what a device has.
+    communication_bytes: what a rank sends in a step. bubble: the share of a step in which a rank of the pipeline waits.
+    replayed: whether device_bytes is that of a replay on the allocator; if not, of tensors alone.
+    """
+
+    layout: Layout
+    micro_batches: int
+    device_bytes: int
+    capacity: int
+    communication_bytes: int
+    bubble: float
+    replayed: bool = False
+
+    @property
+    def headroom(self) -> int:
+        return self.capacity - self.device_bytes
+
+
+@dataclass
+class Plan:
+    """tried: layouts. feasible: those that fit, the best first. refused: reason → how many. nearest: of those that need
+    more than there is, the one that needs least.
+    """
+
+    tried: int
+    feasible: list[Candidate] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    nearest: Candidate | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The layouts of a model on so many devices. one: the model and how it is trained. global_batch: of a step."""
+
+    one: Memory
+    hardware: Hardware
+    devices: int
+    framework: Framework
+    global_batch: int
+    plan: Plan
+
+
+def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, rows: int) -> Planned:
+    """Plans the training of a model on `asked.devices` accelerators.
+
+    asked: sizes of groups that are given hold for every layout. global_batch: sequences of a step. rows: how many
+    layouts are replayed on the allocator.
+    Raises `InputError` for what the framework does not have or is not modelled.
+    """
+    assert asked.devices is not None
+    framework = asked.framework or "megatron"
+    use, spec = one.states, one.spec
+    link = hardware.interconnect
+    node = min(NODE, (link.domain_size if link is not None else None) or NODE)
+    tried = search(
+        spec, asked.devices, global_batch, int(use.workload.batch), int(use.workload.seq), framework, asked, node
+    )
+    walk = Walk(spec, Bytes.of(one, framework), measure_of(one, framework), use.count.include, one.runtime.context)
+
+    def replayed(layout: Layout, batches: int) -> int:
+        cluster = Cluster(one.with_(num_microbatches=batches), layout, framework, asked.framework_version or "")
+        return worst(cluster.on(one.runtime)).device.device_bytes
+
+    def sent(layout: Layout, batches: int) -> int:
+        return sum(
+            each.wire_bytes * each.count for each in communication(spec, layout, use.workload, batches, framework)
+        )
+
+    return Planned(
+        one,
+        hardware,
+        asked.devices,
+        framework,
+        global_batch,
+        plan(tried, hardware, walk.needed, sent, replayed, rows),
+    )
+
+
+def plan(
+    found: Search,
+    hardware: Hardware,
+    needed: Callable[[Layout, int], int],
+    sent: Callable[[Layout, int], int],
+    replayed: Callable[[Layout, int], int],
+    rows: int,
+) -> Plan:
+    """Ranks layouts by the sum of their places by headroom, by communication and by bubble.
+
+    needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
+    rank sends in a step. replayed: bytes of the worst rank on the allocator, asked of the first `rows` alone.
+    """
+    capacity = hardware.memory_bytes if hardware.usable_memory_bytes is None else hardware.usable_memory_bytes
+    result = Plan(found.tried, refused=dict(found.refused))
+    tight: list[Candidate] = []
+    for layout, batches in found.found:
+        try:
+            bytes = needed(layout, batches)
+        except InputError as error:
+            reason = str(error).partition(";")[0]
+            result.refused[reason] = result.refused.get(reason, 0) + 1
+            continue
+        one = Candidate(layout, batches, bytes, capacity, sent(layout, batches), bubble(layout, batches))
+        (result.feasible if one.headroom >= 0 else tight).append(one)
+    ordered = ranked(result.feasible)
+    kept: list[Candidate] = []
+    while ordered and len(kept) < rows:
+        one = ordered.pop(0)
+        again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
+        (kept if again.headroom >= 0 else tight).append(again)
+    result.feasible = [*ranked(kept), *ordered]
+    if tight:
+        result.refused[TOO_MUCH] = len(tight)
+        result.nearest = min(tight, key=lambda one: one.device_bytes)
+    return result
+
+
+def ranked(candidates: list[Candidate]) -> list[Candidate]:
+    """The best first."""
+    places: dict[int, int] = {}
+    for key in (
+        lambda one: -one.headroom,
+        lambda one: one.communication_bytes,
+        lambda one: one.bubble,
+    ):
+        values = sorted({key(one) for one in candidates})
+        order = {value: place for place, value in enumerate(values)}
+        for one in candidates:
+            places[id(one)] = places.get(id(one), 0) + order[key(one)]
+    return sorted(candidates, key=lambda one: (places[id(one)], one.device_bytes))
+
+
+def bubble(layout: Layout, micro_batches: int) -> float:
+    """The share of a step in which a rank waits, with backward passes twice as long as forward passes."""
+    return 0.0 if layout.pp == 1 else timetable(pipeline(layout, micro_batches)).bubble

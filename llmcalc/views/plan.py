@@ -1,0 +1,104 @@
+"""`llmcalc plan`: the layouts that fit, the best first, and why the others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import units
+from ..sources.preset import Preset
+from ..studies.plan import Candidate, Planned
+from .cluster import FRAMEWORK_NAMES, layout_text
+from .document import Column, Report, Row, Table, said
+from .memory import run_text
+from .notes import plural, too_long, warned
+from .summary import model_data
+
+LAYOUT_COLUMNS = (
+    Column("layout", "layout", justify="left"),
+    Column("micro_batches", "micro-batches", units.exact),
+    Column("device_bytes", "required", units.GIB.write),
+    Column("headroom_bytes", "headroom", units.GIB.write),
+    Column("communication_bytes", "sent", units.GIB.write),
+    Column("bubble", "bubble", units.percent),
+)
+
+REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
+
+
+def report(preset: Preset, found: Planned) -> Report:
+    """The answer as data and as tables: the best layouts, and how many of the others are refused for what."""
+    plan, one = found.plan, found.one
+    shown = [each for each in plan.feasible if each.replayed] or plan.feasible[:1]
+    many = f"{plural(found.devices, 'device')} with {units.GIB.write(capacity(found))} {units.GIB.name} each"
+    answer = f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
+    aside = f"{run_text(one.states)}, {found.global_batch:,} sequences a step, on {many} ({found.hardware.title})"
+    warnings = too_long(one.spec, one.states.workload)
+    rows = [_row(each) for each in shown]
+    if not rows and plan.nearest is not None:
+        rows = [_row(plan.nearest)]
+    notes = said([*warnings, *_notes(found)])
+    title = preset.display
+    tables = [Table(title, LAYOUT_COLUMNS, rows, aside, notes, answer, name="feasible")]
+    if plan.refused:
+        reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda one: -one[1])]
+        tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
+    return Report(_data(preset, found), tables, warnings=warned(preset, warnings)).of(preset.target)
+
+
+def capacity(found: Planned) -> int:
+    """The memory of a device that a run can use."""
+    hardware = found.hardware
+    return hardware.memory_bytes if hardware.usable_memory_bytes is None else hardware.usable_memory_bytes
+
+
+def _row(one: Candidate) -> Row:
+    return Row(
+        [
+            layout_text(one.layout),
+            one.micro_batches,
+            one.device_bytes,
+            one.headroom,
+            one.communication_bytes,
+            one.bubble,
+        ]
+    )
+
+
+def _notes(found: Planned) -> list[str]:
+    notes = [
+        f"kernels and buffers of {FRAMEWORK_NAMES[found.framework]}; required, headroom and sent in {units.GIB.name}, "
+        "of the rank that needs most; sent: by one rank in a step",
+        "order: the sum of a layout's places by headroom, by what is sent and by bubble; time is not known",
+    ]
+    if not found.plan.feasible and found.plan.nearest is not None:
+        notes.append("the layout that is shown needs least of those that do not fit")
+    return notes
+
+
+def candidate_data(one: Candidate) -> dict[str, Any]:
+    """A layout, with bytes as exact integers."""
+    return {
+        "layout": one.layout.data(),
+        "options": one.layout.options(),
+        "num_microbatches": one.micro_batches,
+        "device_bytes": one.device_bytes,
+        "headroom_bytes": one.headroom,
+        "communication_bytes": one.communication_bytes,
+        "bubble": one.bubble,
+        "replayed": one.replayed,
+    }
+
+
+def _data(preset: Preset, found: Planned) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "model": model_data(preset),
+        "hardware": found.hardware.name,
+        "devices": found.devices,
+        "framework": found.framework,
+        "global_batch": found.global_batch,
+        "tried": plan.tried,
+        "feasible": [candidate_data(one) for one in plan.feasible],
+        "refused": plan.refused,
+        "nearest": None if plan.nearest is None else candidate_data(plan.nearest),
+    }
