@@ -12,7 +12,7 @@ from ..model import ModelSpec
 from ..run.layout import Layout, Zero, stages
 from .asked import ANY, Asked, Framework
 from .rank import Shares
-from .schedules import pipeline
+from .schedules import check
 
 CHUNKS = (1, 2, 4)
 """Chunks a rank that are tried."""
@@ -138,7 +138,7 @@ def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) ->
                     except InputError:
                         return HEADS if "heads" in axis.name else WIDTHS
     try:
-        pipeline(layout, micro_batches)
+        check(layout, micro_batches)
     except InputError:
         return ROUNDS
     return ""

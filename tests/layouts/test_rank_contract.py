@@ -102,7 +102,12 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
                 assert sum(of_ranks) == of_model, (whole.path, count)
     if "cache_bits" in op.effects:
         kept, of_model = [one.cache_bits(SIGHT, 16) for one in ops], op.cache_bits(SIGHT, 16)
-        assert copies or (copied and op.effects == {"cache_bits"}) or sum(kept) == of_model or (not divided and set(kept) == {of_model}), whole.path
+        assert (
+            copies
+            or (copied and op.effects == {"cache_bits"})
+            or sum(kept) == of_model
+            or (not divided and set(kept) == {of_model})
+        ), whole.path
 
 
 def _has_copies(shape: Any) -> bool:

@@ -367,22 +367,3 @@ class Group:
         self.state = None
         self.all_reduced = self.result = None
         self.finished.clear()
-
-
-def in_group_order(paths: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The paths of a group's parameters in the order of `nn.Module.named_parameters` (`_get_managed_states`).
-
-    The program has them in the order in which they are used. A module has its weight before its bias, and a layer has
-    its sublayers before its own norms (as in transformers, torchtitan and the reference), which matters for the last
-    gradient of a group: that lives longer than the others.
-    """
-    first: dict[tuple[Any, ...], int] = {}
-    for path in paths:
-        first.setdefault(_module_of(path), len(first))
-    return sorted(paths, key=lambda path: (first[_module_of(path)], str(path[-1]).endswith("bias")))
-
-
-def _module_of(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The path of the module that has a parameter."""
-    *above, last = path
-    return (*above, str(last).rpartition(".")[0])

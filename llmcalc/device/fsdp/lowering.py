@@ -6,16 +6,17 @@ The hooks of a group stand around its module: outside of a checkpoint in it, as 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from ...flow.program import Scope, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
 from ...kernels.lowering import Frame, Path, unused
 from ...kernels.meter import Place
 from ...kernels.profiles.eager import Eager
 from ...kernels.tensor import Dtype, Tensor, empty
-from .groups import Group, Parameter, Traffic, in_group_order
+from .groups import Group, Parameter, Traffic
 
 
 class Layer(NamedTuple):
@@ -39,8 +40,8 @@ class Sharded(Eager):
     """Runs a program whose parameters are in groups.
 
     traffic: what the groups share; None in a run that only finds the parameters.
-    stacks: the paths of the layers of each stack.
-    groups: the group of each layer, and that of the model around them.
+    stacks: the paths of the layers of each stack. splits: whether embedding and head are groups of their own.
+    groups: the group of each layer, and those around them; that of the model first.
     sharded: the parameters by their paths, in the order in which the program uses them.
     """
 
@@ -58,8 +59,12 @@ class Sharded(Eager):
 
     def prepare(self, program: Flow) -> None:
         super().prepare(program)
+        late = norms_of_layers(program)
         for group in self.groups.values():
-            group.parameters = in_group_order(group.parameters)
+            group.parameters.sort(key=in_group_order([one.path for one in group.parameters], late))
+        if not self.groups[MODEL].parameters:
+            del self.groups[MODEL]
+        self.in_head = [item.name for item in program.root.items if isinstance(item, Scope) and item.name in IN_HEAD]
 
     def made_parameter(self, key: Path, like: Tensor) -> Tensor:
         """The gathered form of a parameter, whose shard is made; a buffer is whole on every rank."""
@@ -127,10 +132,13 @@ class Sharded(Eager):
     def run(self, program: Flow) -> Tensor:
         if self.traffic is None:
             return super().run(program)
-        group = self.groups[MODEL]
-        group.pre_forward(None)
+        group = self.groups.get(MODEL)
+        if group is not None:
+            group.pre_forward(None)
         out = super().run(program)
-        group.post_forward([out, *self.further], last=True)
+        if group is not None:
+            group.post_forward([out, *self.further], last=True)
+        self.traffic.gathered = None  # the last gathering of the forward pass
         return out
 
     def step(self, step: Step) -> None:
@@ -150,8 +158,13 @@ class Sharded(Eager):
         assert scope.reads is not None
         assert scope.gives is not None
         group = self.groups[HEAD]
-        first, last = (end in (IN_HEAD[index], *self.of_head[index:][:1]) for index, end in ((0, ""), (1, "")))
+        if scope.name == self.in_head[0]:
+            passed = group.pre_forward(self.get(scope.reads))
+            assert passed is not None
+            self.values[id(scope.reads)] = passed
         super().module(frame)
+        if scope.name == self.in_head[-1]:
+            group.post_forward([self.get(scope.gives)])
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         turn = -1 if frame.turn is None else frame.turn
@@ -167,3 +180,37 @@ class Sharded(Eager):
         group.post_forward([out])
         meter.place = outside
         return out
+
+
+def norms_of_layers(program: Flow) -> frozenset[str]:
+    """The names of norms that stand right below a layer."""
+    layers = (scope for scope in program.root.scopes() if scope.takes is not None)
+    below = (item for scope in layers for item in scope.items if isinstance(item, Scope))
+    return frozenset(item.name for item in below if item.about.get("kind") == "norm")
+
+
+def in_group_order(paths: Sequence[Path], late: Collection[str]) -> Callable[[Parameter], tuple[bool, int, bool]]:
+    """A key by which a group's parameters have the order of `nn.Module.named_parameters` (`_get_managed_states`).
+
+    The program has them in the order in which they are used. A module has its weight before its bias, and a layer has
+    its sublayers before its own norms, as in transformers, torchtitan and the reference. This matters for the last
+    gradient of a group, which lives longer than the others.
+
+    late: the names of these norms.
+    """
+    first: dict[Path, int] = {}
+    for path in paths:
+        first.setdefault(_module_of(path), len(first))
+
+    def key(one: Parameter) -> tuple[bool, int, bool]:
+        turn = next((i for i, part in enumerate(one.path) if type(part) is int), len(one.path))
+        is_late = one.path[turn + 1 : turn + 2] != () and one.path[turn + 1] in late
+        return is_late, first[_module_of(one.path)], str(one.path[-1]).endswith("bias")
+
+    return key
+
+
+def _module_of(path: Path) -> Path:
+    """The path of the module that has a parameter."""
+    *above, last = path
+    return (*above, str(last).rpartition(".")[0])

@@ -7,18 +7,18 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...errors import InputError
-from ...kernels.meter import Device, Meter
-from ...kernels.tensor import DTYPES, Tensor
+from ...kernels.meter import Meter, Place
+from ...kernels.tensor import DTYPES
 from ...model import ModelSpec
 from ...run.layout import Layout
 from ..fold import loops
 from ..recording import Recorded, Recorder
 from ..training import PHASES, Training, TrainingRun, repeated
 from .groups import Sharding, Traffic
-from .lowering import MODEL, Sharded
+from .lowering import HEAD, MODEL, Sharded
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,15 @@ class Fsdp:
         pass comes at once.
     reduces_each: whether the gradients of every micro-batch are summed over ranks, as in torchtitan, or those of the
         last one alone, which then has the sum of all (`set_requires_gradient_sync`).
+    splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
+        torchtitan since 2025-07-28; else they are one group, whose gradients wait for the end of the backward pass.
     """
 
     dtype: str = "float32"
     reduced: str = "float32"
     keeps_last: bool = True
     reduces_each: bool = True
+    splits: bool = False
 
 
 TITAN = Fsdp()
@@ -92,14 +95,17 @@ class FsdpRun(TrainingRun):
         self.fsdp, self.reshard = fsdp, reshard
         self.traffic = Traffic(self.graph, sharding)
         self.stacks = [loop.path for loop in loops(spec)]
-        self.lowering.shard(self.traffic, self.stacks)
+        if fsdp.splits:
+            _check_split(spec, how)
+        self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
 
     def set_up(self) -> None:
         super().set_up()
         groups = self.lowering.groups
         last = max((layer for layer in groups if layer.path == self.stacks[-1]), default=MODEL)
         for layer, group in groups.items():
-            group.reshards = self.reshard and layer != MODEL and not (self.fsdp.keeps_last and layer == last)
+            kept = layer in (MODEL, HEAD) or (self.fsdp.keeps_last and layer == last)
+            group.reshards = self.reshard and not kept
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step. If only the last one's gradients are summed, those between the first and the
@@ -114,8 +120,16 @@ class FsdpRun(TrainingRun):
             self.forward_and_backward()
 
     def finish_backward(self) -> None:
-        self.meter.place = self.meter.place._replace(phase="backward", turn=-1, path="")
+        self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
+
+
+def _check_split(spec: ModelSpec, how: Training) -> None:
+    """Raises `InputError` for a model without an embedding and a head of their own, or a loss that runs the head."""
+    if spec.kind != "decoder" or spec.tie_word_embeddings:
+        raise InputError("FSDP2 with groups of their own for embedding and head takes a decoder with an untied head")
+    if how.choices.cross_entropy in ("chunked", "split") or how.include:
+        raise InputError("FSDP2 with a group of its own for the head takes a loss over the logits of the model")
 
 
 def record(

@@ -1,0 +1,79 @@
+"""A rank of a pipeline, and the walk without an allocator that plans read."""
+
+from __future__ import annotations
+
+import pytest
+
+import llmcalc
+from llmcalc.device.pipeline import replay_rank
+from llmcalc.device.training import Training, replay
+from llmcalc.device.walk import Bytes, Walk, torch_passes
+from llmcalc.errors import InputError
+from llmcalc.run.layout import Layout
+
+SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
+
+HOW = Training(batch=1, seq=64, microbatches=6)
+
+
+def test_one_rank_holds_what_a_device_does() -> None:
+    alone, rank = replay(SPEC, HOW), replay_rank(SPEC, HOW, Layout(), 0)
+    assert (rank.set_up, rank.after, rank.peak[1].bytes) == (alone.set_up, alone.after, alone.peak[1].bytes)
+
+
+def test_stages_together_hold_the_model_and_a_copy_of_the_tied_table() -> None:
+    layout = Layout(pp=4)
+    ranks = [replay_rank(SPEC, HOW, layout, rank) for rank in range(4)]
+    table = 2 * SPEC.vocab_size * SPEC.hidden_size
+    assert sum(rank.set_up for rank in ranks) == replay(SPEC, HOW).set_up + table
+
+
+def test_earlier_stages_have_more_in_flight() -> None:
+    """min(pp − rank, micro-batches) at the end of a forward pass; stages 1 and 2 have equal layers."""
+    found = [replay_rank(SPEC, HOW, Layout(pp=4), rank) for rank in (1, 2)]
+    kept = [
+        max(peak.by_kind["activations"] for place, peak in one.peaks.items() if place.phase == "backward")
+        for one in found
+    ]
+    assert kept[0] * 2 == kept[1] * 3
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(tp=3),
+        Layout(pp=2),
+        Layout(pp=4),
+        Layout(pp=2, vpp=2, schedule="interleaved"),
+        Layout(pp=2, tp=3, pp_layout=(3, 5)),
+    ],
+    ids=Layout.options,
+)
+def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
+    """Of weights, gradients and states in bf16; optimizer steps, which a walk leaves out, are lower."""
+    walk = Walk(SPEC, Bytes(2, 2, 4), torch_passes(SPEC, HOW))
+    replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
+    most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
+    assert walk.needed(layout, HOW.microbatches) == pytest.approx(most, rel=0.002)
+
+
+def test_replicas_sum_gradients_in_buckets() -> None:
+    one, two = (replay_rank(SPEC, HOW, Layout(dp=n), 0) for n in (1, 2))
+    assert two.set_up - one.set_up == 2 * llmcalc.params(SPEC).total
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(dp=2, zero=1), "--zero 1: torch itself divides nothing"),
+        (Layout(cp=2), "--cp 2: not in torch's own kernels"),
+        (Layout(tp=3, sequence_parallel=True), "--sequence-parallel: not in torch's own kernels"),
+        (Layout(tp=2), "--tp 2: does not divide num_attention_heads 9; expected one of 1, 3"),
+        (Layout(pp=3), "--pp 3: 3 stages do not divide 8 layers"),
+    ],
+)
+def test_what_torch_has_not_is_refused(layout: Layout, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replay_rank(SPEC, HOW, layout, 0)
+    assert message in str(error.value)
