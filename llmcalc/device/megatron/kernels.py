@@ -96,7 +96,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         accumulates=not s.no_gradient_accumulation_fusion,
         bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
         rope_fusion=not s.no_rope_fusion,
-        mla_fusion=not s.no_rope_fusion,
+        mla_fusion=not s.no_rope_fusion and s.positions == "rope",
         loss=loss(s),
         deterministic=s.deterministic_mode,
         padded=s.kind in ("bert", "t5"),

@@ -31,6 +31,9 @@ from .streams import SIDE, Streams
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an element of a state by the name of its type."""
 
+ORIGINAL_POSITIONS = 4096
+"""Positions whose angles YaRN makes at first (transformer_config.py, `original_max_position_embeddings`)."""
+
 FLAGS = 3
 """Small tensors of the optimizer: whether an overflow was found, its buffer, and a scale of one."""
 
@@ -101,7 +104,7 @@ class RankRun:
         self.copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
         self.sizes: list[int] = []
-        self.stepped = False
+        self.stepped = self.angled = False
 
     def _stages(self) -> Sequence[Stage | None]:
         if self.layout.pp == 1:
@@ -158,15 +161,38 @@ class RankRun:
         return device.on(SIDE)
 
     def _positions(self) -> None:
-        """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`)."""
+        """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`). Latent attention has one
+        in each layer, and with YaRN cosines and sines (yarn_rotary_pos_embedding.py, `_set_cos_sin_cache`).
+        """
         s = self.settings
+        self.angles: list[Storage] = []
         if s.latent:
-            size = 4 * (s.tokens // s.cp) * s.qk_pos_emb_head_dim
+            yarn = (s.rope_type or "yarn") == "yarn"
+            for _ in range(self._attention_layers() if yarn else 0):
+                width = s.qk_pos_emb_head_dim
+                self.angles += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
         elif s.positions == "rope":
-            size = 4 * (s.tokens // s.cp) * int(s.head_dim * s.rotary_percent)
-        else:
+            self.kept.append(self.storage(4 * (s.tokens // s.cp) * int(s.head_dim * s.rotary_percent), "overhead"))
+
+    def _attention_layers(self) -> int:
+        """Layers of this rank with latent attention; each stands for itself here, though equal."""
+        if self.layout.pp == 1:
+            return self.spec.main.num_hidden_layers + self.settings.later_tokens
+        own = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
+        return own + (self.settings.later_tokens if self.chunks[-1].last else 0)
+
+    def _first_angles(self) -> None:
+        """The first forward pass makes the angles of its positions, and of one kernel for both their cosines too."""
+        s = self.settings
+        if not s.latent or self.angled:
             return
-        self.kept.append(self.storage(size, "overhead"))
+        self.angled = True
+        size, yarn = (s.tokens // s.cp) * s.qk_pos_emb_head_dim, (s.rope_type or "yarn") == "yarn"
+        for i in range(self._attention_layers()):
+            self.kept.append(self.storage(4 * size, "overhead"))
+            if yarn and self.how.mla_fusion:
+                for k in range(2):
+                    self.angles[2 * i + k] = self.storage(2 * size, "overhead")
 
     def _main_parameters(self) -> None:
         """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type."""
@@ -209,6 +235,7 @@ class RankRun:
         """forward_step: the loss of the last stage, or what is sent on."""
         self.meter.place = Place("forward")
         batch = self.batch(chunk)
+        self._first_angles()
         chunk.input_tensor = entered
         made = chunk.lowering.run_rank(chunk.program, entered)
         if chunk.last:

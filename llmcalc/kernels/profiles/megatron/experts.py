@@ -9,7 +9,7 @@ experts.py); TransformerEngine, transformer_engine/pytorch/module/grouped_linear
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ....algebra import Number
 from ....flow.program import Scope, Step
@@ -277,7 +277,76 @@ class ExpertKernels(HeadKernels):
                 else:
                     self.pending[id(one)] = made
             return
-        raise self.unsupported("no kernels for experts that run one after the other", step.name)
+        raise self.unsupported("no kernels for an expert's layer outside of experts", step.name)
+
+    def whole(self, scope: Scope) -> Callable[[], None] | None:
+        """Without grouped products the experts run one after the other (SequentialMLP)."""
+        steps = [item for item in scope.items if isinstance(item, Step) and item.verb == "experts"]
+        if self.how.grouped or not steps:
+            return super().whole(scope)
+        return lambda: self._one_by_one(scope, steps)
+
+    def _one_by_one(self, scope: Scope, steps: list[Step]) -> None:
+        graph = self.graph
+        first, last = steps[:-1], steps[-1]
+        gated = any(isinstance(item, Step) and item.verb == "mul" for item in scope.items)
+        n, width = self.local_experts, sum(one.outs[0].width for one in first)
+        inner, outs = last.ins[0].width, last.outs[0].width
+        x, probs = self.get(first[0].ins[0]), self.row_probs
+        rows = x.shape[0]
+        size = rows // n
+        parts = [x] if n == 1 else self.t.split(x, [size] * n, 0)
+        of_rows = [probs] if n == 1 else self.t.split(probs, [size] * n, 0)
+        width_in = x.shape[1]
+        self.forget(first[0].ins[0].storage)
+        del x, probs
+        made: list[Tensor] = []
+        for i, (part, of_part) in enumerate(zip(parts, of_rows, strict=True)):
+            u = self.of_one(first[0], part, i, width_in, width, "column")
+            if gated:
+                if self.how.bias_activation:
+                    v = self.weighted_glu(u, of_part, inner)
+                else:
+                    v = self.weighted(self.gated(u, None, inner), of_part)
+            else:
+                v = self.weighted(self.activated(u, None), of_part)
+            del u
+            made.append(self.of_one(last, v, i, inner, outs, "row"))
+            del v
+        out = made[0]
+        if n > 1:
+            shapes = [one.shape for one in made]
+            out = record(
+                graph,
+                "cat",
+                made,
+                graph.new((rows, outs), BFLOAT16),
+                lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes],
+            )
+        del made
+        self.bind(last.outs[0], out)
+
+    def of_one(self, step: Step, x: Tensor, i: int, ins: Number, outs: Number, role: str) -> Tensor:
+        """A linear layer of one expert."""
+        before, self.of_expert = self.of_expert, self.how.expert > 1
+        path = (*self.module_path(), i)
+        weight = self.named(role, lambda: self.weight(f"{step.name}.weight", (outs, ins), path))
+        bias = self.named(role, lambda: self.weight(f"{step.name}.bias", (outs,), path)) if step.how["bias"] else None
+        self.of_expert = before
+        engine, rows = self.how.transformer_engine, x.shape[0]
+        self.product_of(engine, "forward")
+        out = self.new(rows, outs)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.product_of(engine, "backward")
+            given = self.new(rows, ins)
+            of_weight = self.weight_gradient(weight)
+            if engine:
+                kept[0] = None
+            return [given, of_weight]
+
+        self.node("linear", (x, weight), [out], back, x)
+        return out if bias is None else self.with_bias(out, bias)
 
     def reading_the_same(self, step: Step) -> list[Step]:
         readers = self.readers[id(step.ins[0].storage)]
@@ -322,7 +391,7 @@ class ExpertKernels(HeadKernels):
         out = graph.new(shape, x.dtype)
         self.node("activation", (x,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], x)
         del x
-        self.bind(step.outs[0], self.weighted(out))
+        self.bind(step.outs[0], self.weighted(out, self.row_probs))
 
     def do_mul(self, step: Step) -> None:
         if not self.of_rows(step):
@@ -336,24 +405,28 @@ class ExpertKernels(HeadKernels):
         if not self.how.bias_activation:
             made = self.gated(gate, None, width)
             del gate
-            self.bind(step.outs[0], self.weighted(made))
+            self.bind(step.outs[0], self.weighted(made, self.row_probs))
             return
-        graph, probs, shape = self.graph, self.row_probs, gate.shape
-        out, of_probs = graph.new((shape[0], width), gate.dtype), (probs.shape, probs.dtype)
+        self.bind(step.outs[0], self.weighted_glu(gate, self.row_probs, width))
+
+    def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
+        """act(gate) · up · probability, by one kernel."""
+        graph, shape = self.graph, x.shape
+        out, of_probs = graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, g.dtype), graph.new(*of_probs)]
 
-        self.node("weighted_glu", (gate, probs), [out], back, gate, probs)
-        self.bind(step.outs[0], out)
+        self.node("weighted_glu", (x, probs), [out], back, x, probs)
+        return out
 
     def of_rows(self, step: Step) -> bool:
         """Whether a step computes on rows that were sent to experts."""
         return any(axis.name == "expert_ffn" for axis in step.ins[0].axes)
 
-    def weighted(self, x: Tensor) -> Tensor:
+    def weighted(self, x: Tensor, probs: Tensor) -> Tensor:
         """Rows times their probabilities, in the type of these, and back."""
-        graph, probs, shape = self.graph, self.row_probs, x.shape
+        graph, shape = self.graph, x.shape
         dtype, of_probs = probs.dtype, probs.shape
         out = graph.new(shape, dtype)
 

@@ -110,6 +110,7 @@ class RankKernels(Lowering):
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1
         self.tokens: Number = 0
+        self.siblings: dict[int, tuple[Value, ...]] = {}
         self.nothing = Storage(NoMeter(), 0)
 
     # --- a program ---------------------------------------------------------------------------------------------------
