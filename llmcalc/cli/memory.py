@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,10 +13,14 @@ from ..costs.resident import fits
 from ..device.cluster import Cluster, worst
 from ..device.memory import memory
 from ..device.runtime import Runtime, runtime_of
-from ..device.settings import Settings
-from ..layouts.asked import Asked
+from ..device.settings import Settings, option
+from ..errors import InputError
+from ..layouts.asked import Asked, dated
 from ..optional import included
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
+from ..sources.launch.launch import Launch
+from ..sources.launch.read import read_launch
+from ..sources.preset import Preset
 from ..views.cluster import report as cluster_report
 from ..views.memory import report
 from .device_options import CublasWorkspace, takes_settings
@@ -28,7 +35,7 @@ from .options import (
     Output,
     Overrides,
     TableOption,
-    Target,
+    TargetOrNone,
     WithMtp,
     WithTowers,
     about,
@@ -45,12 +52,36 @@ ASSUMED = "H100"
 """The accelerator whose runtime is taken where none is named."""
 
 
+def launched_settings(launched: Launch, settings: Settings, asked: Asked) -> tuple[Settings, Asked]:
+    """The settings that a file says. Raises `InputError` for an option that says it again."""
+    for given, usual, but in ((settings, Settings(), ("phase",)), (asked, Asked(), ("devices", "framework_version"))):
+        for field in fields(given):
+            name = field.name
+            if name not in but and getattr(given, name) != getattr(usual, name):
+                raise InputError(f"{option(name)}: {launched.where} says how it is run; expected no such option")
+    return Settings(**{"phase": "training", **launched.settings}), asked
+
+
+def version_date(asked: Asked) -> date | None:
+    """The date of the framework's version; None for the newest."""
+    return dated(asked.framework_version or "")
+
+
 @takes_settings
 @takes_layout
 def command(
-    target: Target,
     settings: Settings,
     asked: Asked,
+    target: TargetOrNone = None,
+    launch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The file that starts a run: Megatron-LM's arguments (YAML, JSON, shell script), a torchtitan job, a "
+            "DeepSpeed, accelerate or Trainer config. It says the model, or what TARGET is trained with.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -71,8 +102,21 @@ def command(
     Weights, cache, gradients, optimizer states and activations, and the accelerators that hold them; of many devices,
     every rank that differs.
     """
-    preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     named = accelerators(hardware)
+    launched = None
+    if launch is not None:
+        gpu = named[0].name.upper() if named else ASSUMED
+        launched = read_launch(launch, asked.devices, allow_unknown, date=version_date(asked), gpu=gpu)
+        settings, asked = launched_settings(launched, settings, asked)
+    if launched is not None and launched.spec is not None:
+        if target is not None:
+            raise InputError(f"TARGET {target}: {launch} says which model it trains; expected no TARGET")
+        preset = Preset(name=str(launch), model=launched.spec)
+    else:
+        target = target or (launched.target if launched is not None else "")
+        if not target:
+            raise InputError("TARGET: missing; expected a preset, a file or a hub id, or --launch with a model in it")
+        preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     expandable = settings.allocator == "expandable"
     runtimes = [runtime_of(one, cublas_workspace, expandable) for one in named]
     with about(preset):
@@ -84,10 +128,15 @@ def command(
             preset.config,
             runtimes[0] if runtimes else runtime_of(None, cublas_workspace, expandable),
         )
-        cluster = Cluster(found, asked.layout(), asked.kernels(), asked.framework_version or "")
+        version = asked.framework_version or ""
+        if launched is not None:
+            cluster = Cluster(found, launched.layout, launched.framework, version, launched.own)
+        else:
+            cluster = Cluster(found, asked.layout(), asked.kernels(), version)
+        spread = launched is not None or asked.anything
 
         def needed(runtime: Runtime) -> int:
-            if asked.anything:
+            if spread:
                 return worst(cluster.on(runtime)).device.device_bytes
             return found.on(runtime).device_bytes
 
@@ -98,8 +147,8 @@ def command(
         else:
             fitting = fits(needed(found.runtime), map(load_hardware, COMMON_HARDWARE))
         assumed = "" if named else ASSUMED
-        if asked.anything:
-            answer = cluster_report(preset, cluster, fitting, assumed)
+        if spread:
+            answer = cluster_report(preset, cluster, fitting, assumed, launched)
         else:
             answer = report(preset, found, fitting, assumed)
     show(answer, fmt, output, notes, table)

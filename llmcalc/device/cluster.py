@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import InputError
 from ..layouts.asked import Framework
@@ -18,9 +18,6 @@ from .memory import Memory
 from .pipeline import check_torch, replay_rank
 from .runtime import Runtime
 from .settings import Settings
-
-Ranked: TypeAlias = Callable[[Memory, Layout, int, Runtime], DeviceMemory]
-"""What one rank of a layout holds."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class Cluster:
     layout: Layout
     framework: Framework
     version: str = ""
+    own: Any = None
     _found: dict[Runtime, tuple[RankMemory, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -69,8 +67,7 @@ class Cluster:
             if run is None:
                 raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
             self._found[runtime] = tuple(
-                RankMemory(rank, self.layout.at(rank).pp, run(self.one, self.layout, rank, runtime))
-                for rank in self.ranks
+                RankMemory(rank, self.layout.at(rank).pp, run(self, rank, runtime)) for rank in self.ranks
             )
         return self._found[runtime]
 
@@ -89,17 +86,30 @@ def worst(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda one: (one.device.device_bytes, -one.rank))
 
 
-def torch_rank(one: Memory, layout: Layout, rank: int, runtime: Runtime) -> DeviceMemory:
+def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     """A rank of torch's own kernels: products divided over ranks, a pipeline, replicas with DDP."""
+    one = run.one
     if one.settings.phase != "training":
         raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
-    check_torch(layout)
+    check_torch(run.layout)
     how = one.settings.training(one.states, one.states.count.include)
     device = CachingAllocator(runtime.expandable)
-    found = replay_rank(one.spec, how, layout, rank, device, runtime.workspace)
+    found = replay_rank(one.spec, how, run.layout, rank, device, runtime.workspace)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     return summed(found, runtime, loops(one.spec), Term("tensors", 0, "source", source, TORCH))
 
 
-FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank}
+def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank of Megatron-LM."""
+    from .megatron.answer import rank_memory
+    from .megatron.options import settings_of
+
+    own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
+    return rank_memory(run.spec, replace(own, gpu=runtime.gpu), rank, runtime.context)
+
+
+Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]
+"""What one rank holds."""
+
+FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank, "megatron": megatron_rank}
 """Framework → what one of its ranks holds."""

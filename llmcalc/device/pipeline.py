@@ -113,6 +113,12 @@ class RankRun:
 
     def step(self) -> None:
         """Runs one step in the order of the schedule."""
+        self.passes()
+        self.update()
+        self.zero_grad()
+
+    def passes(self) -> None:
+        """The forward and backward passes of all micro-batches."""
         flights: dict[tuple[int, int], Flight] = {}
         for kind, index, batch, *_ in self.order:
             chunk = self.chunks[index]
@@ -122,15 +128,20 @@ class RankRun:
                 chunk.backward_of(flights.pop((index, batch)))
             else:
                 raise InputError("--schedule: torch's kernels run a whole backward pass; expected 1f1b or interleaved")
-        first, *others = self.chunks
-        trained = first.trained
+
+    def update(self) -> None:
+        """The optimizer's step over the parameters of all chunks."""
+        first = self.chunks[0]
+        own = first.trained, first.parameters
         first.trained = [one for chunk in self.chunks for one in chunk.trained]
-        parameters = first.parameters
         first.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
         first.update()
-        first.zero_grad()
-        first.trained, first.parameters = trained, parameters
-        del others
+        first.trained, first.parameters = own
+
+    def zero_grad(self) -> None:
+        """Frees the gradients, or keeps them as zeros."""
+        for chunk in self.chunks:
+            chunk.zero_grad()
 
 
 def check_torch(layout: Layout) -> None:

@@ -41,11 +41,13 @@ class Runtime:
     context: bytes of the CUDA context, outside torch's allocator.
     expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
         default.
+    gpu: the accelerator's name, by which frameworks choose kernels.
     """
 
     workspace: int = LARGE_WORKSPACE
     context: int = CONTEXT
     expandable: bool = False
+    gpu: str = "H100"
 
 
 HOPPER = Runtime()
@@ -57,12 +59,13 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
 
     An accelerator whose compute capability is not known is taken for an H100.
     """
+    name = Runtime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
-        return Runtime(0, 0, expandable)
+        return Runtime(0, 0, expandable, name)
     capability = None if hardware is None else hardware.compute_capability
     large = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
-    return Runtime(workspace, CONTEXT, expandable)
+    return Runtime(workspace, CONTEXT, expandable, name)
 
 
 def workspace_bytes(config: str) -> int:

@@ -6,7 +6,7 @@ first step left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -268,9 +268,14 @@ class TrainingRun:
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
-        self.graph.completed = self._update_one if self.how.optimizer_in_backward else None
+        self.graph.completed = self.on_gradient
         backward(self.graph, loss, seed, self.finish_backward)
         self.lowering.logits = []
+
+    @property
+    def on_gradient(self) -> Callable[[Tensor], None] | None:
+        """What is called with a parameter whose gradient is complete; None for nothing."""
+        return self._update_one if self.how.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
         """What follows a backward pass, before its graph is freed: nothing on one device."""

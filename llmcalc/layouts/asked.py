@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import date
 from typing import Any, Literal, TypeAlias
 
 from ..errors import InputError
@@ -84,6 +85,18 @@ class Asked:
         if self.framework is not None:
             return self.framework
         return "fsdp2" if self._zero() == 3 else "torch"
+
+
+def dated(version: str) -> date | None:
+    """The date of a framework's version; None for the newest. Raises `InputError` for a version that is no date."""
+    if not version:
+        return None
+    try:
+        return date.fromisoformat(version)
+    except ValueError:
+        raise InputError(
+            f"--framework-version: '{version}'; expected the date of a commit, such as 2025-10-08"
+        ) from None
 
 
 ANY = Asked()

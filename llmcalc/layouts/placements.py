@@ -1,5 +1,9 @@
 """Where each value of a rank's program lies, and what ranks of a layer send each other where placements meet.
 
+Ranks of one sequence exchange keys and values: in a ring (Liu 2023, arXiv:2310.01889; TransformerEngine, `cp_comm_type`
+"p2p"), all at once (Llama 3, arXiv:2407.21783, §3.3.2; "all_gather"), or they exchange tokens for heads (Jacobs 2023,
+arXiv:2309.14509; "a2a").
+
 A value is whole on every rank, split by tokens, divided along an axis, or a partial sum. A product over a divided axis
 gives a partial sum; one that makes a divided axis reads its input whole. Nothing else is known of any part. What the
 backward pass sends is what the forward pass sends, transposed: a gather becomes a scattered sum, and the reverse. What
@@ -156,7 +160,7 @@ class Placements:
         """elements: per row, those of the value by default."""
         if backward and not self.graded:
             return
-        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp}.get(group, self.layout.tp)
+        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(group, self.layout.tp)
         elements = value.width if elements is None else elements
         bytes = self.sight.rows(value.rows) * elements * self.width
         if group == "etp" and self.home == "rows":  # a rank's tokens, of as many ranks as divide an expert
@@ -213,11 +217,43 @@ class Placements:
             for backward in (False, True):  # ranks add up their squares, and their means
                 sums = width if step.how["spec"].type == "rmsnorm" else 2 * width
                 self._tell("all_reduce", out, backward=backward, elements=sums)
+        if self.layout.cp > 1:
+            self._exchanged(step)
         if step.verb in ("dispatch", "combine") and self.layout.ep > 1:
             sent = step.outs[0] if step.verb == "dispatch" else step.ins[0]
             each = self.layout.tp if self.home == "rows" else 1  # each rank sends its own tokens
             for backward in (False, True):
                 self._tell("all_to_all", sent, "ep", backward, exact_div(sent.width, each))
+
+    def _exchanged(self, step: Step) -> None:
+        """What ranks of one sequence exchange for a step that reads the tokens of all of them.
+
+        Raises `InputError` for a step other than attention.
+        """
+        if step.verb not in MIXES_ROWS and type(step.op).__name__ not in SCANS:
+            return
+        q, k, v = step.ins[:3] if step.verb == "attention" else (None, None, None)
+        if q is None or k is None or v is None or step.how["biased"] or not by_tokens(k.rows) or k.rows != q.rows:
+            raise InputError(
+                f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not modelled; "
+                "expected --cp 1"
+            )
+        keys, values = (one.width if one.once is None else one.once.width for one in (k, v))
+        ranks, how, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
+        if how == "a2a":
+            out = step.outs[0].width
+            for backward in (False, True):
+                for width in (q.width, keys, values, out):
+                    self._tell("all_to_all", rows, "cp", backward, width)
+        elif how == "allgather":
+            for width in (keys, values):
+                self._tell("all_gather", rows, "cp", False, width * ranks)
+                self._tell("all_gather", rows, "cp", True, width * ranks)
+                self._tell("reduce_scatter", rows, "cp", True, width * ranks)
+        else:
+            for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+                for _ in range((ranks - 1) * tensors):
+                    self._tell("send", rows, "cp", backward, keys + values)
 
     def _undivided(self, step: Step) -> None:
         """A step whose result has no divided axis. It lies where what it is made of lies.

@@ -98,8 +98,10 @@ class Shares:
         return self.part(axis, self.degree(axis.name), where)
 
     def experts(self, axis: Axis) -> Axis:
-        """The rank's experts."""
-        return axis if isinstance(axis, Shard) else self.part(axis, self.layout.ep, self.at.ep)
+        """The rank's experts; of heads with weights of their own, the rank's heads."""
+        if isinstance(axis, Shard) or axis.name != "experts":
+            return self.axis(axis)
+        return self.part(axis, self.layout.ep, self.at.ep)
 
     def part(self, axis: Axis, degree: int, where: int) -> Axis:
         """Part `where` of `degree` parts of an axis."""

@@ -83,7 +83,7 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
     tried = search(
         spec, asked.devices, global_batch, int(use.workload.batch), int(use.workload.seq), framework, asked, node
     )
-    walk = Walk(spec, Bytes.of(one, framework), measure_of(one, framework), use.count.include, one.runtime.context)
+    walk = walk_of(one, framework)
 
     def replayed(layout: Layout, batches: int) -> int:
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework, asked.framework_version or "")
@@ -102,6 +102,12 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
         global_batch,
         plan(tried, hardware, walk.needed, sent, replayed, rows),
     )
+
+
+def walk_of(one: Memory, framework: Framework) -> Walk:
+    """What ranks of a framework need, without an allocator."""
+    include, each = one.states.count.include, Bytes.of(one, framework)
+    return Walk(one.spec, each, measure_of(one, framework), include, one.runtime.context)
 
 
 def plan(

@@ -9,6 +9,7 @@ from .. import units
 from ..costs.resident import Fit
 from ..device.cluster import Cluster, RankMemory
 from ..run.layout import Layout, stages
+from ..sources.launch.launch import Launch
 from ..sources.preset import Preset
 from . import bars
 from .document import Column, Report, Row, Table, said
@@ -48,24 +49,26 @@ RANK_COLUMNS = (
 )
 
 
-def report(preset: Preset, found: Cluster, fits: Sequence[Fit], assumed: str = "") -> Report:
+def report(
+    preset: Preset, found: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
+) -> Report:
     """The answer as data and as tables: the rank that takes the most, every rank that differs, and the accelerators.
 
-    assumed: the accelerator whose runtime was taken, where none was named.
+    assumed: the accelerator whose runtime was taken, where none was named. launched: the file that starts the run.
     """
     one, peak, layout = found.one, found.peak, found.layout
     use = one.states
     warnings = too_long(use.count.spec, use.workload)
     answer = f"{units.GIB.write(peak.device.device_bytes)} {units.GIB.name} required by rank {peak.rank}"
     aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
-    notes = said([*warnings, *_notes(found, assumed)])
+    notes = said([*warnings, *_notes(found, assumed), *(launched.notes if launched is not None else ())])
     parts = Table(preset.display, PART_COLUMNS, _part_rows(peak), aside, notes, answer, name="parts")
     ranks = Table(f"By rank, in {units.GIB.name}", RANK_COLUMNS, _rank_rows(found), name="ranks")
     phases = Table(f"Over time on rank {peak.rank}", PHASE_COLUMNS, phase_rows(peak.device), name="phases")
     fitting = fits_table(fits, f"Rank {peak.rank} on one accelerator, in {units.GIB.name}")
-    return Report(data(preset, found, fits), [parts, ranks, phases, fitting], warnings=warned(preset, warnings)).of(
-        preset.target
-    )
+    return Report(
+        data(preset, found, fits, launched), [parts, ranks, phases, fitting], warnings=warned(preset, warnings)
+    ).of(preset.target)
 
 
 def layout_text(layout: Layout) -> str:
@@ -77,7 +80,7 @@ def layout_text(layout: Layout) -> str:
     return " · ".join(words) or "one device"
 
 
-def data(preset: Preset, found: Cluster, fits: Sequence[Fit]) -> dict[str, Any]:
+def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
     """Bytes as exact integers; of the rank that takes the most, but for `by_rank`."""
     peak = found.peak
     return {
@@ -86,6 +89,16 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit]) -> dict[str, Any]:
         "execution": execution_data(found.one),
         "layout": found.layout.data(),
         "framework": {"name": found.framework, "version": found.version or None},
+        "launch": None
+        if launched is None
+        else {
+            "file": launched.where,
+            "kind": launched.kind,
+            "env": dict(launched.env),
+            "ignored": list(launched.ignored),
+            "unknown": dict(launched.unknown),
+            "notes": list(launched.notes),
+        },
         "memory": {
             **device_data(peak.device),
             "peak_rank": peak.rank,

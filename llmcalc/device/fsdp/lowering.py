@@ -36,6 +36,9 @@ IN_HEAD = ("norm", "lm_head")
 """The modules of `HEAD`, of which a model has one or both."""
 
 
+SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
+
+
 class Sharded(Eager):
     """Runs a program whose parameters are in groups.
 
@@ -96,7 +99,7 @@ class Sharded(Eager):
         if self.traffic is not None and key in self.sharded:
             layer = self.layer_of(key)
             if layer.turn >= 0 and layer != self.running:
-                raise self.unsupported("fully_shard of layers that share parameters is not modelled", self.name_of(key))
+                raise self.unsupported(SHARED_LAYERS, self.name_of(key))
         return super().parameter(key, shape, dtype, trained)
 
     def layer_of(self, key: Path) -> Layer:
@@ -171,7 +174,9 @@ class Sharded(Eager):
         path = ".".join(filter(None, (self.path, frame.scope.name)))
         if self.traffic is None or path not in self.stacks:
             return super().layer(frame, x)
-        group, meter = self.groups[Layer(path, turn)], self.graph.meter
+        group, meter = self.groups.get(Layer(path, turn)), self.graph.meter
+        if group is None:
+            raise self.unsupported(SHARED_LAYERS, frame.scope.name)
         outside, meter.place = meter.place, Place(meter.place.phase, turn, path)
         passed = group.pre_forward(x)
         assert passed is not None

@@ -56,7 +56,9 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if getattr(layout, name) > 1:
             raise InputError(f"{option} {getattr(layout, name)}: with FSDP2 it is not modelled; expected 1")
     if not 0 <= rank < layout.world:
-        raise InputError(f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}")
+        raise InputError(
+            f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
+        )
     for holds, words in (
         (how.adapters is not None, "adapters"),
         (how.autocast, "autocast beside its own mixed precision"),

@@ -21,6 +21,14 @@ ENGINE_WORKSPACE_BEFORE = 4 * 1024 * 1024
 ALL_MAJORS_LARGE = datetime.date(2026, 5, 1)
 """From when NVIDIA's image of torch (26.04) takes the larger cuBLAS workspace on Blackwell, too."""
 
+COMBINED_IN_PARTS = datetime.date(2026, 1, 16)
+"""From when the outputs of experts are combined in two functions, after the first of which its argument is freed
+(Megatron-LM 1501c0f33a)."""
+
+RETAINED = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
+"""From and until when every batch of a step stayed on the GPU: `RerunDataIterator` held the dictionaries in which
+get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
+
 SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
 """From when shared experts run before the router (Megatron-LM e8024d716f)."""
 
@@ -61,7 +69,7 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
         return "local"
     given = settings.attention_backend
     if given in ("unfused", "flash", "fused"):
-        return given  # type: ignore[return-value]
+        return given
     if given == "local":
         return "unfused"
     if is_ampere(settings.gpu):
@@ -106,6 +114,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         router_fp32=s.moe_router_dtype is not None,
         capacity=capacity,
         aux_loss="aux_loss" in s.moe_router_load_balancing_type,
+        combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.defer_embedding_wgrad_compute,
         recompute_core="core_attn" in s.recomputed_modules,
@@ -113,7 +122,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:
-    """Bytes of a workspace of torch's products. `--deterministic-mode` sets the larger one (training/determinism.py)."""
+    """Bytes of a workspace of torch's products. `--deterministic-mode` sets the larger (training/determinism.py)."""
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:
         return workspace_bytes(config)
@@ -129,3 +138,9 @@ def engine_workspace(settings: MegatronSettings) -> int:
 
 def expandable(settings: MegatronSettings) -> bool:
     return "expandable_segments:True" in settings.env.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def retains_batches(settings: MegatronSettings) -> bool:
+    """Whether every batch of a step stays on the GPU until the next step begins."""
+    begin, end = RETAINED
+    return settings.date is not None and begin <= settings.date < end

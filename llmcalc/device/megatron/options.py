@@ -6,12 +6,12 @@ attention of Transformer Engine, no dropout, experts as grouped products, a voca
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from ...components.mixers.mla import MLA
 from ...errors import InputError
 from ...flow.axis import extent
+from ...layouts.asked import dated
 from ...model import ModelSpec
 from ...run.layout import Layout
 from ...run.megatron import EXCHANGES, MegatronSettings
@@ -23,18 +23,6 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
     "attention": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
 }
 """`--recompute` → Megatron's arguments."""
-
-
-def version_date(version: str) -> datetime.date | None:
-    """The date of a version; None for the newest. Raises `InputError` for a version that is no date."""
-    if not version:
-        return None
-    try:
-        return datetime.date.fromisoformat(version)
-    except ValueError:
-        raise InputError(
-            f"--framework-version: '{version}'; expected the date of a commit, such as 2025-10-08"
-        ) from None
 
 
 def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
@@ -52,7 +40,7 @@ def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100
         "kind": "gpt",
         "world_size": layout.world,
         "gpu": gpu,
-        "date": version_date(version),
+        "date": dated(version),
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (chosen.num_microbatches or 1),
         "seq_length": int(use.workload.seq),

@@ -1,5 +1,5 @@
-"""Two training steps of one rank, tensor by tensor: set-up, the micro-batches in the order of the schedule with what the
-schedule's variables name, and the optimizer's steps.
+"""Two training steps of one rank, tensor by tensor: set-up, micro-batches in the order of the schedule with what its
+variables name, and the optimizer's steps.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
 megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -25,7 +24,7 @@ from ...run.megatron import MegatronSettings
 from ...run.sight import Sight
 from ...run.workload import Workload
 from .buffers import Buffer, bucket_size, buffer_of, updated
-from .kernels import choices_of, cublas_workspace, engine_workspace, refuse
+from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches
 from .streams import SIDE, Streams
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -104,6 +103,7 @@ class RankRun:
         self.copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
         self.sizes: list[int] = []
+        self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
 
     def _stages(self) -> Sequence[Stage | None]:
@@ -116,7 +116,9 @@ class RankRun:
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
         program = rank_program(self.spec, self.layout, rank, stage)
-        return Chunk(stage, program, RankLowering(self.graph, self.sight, self.how, self.held))
+        lowering = RankLowering(self.graph, self.sight, self.how, self.held)
+        lowering.first_layer = 0 if stage is None else stage.layers.start
+        return Chunk(stage, program, lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -244,6 +246,8 @@ class RankRun:
             del made
             made = self._summed(losses)
             del losses
+        if self.retains:
+            self.batches.append(batch)
         del batch
         return Output(made, entered)
 
@@ -300,6 +304,8 @@ class RankRun:
     @property
     def microbatches(self) -> int:
         """Micro-batches that are run: after those that differ, all are alike."""
+        if self.retains:
+            return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
     def _alone(self) -> None:
@@ -357,7 +363,7 @@ class Interleaved:
         settings, self.rank = run.settings, run
         self.pp, self.chunks, self.at = run.layout.pp, len(run.chunks), run.at.pp
         group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        number = min(settings.microbatches, max(3 * group, self.pp))
+        number = settings.microbatches if run.retains else min(settings.microbatches, max(3 * group, self.pp))
         if settings.microbatches % group == 0:
             number = max(group, number // group * group)
         self.order: list[int] = []
@@ -374,6 +380,7 @@ class Interleaved:
         self.forward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if first else 1)
         self.backward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if last else 1)
         self.first, self.last = first, last
+        self.sent: Tensor | None = None
 
     def chunk(self, step: int, forward: bool) -> int:
         chunk = self.order[step % self.total]
@@ -437,13 +444,14 @@ class Interleaved:
         for k in range(remaining):
             step = k + self.warmup
             if self.overlaps:
-                output, sent = self._overlapped(k, step, remaining, output)
+                output = self._overlapped(k, step, remaining, output)
                 continue
-            output, sent = self.forward(step), self.backward(k)
+            output = self.forward(step)
+            self.sent = self.backward(k)
             if self.is_last(self.chunk(step, True)):
                 output = None
             if self.is_first(self.chunk(k, False)):
-                sent = None
+                self.sent = None
             comes, chunk = self.arrives(step, True)
             comes = comes and k != remaining - 1
             back, before = self.arrives(k, False)
@@ -460,16 +468,12 @@ class Interleaved:
         for k in range(remaining, self.total):
             back, before = self.arrives(k, False)
             back = back and k != self.total - 1
-            sent = self.backward(k)
-            if self.is_first(self.chunk(k, False)):
-                sent = None
+            self.sent = self.backward(k)
             gradient = rank.sent_back() if back else None
             if back:
                 self.gradients[before].append(gradient)
 
-    def _overlapped(
-        self, k: int, step: int, remaining: int, output: Output | None
-    ) -> tuple[Output | None, Tensor | None]:
+    def _overlapped(self, k: int, step: int, remaining: int, output: Output | None) -> Output | None:
         """One forward and one backward pass, where what is sent and received overlaps with them."""
         rank = self.rank
         if output is not None:
@@ -485,13 +489,13 @@ class Interleaved:
         if comes:
             self.entered[chunk].append(self.forward_buffer[step % places])
             self.forward_buffer[(step + 1) % places] = None
-        sent = self.backward(k)
+        self.sent = self.backward(k)
         if self.is_first(self.chunk(k, False)):
-            sent = None
+            self.sent = None
         back, before = self.arrives(k, False)
         places = len(self.backward_buffer)
         self.backward_buffer[k % places] = rank.sent_back() if back else None
         if back:
             self.gradients[before].append(self.backward_buffer[k % places])
             self.backward_buffer[(k + 1) % places] = None
-        return made, sent
+        return made

@@ -22,10 +22,10 @@ def measured(one: Memory, layout: Layout, stage: Stage, repeats: int | None) -> 
         before = meter.now
         meter.restart()
         x = None if chunk.first else run.received()
-        output = run.forward(chunk, x, 0)
+        output = run.forward(chunk, x)
         saved, forward = meter.now - before, meter.peak - before
         meter.restart()
-        run.backward(x, output, None if chunk.last else run._gradient())
+        run.backward(x, output, None if chunk.last else run.sent_back())
         backward = meter.peak - before
         del x, output
     return Passes(saved, forward, backward)

@@ -485,14 +485,15 @@ def mamba_split_conv1d_scan_combined(
     dim: Number,
     groups: Number,
     rmsnorm_weight: Optional,
-    outproj_weight: Tensor,
+    outproj_weight: Optional,
     outproj_bias: Optional,
     accelerator: Accelerator = H100,
 ) -> Tensor:
     """ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): all of Mamba-2 after its input projection.
 
     zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. dim: the size of a head. The convolution, the
-    scan's inner values and the norm's output are computed again in the backward pass.
+    scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
+    projection the result is that of the scan, or of the norm.
     """
     graph, (heads,) = t.graph, d.shape
     inner = heads * dim
@@ -509,6 +510,9 @@ def mamba_split_conv1d_scan_combined(
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), mixed)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
+    def projected(x: Tensor) -> Tensor:
+        return x if outproj_weight is None else t.linear(x, outproj_weight, outproj_bias)
+
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
@@ -516,11 +520,11 @@ def mamba_split_conv1d_scan_combined(
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return t.linear(t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
+            return projected(t.flatten(out, 2)), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
         out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
         out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return t.linear(out, outproj_weight, outproj_bias), out_x, rstd
+        return projected(out), out_x, rstd
 
     def backward(
         dout: Tensor,
@@ -533,11 +537,11 @@ def mamba_split_conv1d_scan_combined(
         dt_bias: Tensor,
         rmsnorm_weight: Optional,
         rstd: Optional,
-        outproj_weight: Tensor,
+        outproj_weight: Optional,
         outproj_bias: Optional,
     ) -> Sequence[Gradient]:
         rows = out.shape[:2]
-        out_recompute = t.new((*rows, inner), out.dtype)
+        out_recompute = None if outproj_weight is None else t.new((*rows, inner), out.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
         dzxbcdt = t.like(zxbcdt)
@@ -546,7 +550,9 @@ def mamba_split_conv1d_scan_combined(
         dx, db, dc = t.split(dxbc, mixed)
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
-        dout = by_size(t, dim, t.linear(dout, t.transpose(outproj_weight, 0, 1)))
+        if outproj_weight is not None:
+            dout = t.linear(dout, t.transpose(outproj_weight, 0, 1))
+        dout = by_size(t, dim, dout)
         drmsnorm_weight: Optional = None
         _again: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -569,7 +575,7 @@ def mamba_split_conv1d_scan_combined(
                 db,
                 dc,
                 by_size(t, dim, dz),
-                True,
+                outproj_weight is not None,
             )
         else:
             _dy = dout
@@ -578,7 +584,7 @@ def mamba_split_conv1d_scan_combined(
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 t, dout, x, dt, a, b, c, out, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
-        doutproj_weight = t.new(outproj_weight.shape, dout_og.dtype)
+        doutproj_weight = None if outproj_weight is None else t.new(outproj_weight.shape, dout_og.dtype)
         doutproj_bias = None if outproj_bias is None else t.new(outproj_bias.shape, dout_og.dtype)
         _, dweight, dbias_of_conv = causal_conv1d_bwd(
             t, t.transpose(u, 1, 2), conv1d_weight, conv1d_bias, t.transpose(dxbc, 1, 2), t.transpose(du, 1, 2)

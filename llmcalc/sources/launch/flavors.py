@@ -6,6 +6,7 @@ torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same si
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...errors import InputError, suggest
@@ -106,11 +107,10 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Ends of names of flavours that differ in the kernel of attention alone."""
 
 
-def flavor(name: str, size: str, where: str, vocab_size: int | None = None, old: bool = False) -> ModelSpec:
+def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
     """The model of `[model] name` and `flavor`. Raises `InputError`, naming the field, for one that is not known.
 
-    vocab_size: that of a tokenizer which the file names, where it replaces the table's. old: whether the file is of
-    2024.
+    old: whether the file is of 2024.
     """
     family = next((one for one in ("llama3", "qwen3", "deepseek_v3") if one in name), None)
     if family is None:
@@ -124,9 +124,8 @@ def flavor(name: str, size: str, where: str, vocab_size: int | None = None, old:
             f"{suggest(size, list(known))}"
         )
     args = OLD_DEBUG if old and family == "llama3" and plain == "debugmodel" else known[plain]
-    table = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}[family](args)
-    if vocab_size is not None:
-        table["vocab_size"] = vocab_size
+    builders: dict[str, Callable[[Any], Table]] = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}
+    table = builders[family](args)
     return validated(ModelSpec, table, where)
 
 

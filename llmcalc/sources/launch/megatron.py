@@ -234,6 +234,8 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
+    if flag == "--tokenizer-model" and isinstance(value, str) and is_open(value):
+        return None
     if isinstance(value, str) and is_open(value):
         raise reading.wrong(flag, f"'{said(value)}' is known only when the script runs; expected a value")
     if kind is bool:
@@ -299,7 +301,9 @@ def _list(kind: Any, value: Any) -> Any:
         return tuple(found) if isinstance(found, list) else None
     words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     if len(words) == 1 and isinstance(words[0], str):
-        words = words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
+        words = (
+            words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
+        )
     read = [_one(kind, word) for word in words]
     return None if not read or any(one is None for one in read) or len(read) > 20_000 else tuple(read)
 

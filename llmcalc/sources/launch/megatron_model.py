@@ -1,8 +1,8 @@
 """The model that Megatron-LM builds from its arguments, as a spec.
 
 Sources: megatron/core/models/{gpt,bert,T5,hybrid}, transformer/{attention,multi_latent_attention,mlp}.py,
-transformer/moe/{router,experts,shared_experts}.py, ssm/mamba_mixer.py and transformer/multi_token_prediction.py at commit
-d98e8a64. All models have the norm before each sublayer and one after the last layer.
+transformer/moe/{router,experts,shared_experts}.py, ssm/mamba_mixer.py and transformer/multi_token_prediction.py at
+commit d98e8a64. All models have the norm before each sublayer and one after the last layer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """What a shell script would run, as far as its text says so without running it.
 
-Understood are assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables and
-`sh -c`. What only a run would tell (a command's output, the script's own arguments, the machine's environment, variables
-that a branch or a loop sets) stays open: it is an error only where an argument that matters is made of it.
+Understood are assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables,
+`sh -c`, and branches whose condition compares known texts or numbers. What only a run would tell (a command's output, the script's own arguments, the environment, variables that a
+branch or a loop sets) stays open: it is an error only where an argument that matters is made of it.
 """
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from ...errors import InputError, one_line, shown
 
@@ -23,7 +26,7 @@ LONGEST_VALUE = 200_000
 
 BEGINS = ("if", "for", "while", "until", "case", "{", "select")
 ENDS = ("fi", "done", "esac", "}")
-BETWEEN = ("then", "else", "elif", "do", "!", "time", "exec", "command", "nohup", "function")
+BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
 
 
@@ -73,6 +76,61 @@ def read_script(text: str, where: str) -> Script:
     return script
 
 
+@dataclass
+class Branch:
+    """A block that is being read. runs: whether its lines run; None where only a run would tell.
+
+    taken: whether an earlier branch of the same `if` or `case` runs. value: what a `case` compares; None elsewhere.
+    patterns: those of the branch of a `case` that is read next; None inside a branch.
+    """
+
+    runs: bool | None
+    taken: bool | None = False
+    value: str | None = None
+    patterns: list[str] | None = None
+
+    def turn(self, fits: bool | None) -> None:
+        """Goes on to the next branch. fits: whether its own condition holds."""
+        self.runs = False if self.taken else (None if self.taken is None else fits)
+        self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
+
+
+def holds(words: list[str]) -> bool | None:
+    """Whether a condition `[ … ]` holds; None where it is not understood, or only a run would tell."""
+    closes = {"[": "]", "[[": "]]", "test": ""}
+    if not words or words[0] not in closes or any(is_open(word) for word in words):
+        return None
+    if closes[words[0]] and words[-1] != closes[words[0]]:
+        return None
+    inner = words[1:-1] if closes[words[0]] else words[1:]
+    if inner[:1] == ["!"]:
+        other = holds(["test", *inner[1:]])
+        return None if other is None else not other
+    match inner:
+        case ["-z"] | ["-z", ""]:
+            return True
+        case ["-z" | "-n" as sign, text]:
+            return (text == "") == (sign == "-z")
+        case [text] if not text.startswith("-"):
+            return text != ""
+        case [one, "=" | "==" | "!=" as sign, other]:
+            if words[0] == "[[" and set(other) & set("*?["):
+                return None
+            return (one == other) == (sign != "!=")
+        case [one, sign, other] if sign in NUMBERS and all(re.fullmatch(r"-?\d{1,15}", x) for x in (one, other)):
+            return NUMBERS[sign](int(one), int(other))
+    return None
+
+
+NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _SPACE = " \t"
@@ -84,7 +142,7 @@ class _Reader:
     def __init__(self, script: Script, text: str, deep: int = 0, line: int = 1) -> None:
         self.script, self.text, self.deep, self.first_line = script, text, deep, line
         self.at = 0
-        self.branches = 0
+        self.branches: list[Branch] = []
         self.waiting: list[str] = []
 
     def error(self, what: str) -> InputError:
@@ -102,7 +160,7 @@ class _Reader:
         """Reads up to the end of a simple command and keeps what it does."""
         words: list[str] = []
         set_here: dict[str, str | list[str]] = {}
-        line = self.line
+        line, ended = self.line, ""
         while True:
             self.skip_space()
             if self.at >= len(self.text):
@@ -114,6 +172,10 @@ class _Reader:
                 continue
             if letter in "\n;&|()":
                 self.at += 1
+                ended = letter
+                if letter == ";" and self.text[self.at : self.at + 1] == ";":
+                    self.at += 1
+                    ended = ";;"
                 if letter == "\n":
                     self.skip_here_documents()
                 if letter == "&" and self.text[self.at : self.at + 1] == ">":
@@ -133,21 +195,60 @@ class _Reader:
                 continue
             words += self.word()
             if len(words) == 1 and words[0] in BETWEEN:
+                if words[0] == "else" and self.branches:
+                    self.branches[-1].turn(True)
                 words = []
-        self.finish(words, set_here, line)
+        if not self.compared(words, ended):
+            self.finish(words, set_here, line)
+        if ended == ";;" and self.branches and self.branches[-1].value is not None:
+            self.branches[-1].patterns = []
+
+    def compared(self, words: list[str], ended: str) -> bool:
+        """Reads the patterns of a `case`, if they come next."""
+        branch = self.branches[-1] if self.branches else None
+        if branch is None or branch.value is None or branch.patterns is None or words[:1] == ["esac"]:
+            return False
+        branch.patterns += words
+        if ended == ")":
+            open_ = is_open(branch.value) or any(map(is_open, branch.patterns))
+            fits = None if open_ else any(fnmatchcase(branch.value, one) for one in branch.patterns)
+            branch.patterns = None
+            branch.turn(fits)
+        return True
+
+    def begins(self, words: list[str]) -> None:
+        """Opens the block that a word begins."""
+        if words[0] == "if":
+            branch = Branch(None)
+            branch.turn(holds(words[1:]))
+        elif words[0] == "case" and len(words) > 2 and words[2] == "in":
+            branch = Branch(False, value=words[1], patterns=[])
+            self.branches.append(branch)
+            if len(words) > 3:
+                self.compared(words[3:], ")")
+            return
+        else:
+            branch = Branch(None, taken=None)
+            if words[0] == "for" and len(words) > 1:
+                self.script.variables[words[1][:80]] = unknown(words[1][:80])
+        self.branches.append(branch)
 
     def finish(self, words: list[str], set_here: dict[str, str | list[str]], line: int) -> None:
         if words and words[0] in BEGINS:
-            self.branches += 1
-            if words[0] == "for" and len(words) > 1:
-                self.script.variables[words[1][:80]] = unknown(words[1][:80])
+            self.begins(words)
+            return
+        if words and words[0] == "elif" and self.branches:
+            self.branches[-1].turn(holds(words[1:]))
             return
         if words and words[0] in ENDS:
-            self.branches = max(0, self.branches - 1)
+            self.branches = self.branches[:-1]
+            return
+        if any(branch.runs is False for branch in self.branches):
             return
         if not words or words[0] in DECLARES:
+            unsure = any(branch.runs is None for branch in self.branches)
             for name, value in set_here.items():
-                self.script.variables[name] = unknown(name) if self.branches else value
+                self.script.variables[name] = unknown(name) if unsure else value
             if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
                 self.script.exported |= {word for word in words[1:] if _NAME.fullmatch(word)}
             return

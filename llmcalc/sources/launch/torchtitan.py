@@ -1,7 +1,7 @@
-"""Reads a torchtitan job: its TOML of 2024 (`[training]` and `[experimental]` hold the layout) to 2026 (`[parallelism]`).
+"""Reads a torchtitan job, a TOML: of 2024, whose layout is in `[training]` and `[experimental]`, to 2026.
 
-Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py and
-distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
+Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
+and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last version with such files.
 """
 
 from __future__ import annotations
@@ -133,6 +133,10 @@ CONVERTED = ("float8", "mx", "quantize")
 """Sections of products in fewer bits, which do nothing without a converter in `model.converters`."""
 
 
+SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
+"""Sections that do nothing unless they are enabled, which `EMPTY` refuses."""
+
+
 def is_titan(data: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
     there = [name for name in SECTIONS if isinstance(data.get(name), Mapping)]
@@ -194,6 +198,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     spec = flavor("llama3" if name is None else str(name), size, reading.where, old=old)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
+    reading.notes.append("torch's allocator makes expandable segments, as titan's run_train.sh asks")
     reading.check_unknown()
     return Launch(
         where=reading.where,
@@ -220,7 +225,7 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
         if path in EMPTY:
             if value not in EMPTY[path]:
                 reading.unknown[path] = f"{shown(value)} is not modelled"
-        elif name in CONVERTED or name in IGNORED_SECTIONS or key in IGNORED.get(name, ()):
+        elif name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or key in IGNORED.get(name, ()):
             reading.ignored.append(path)
         else:
             reading.unknown[path] = "no key that is known"
@@ -247,8 +252,8 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
         shard = max(1, world_size // others)
     if others * shard != world_size:
         raise InputError(
-            f"--world-size: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · tensor {tp} "
-            f"· pipeline {pp} · context {cp}"
+            f"--world-size: {world_size}; expected {others * shard} = shards {shard} · replicas {replicas} · "
+            f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, sizes = _stages(job, pp, layers)
     reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
@@ -315,7 +320,9 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
     steps = 1
     if total > 0:
         if total % (local * layout.dp):
-            raise reading.wrong(name, f"{total}; expected a multiple of local batch · data parallel = {local * layout.dp}")
+            raise reading.wrong(
+                name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
+            )
         steps = total // (local * layout.dp)
     batch, micro = local, steps
     if layout.pp > 1:

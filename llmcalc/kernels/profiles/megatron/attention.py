@@ -15,7 +15,7 @@ from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
 from ...checkpoint import reentrant
-from ...tensor import FLOAT32, INT64, Tensor
+from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .linear import LinearKernels
 
 HEADS = ("heads", "kv_heads")
@@ -109,14 +109,15 @@ class AttentionKernels(LinearKernels):
         if refused or how.get("biased") or how.get("narrowed"):
             raise self.unsupported(f"no kernels for attention with {', '.join(refused) or 'a bias'}", step.name)
         q, k, v = (self.taken(step, value) for value in step.ins[:3])
-        heads, queries = step.outs[0].axes[0].size, self.rows(step.ins[0])
+        heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
-        crossing = step.ins[1].rows != step.ins[0].rows and not self.same_rows(step)
+        crossing = step.ins[1].rows != step.ins[0].rows
         masked = self.how.padded and (crossing or not step.how["causal"])
         width = step.outs[0].width
 
         def run(given: Sequence[Tensor]) -> Tensor:
-            return self.core(*given, heads=heads, groups=groups, width=width, masked=masked)
+            q, k, v = given
+            return self.attended(q, k, v, heads, groups, width, masked)
 
         given = [q, k, v]
         del q, k, v
@@ -127,10 +128,7 @@ class AttentionKernels(LinearKernels):
         del given
         self.bind(step.outs[0], out)
 
-    def same_rows(self, step: Step) -> bool:
-        return self.rows(step.ins[0]) == self.rows(step.ins[1])
-
-    def core(
+    def attended(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
         backend = self.how.attention
@@ -194,7 +192,11 @@ class AttentionKernels(LinearKernels):
         """A copy with the batch before the tokens, or back; so is its gradient."""
         shape = x.shape
         return record(
-            self.graph, "transpose", (x,), self.graph.new(shape, x.dtype), lambda g, _: (self.graph.new(shape, g.dtype),)
+            self.graph,
+            "transpose",
+            (x,),
+            self.graph.new(shape, x.dtype),
+            lambda g, _: (self.graph.new(shape, g.dtype),),
         )
 
     def scored(
@@ -207,30 +209,34 @@ class AttentionKernels(LinearKernels):
             wide = (keys, q.shape[1])
             q = self.dense(q)
             k, v = self.repeated(k, wide), self.repeated(v, (keys, width))
-        self.held.product("forward")
+        self.stays.product("forward")
         scores = (batch * heads * (rows // batch), keys // batch)
         engine = how.transformer_engine
+        mask = graph.new((rows, keys // batch), BOOL) if masked and engine else None
         if engine:
             before: Tensor | None = graph.new(scores, q.dtype)
         else:
-            self.held.gathered(2 * scores[0] * scores[1])
+            self.stays.gathered(2 * scores[0] * scores[1])
             before = None
         shapes = q.shape, k.shape
 
         def of_scores(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            self.held.product("backward")
+            self.stays.product("backward")
             return [graph.new(shape, g.dtype) for shape in shapes]
 
         raw = graph.new(scores, q.dtype)
         self.node("scores", (q, k), [raw], of_scores, q, k)
         del before, q, k
-        shares = self.softmax(raw, masked)
+        shares = self.softmax(raw)
+        if mask is not None:
+            shares = self.filled(shares, mask)
+        del mask
         if how.attention_dropout > 0:
             shares = self.dropped(shares)
         value = v.shape
 
         def of_product(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            self.held.product("backward")
+            self.stays.product("backward")
             return [graph.new(scores, g.dtype), graph.new(value, g.dtype)]
 
         context = self.new(rows, width)
@@ -242,20 +248,22 @@ class AttentionKernels(LinearKernels):
 
     def repeated(self, x: Tensor, shape: Any) -> Tensor:
         own, dtype = x.shape, x.dtype
-        return record(self.graph, "repeat", (x,), self.graph.new(shape, dtype), lambda g, _: (self.graph.new(own, dtype),))
+        return record(
+            self.graph, "repeat", (x,), self.graph.new(shape, dtype), lambda g, _: (self.graph.new(own, dtype),)
+        )
 
-    def softmax(self, raw: Tensor, masked: bool) -> Tensor:
-        """ScaledMaskedSoftmax keeps its result. A mask that is not the causal one is filled in before it."""
+    def softmax(self, raw: Tensor) -> Tensor:
+        """ScaledMaskedSoftmax keeps its result."""
         graph, shape = self.graph, raw.shape
         out = graph.new(shape, raw.dtype)
         self.node("softmax", (raw,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], out)
-        if masked and self.how.transformer_engine:
-            mask = self.graph.new((shape[0] // self.heads_of(raw), shape[1]), INT64) if False else None
-            del mask
         return out
 
-    def heads_of(self, raw: Tensor) -> int:
-        return 1
+    def filled(self, x: Tensor, mask: Tensor) -> Tensor:
+        """A copy with zeros where a mask is."""
+        graph, out, shape = self.graph, self.like(x), x.shape
+        self.node("masked_fill", (x,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], mask)
+        return out
 
     def dropped(self, x: Tensor) -> Tensor:
         """native_dropout keeps a byte for each element."""

@@ -57,5 +57,6 @@ class RankChoices:
     capacity: float | None = None
     aux_loss: bool = True
     shared_first: bool = True
+    combined_at_once: bool = False
     deferred: bool = False
     recompute_core: bool = False

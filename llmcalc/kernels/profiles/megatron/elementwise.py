@@ -54,9 +54,7 @@ class ElementwiseKernels(AttentionKernels):
         ins = [x, bias] if fused and bias is not None else [x]
         shapes = [one.shape for one in ins]
         out = graph.new(shape, x.dtype)
-        self.node(
-            "activation", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x
-        )
+        self.node("activation", ins, [out], lambda kept, g, needs: [graph.new(one, g.dtype) for one in shapes], x)
         return out
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class ExpertKernels(HeadKernels):
         """RouterGatingLinearFunction, by a product of Transformer Engine in any case."""
         weight, bias = self.weights_of(step, step.outs[0].width, "router")
         dtype, (rows, width) = self.router_dtype, x.shape
-        self.held.engine_product()
+        self.stays.engine_product()
         out = self.graph.new((rows, weight.shape[0]), dtype)
         wide = dtype is FLOAT32
 
@@ -108,8 +108,11 @@ class ExpertKernels(HeadKernels):
         named, y = self.frames[-1].named, self.taken(step, step.ins[0])
         given = [y]
         del y
-        made = self._scattered_rows(given, named) if self.how.dispatcher == "allgather" else self._returned(given, named)
-        named["output"] = made
+        made = (
+            self._scattered_rows(given, named) if self.how.dispatcher == "allgather" else self._returned(given, named)
+        )
+        if not self.how.combined_at_once:
+            named["output"] = made
         self.bind(step.outs[0], made)
 
     @property
@@ -134,7 +137,7 @@ class ExpertKernels(HeadKernels):
 
     def kept_by_dispatcher(self, *tensors: Tensor) -> None:
         """What the dispatcher of this layer names until its next forward pass."""
-        self.held.named[(id(self), *self.module_path())] = [one.detached() for one in tensors]
+        self.stays.named[(id(self), *self.module_path())] = [one.detached() for one in tensors]
 
     def _gathered_rows(self, x: Tensor, named: dict[str, Tensor]) -> Tensor:
         """MoEAllGatherTokenDispatcher: the tokens of all ranks, of which this rank's experts take theirs."""
@@ -145,7 +148,7 @@ class ExpertKernels(HeadKernels):
         if group > 1:
             mask = graph.new((all_rows, self.all_experts), BOOL)
             probs = self.moved("gather", probs, all_rows)
-            self.held.gathered(2 * all_rows * width)
+            self.stays.gathered(2 * all_rows * width)
             read = Tensor((all_rows, width), x.dtype, self.nothing)
             own = x.shape
             self.node("gather", (x,), [read], lambda kept, g, needs: [graph.new(own, g.dtype)])
@@ -160,7 +163,9 @@ class ExpertKernels(HeadKernels):
         turned = graph.new((local, all_rows), dtype)
         of_rows = graph.new((chosen, 1), dtype)
         shape = local_probs.shape
-        self.node("masked_select", (local_probs,), [of_rows], lambda kept, g, needs: [graph.new(shape, g.dtype)], turned)
+        self.node(
+            "masked_select", (local_probs,), [of_rows], lambda kept, g, needs: [graph.new(shape, g.dtype)], turned
+        )
         del turned, local_probs
         self.kept_by_dispatcher(index, local_map, of_rows)
         named["routing_map"] = local_map
@@ -219,8 +224,7 @@ class ExpertKernels(HeadKernels):
         rows = all_rows // group
         del width
         made = self.moved("reduce_scatter", wide, rows)
-        back = self.t.to(made, BFLOAT16)
-        return back
+        return self.t.to(made, BFLOAT16)
 
     def _sent_rows(self, x: Tensor, named: dict[str, Tensor]) -> Tensor:
         """MoEAlltoAllTokenDispatcher: rows are sorted by expert, sent to the ranks of the experts, and sorted again."""
@@ -258,7 +262,8 @@ class ExpertKernels(HeadKernels):
         named["output"] = given[0]
         if how.expert > 1:
             given.append(self.moved("all_to_all", given.pop(), n))
-            named["output"] = given[0]
+            if not how.combined_at_once:  # else the caller's variable still names what came from the experts
+                named["output"] = given[0]
         return self.unpermuted(given, self.tokens, named["index"])
 
     # --- experts -----------------------------------------------------------------------------------------------------
@@ -355,24 +360,23 @@ class ExpertKernels(HeadKernels):
     def expert_weights(self, step: Step, ins: Number, outs: Number, role: str) -> tuple[list[Tensor], list[Tensor]]:
         """The weights and biases of this rank's experts."""
         before, self.of_expert = self.of_expert, self.how.expert > 1
-        number = range(self.local_experts)
-        path = self.module_path()
-        weights = [self.named(role, lambda i=i: self.weight(f"{step.name}.weight{i}", (outs, ins), path)) for i in number]
+        role_before, self.role = self.role, role
+        weights = [self.weight(f"{step.name}.weight{i}", (outs, ins)) for i in range(self.local_experts)]
         biases: list[Tensor] = []
         if step.how["bias"]:
-            biases = [self.named(role, lambda i=i: self.weight(f"{step.name}.bias{i}", (outs,), path)) for i in number]
-        self.of_expert = before
+            biases = [self.weight(f"{step.name}.bias{i}", (outs,)) for i in range(self.local_experts)]
+        self.of_expert, self.role = before, role_before
         return weights, biases
 
     def grouped(self, step: Step, x: Tensor, width: Number) -> Tensor:
         """TEGroupedLinear: the rows of each expert by a matrix of its own."""
         rows, n_in = x.shape
         weights, biases = self.expert_weights(step, n_in, width, "expert")
-        self.held.grouped_product()
+        self.stays.grouped_product()
         out = self.new(rows, width)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            self.held.grouped_product()
+            self.stays.grouped_product()
             of_biases = [self.graph.new(one.shape, g.dtype) for one in biases]
             given = self.new(rows, n_in)
             of_weights = [self.weight_gradient(one) for one in weights]

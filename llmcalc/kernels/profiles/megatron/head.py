@@ -19,13 +19,21 @@ class HeadKernels(ElementwiseKernels):
 
     def do_table(self, step: Step) -> None:
         by, out = step.how["by"], step.outs[0]
-        weight = self.named("table" if by == "ids" else "positions", lambda: self.table(step))
+        weight = self.named("table", lambda: self.table(step)) if by == "ids" else self.positions(step)
         rows, shape = self.rows(out), weight.shape
         ids = self.graph.new((rows, 1), INT64) if by == "ids" else None
         made = self.new(rows, shape[1])
         saved = [] if ids is None else [ids]
         self.node("embedding", (weight,), [made], lambda kept, g, needs: [self.graph.new(shape, g.dtype)], *saved)
         self.bind(out, made)
+
+    def positions(self, step: Step) -> Tensor:
+        """The table of learned positions: both halves of an encoder-decoder have one (t5_model.py, `embedding`)."""
+        assert step.weight is not None
+        key = "", "positions", self.extent(step.weight.ins), self.extent(step.weight.out)
+        if key not in self.weights:
+            self.weights[key] = self.named("positions", lambda: self.table(step))
+        return self.weights[key]
 
     def layers(self, kinds: list[Scope]) -> None:
         """What enters the first layer of a model comes from its embedding, and is turned to [tokens, batch]."""

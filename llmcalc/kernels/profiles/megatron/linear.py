@@ -7,8 +7,10 @@ megatron/core/tensor_parallel/layers.py and mappings.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from ....algebra import Number
 from ....components.norm import Norm
+from ....flow.axis import Axis, Beside
 from ....flow.program import Step
 from ...autograd import Gradient, Needs
 from ...lowering import Path
@@ -24,7 +26,7 @@ class LinearKernels(RankKernels):
     def do_norm(self, step: Step) -> None:
         value, out = step.ins[0], step.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
-        if self.how.transformer_engine and readers and all(map(self.is_column, readers)):
+        if self.how.transformer_engine and readers and all(map(self.norms_its_input, readers)):
             self.waiting[id(out.storage)] = step, self.module_path()
             self.bind(out, self.taken(step, value))
             return
@@ -51,13 +53,20 @@ class LinearKernels(RankKernels):
         self.node("norm", (x, *weights), [out], back, x, *statistics)
         return out
 
+    def norms_its_input(self, step: Step) -> bool:
+        """Whether a norm whose output a step reads is one module with it: with column products, but for those of
+        attention to another sequence (core/models/T5/t5_spec.py).
+        """
+        attends = (one for one in self.within[id(step)].items if isinstance(one, Step) and one.verb == "attention")
+        return self.is_column(step) and all(one.ins[0].rows == one.ins[1].rows for one in attends)
+
     # --- linear layers -----------------------------------------------------------------------------------------------
 
     def is_column(self, step: Step) -> bool:
-        return step.verb == "linear" and step.weight is not None and step.weight.out[0].name in COLUMNS
+        return step.verb == "linear" and step.weight is not None and divided(step.weight.out[0])
 
     def is_row(self, step: Step) -> bool:
-        return step.verb == "linear" and step.weight is not None and step.weight.ins[0].name in COLUMNS
+        return step.verb == "linear" and step.weight is not None and divided(step.weight.ins[0])
 
     def do_linear(self, step: Step) -> None:
         out = step.outs[0]
@@ -100,8 +109,10 @@ class LinearKernels(RankKernels):
         """The parts of a product of several layers; an activation reads them as one."""
         return [made for _ in widths]
 
-    def weights_of(self, step: Step, width: Number, role: str, bias: bool | None = None) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a linear layer. width: its outputs, with those of the layers that are one with it."""
+    def weights_of(
+        self, step: Step, width: Number, role: str, bias: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a linear layer. width: its outputs, with those of layers that are one with it."""
         shape = width, step.ins[0].width
         module = self.module_path()
         weight = self.named(role, lambda: self.weight(f"{step.name}.weight", shape, module))
@@ -118,7 +129,9 @@ class LinearKernels(RankKernels):
             return self.core_column(x, weight, bias, self.adds_itself(step))
         apart = None if bias is None or self.adds_itself(step) else bias
         self.held_bias = apart
-        return self.engine_column(x, weight, bias if apart is None else None, norm, None if waiting is None else waiting[0])
+        return self.engine_column(
+            x, weight, bias if apart is None else None, norm, None if waiting is None else waiting[0]
+        )
 
     def adds_itself(self, step: Step) -> bool:
         """Whether a column product adds its bias; before an activation the activation does."""
@@ -127,7 +140,7 @@ class LinearKernels(RankKernels):
     def engine_column(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
-        """LayerNormLinear, or Linear. It keeps its input, and of the norm its own rows, gathered again for the weight."""
+        """LayerNormLinear, or Linear. It keeps its input, and its own rows of the norm's output."""
         how, divided = self.how, self.how.sequence_parallel
         local, n_in = x.shape
         rows = local * how.tensor if divided else local
@@ -138,7 +151,7 @@ class LinearKernels(RankKernels):
             two = waiting.how["spec"].type == "layernorm"
             statistics = [self.statistics(local) for _ in range(2 if two else 1)]
         gathered = self.new(rows, n_in) if divided else None
-        self.held.engine_product()
+        self.stays.engine_product()
         out = self.new(rows, weight.shape[0])
         del gathered
         ins = [x, *norm, weight, *([] if bias is None else [bias])]
@@ -146,10 +159,10 @@ class LinearKernels(RankKernels):
         shape, with_norm = x.shape, waiting is not None
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            new, held = self.new, self.held
+            new = self.new
             gathered = new(rows, n_in) if divided else None
-            held.engine_product()
-            given = new(rows, n_in)
+            self.stays.engine_product()
+            given: Tensor | None = new(rows, n_in)
             scattered = new(local, n_in) if divided else None
             of_weight = self.weight_gradient(weight)
             bias = [] if of_bias is None else [self.graph.new(of_bias, g.dtype)]
@@ -157,11 +170,8 @@ class LinearKernels(RankKernels):
             del gathered
             if not with_norm:
                 return [given if scattered is None else scattered, of_weight, *bias]
-            if divided:
-                given = scattered
-            del scattered
             made = self.graph.new(shape, g.dtype)
-            del given
+            del given, scattered
             return [made, *(self.graph.new(one, g.dtype) for one in of_norm), of_weight, *bias]
 
         saved = [x, read, *statistics] if with_norm else [x]
@@ -174,8 +184,8 @@ class LinearKernels(RankKernels):
         divided, (local, n_in) = self.how.sequence_parallel, x.shape
         rows = local * self.how.tensor if divided else local
         if divided:
-            self.held.gathered(2 * rows * n_in)
-        self.held.product("forward")
+            self.stays.gathered(2 * rows * n_in)
+        self.stays.product("forward")
         out = self.new(rows, weight.shape[0])
         self.held_bias = None if adds else bias
         if bias is not None and adds:
@@ -184,8 +194,8 @@ class LinearKernels(RankKernels):
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             if divided:
-                self.held.gathered(2 * rows * n_in)
-            self.held.product("backward")
+                self.stays.gathered(2 * rows * n_in)
+            self.stays.product("backward")
             given = self.new(rows, n_in)
             scattered = self.new(local, n_in) if divided else None
             of_weight = self.weight_gradient(weight)
@@ -196,19 +206,19 @@ class LinearKernels(RankKernels):
         return out
 
     def row(self, step: Step, x: Tensor) -> Tensor:
-        """The product whose inputs are divided: its output is summed over ranks. The addition after it adds the bias."""
+        """The product whose inputs are divided: its output is summed over ranks. The next addition adds the bias."""
         weight, self.row_bias = self.weights_of(step, step.outs[0].width, "row")
         if not self.how.transformer_engine:
             return self.core_row(x, weight)
         divided, (rows, n_in), n_out = self.how.sequence_parallel, x.shape, weight.shape[0]
-        self.held.engine_product()
+        self.stays.engine_product()
         out = self.new(rows, n_out)
         if divided:
             out = self.new(self.local(rows), n_out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             gathered = self.new(rows, n_out) if divided else None
-            self.held.engine_product()
+            self.stays.engine_product()
             given = self.new(rows, n_in)
             of_weight = self.weight_gradient(weight)
             kept[0] = None  # clear_tensor_data(inputmat_total)
@@ -221,11 +231,11 @@ class LinearKernels(RankKernels):
     def core_row(self, x: Tensor, weight: Tensor) -> Tensor:
         """RowParallelLinear; the sum over ranks is a function of its own."""
         divided, (rows, n_in), n_out = self.how.sequence_parallel, x.shape, weight.shape[0]
-        self.held.product("forward")
+        self.stays.product("forward")
         out = self.new(rows, n_out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            self.held.product("backward")
+            self.stays.product("backward")
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
         self.node("row_linear", (x, weight), [out], back, x)
@@ -252,29 +262,33 @@ class LinearKernels(RankKernels):
 
     def product_of(self, engine: bool, thread: str) -> None:
         if engine:
-            self.held.engine_product()
+            self.stays.engine_product()
         else:
-            self.held.product(thread)
+            self.stays.product(thread)
 
     def output(self, step: Step, x: Tensor) -> Tensor:
         """The logits of the rank's part of the vocabulary, by a product of torch."""
         assert step.weight is not None
         of, shape = step.weight, (step.outs[0].width, step.ins[0].width)
         weight = self.named("head", lambda: self._of(of, step.name, shape))
-        bias = self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,))) if step.how["bias"] else None
+        bias = (
+            self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
+            if step.how["bias"]
+            else None
+        )
         divided, (local, n_in) = self.how.sequence_parallel, x.shape
         rows = local * self.how.tensor if divided else local
         if divided:
-            self.held.gathered(2 * rows * n_in)
-        self.held.product("forward")
+            self.stays.gathered(2 * rows * n_in)
+        self.stays.product("forward")
         out = self.new(rows, weight.shape[0])
         if bias is not None:
             out = self.like(out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             if divided:
-                self.held.gathered(2 * rows * n_in)
-            self.held.product("backward")
+                self.stays.gathered(2 * rows * n_in)
+            self.stays.product("backward")
             given = self.new(rows, n_in)
             scattered = self.new(local, n_in) if divided else None
             of_weight = self.weight_gradient(weight)
@@ -283,3 +297,10 @@ class LinearKernels(RankKernels):
 
         self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], back, x)
         return out
+
+
+def divided(axis: Axis | Beside) -> bool:
+    """Whether tensor parallelism divides an axis; of several side by side, each by itself."""
+    if isinstance(axis, Beside):
+        return all(divided(part[0]) for part in axis.parts)
+    return axis.name in COLUMNS

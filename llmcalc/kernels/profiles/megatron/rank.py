@@ -14,7 +14,7 @@ from ....run.sight import Sight
 from ...autograd import Gradient, Graph, Needs, record, record_all, recorded
 from ...layout import Shape
 from ...lowering import ENTRY, Frame, Lowering, Path
-from ...meter import NoMeter
+from ...meter import Block, NoMeter, Place
 from ...tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
 from .choices import RankChoices
 
@@ -40,6 +40,13 @@ class Parameter(NamedTuple):
     def size(self) -> int:
         size: int = self.tensor.count
         return size
+
+
+class Apart(NoMeter):
+    """Counts nothing: for weights, which are parts of buffers that are counted as a whole."""
+
+    def allocate(self, size: Number) -> Any:
+        return Block(size, "weights")
 
 
 class Held:
@@ -97,7 +104,7 @@ class RankKernels(Lowering):
 
     def __init__(self, graph: Graph, sight: Sight, how: RankChoices, held: Held) -> None:
         super().__init__(graph, sight, BFLOAT16)
-        self.how, self.held = how, held
+        self.how, self.stays = how, held
         self.made: list[Parameter] = []
         self.role, self.of_expert, self.front = "", False, False
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
@@ -108,6 +115,7 @@ class RankKernels(Lowering):
         self.entered = False
         self.held_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
+        self.first_layer = 0
         self.top_k = self.all_experts = 1
         self.tokens: Number = 0
         self.siblings: dict[int, tuple[Value, ...]] = {}
@@ -161,17 +169,17 @@ class RankKernels(Lowering):
         """How many of them are here where they are divided by tokens."""
         return rows // self.how.tensor if self.how.sequence_parallel else rows
 
-    def whole(self, scope: Scope) -> Callable[[], None] | None:
-        return None
-
-    def width(self, value: Value) -> Number:
-        return value.width
+    @property
+    def place(self) -> Place:
+        """Where memory is allocated now, with the layer's index in the model."""
+        place = super().place
+        return place if place.turn < 0 else place._replace(turn=place.turn + self.first_layer)
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if key not in self.weights:
-            self.weights[key] = made = empty(NoMeter(), shape, BFLOAT16, leaf=True)
+            self.weights[key] = made = empty(Apart(), shape, BFLOAT16, leaf=True)
             self.made.append(Parameter(key, made, self.of_expert, self.role))
         return self.weights[key]
 
@@ -213,7 +221,7 @@ class RankKernels(Lowering):
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
         """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
-        return self.held.dummy(weight, self.graph) if self.how.accumulates else self.graph.new(weight.shape, BFLOAT16)
+        return self.stays.dummy(weight, self.graph) if self.how.accumulates else self.graph.new(weight.shape, BFLOAT16)
 
     def mask_of(self, x: Tensor) -> Tensor:
         """Which elements a dropout keeps, a byte each."""

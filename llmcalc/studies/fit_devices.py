@@ -1,0 +1,132 @@
+"""Whether a run fits on so many accelerators with some layout, how many it needs, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..costs.limits import learned_positions
+from ..costs.resident import Fit
+from ..device.memory import Memory
+from ..errors import InputError
+from ..hardware import Hardware
+from ..layouts.asked import Asked
+from .fit import MOST_BATCH, MOST_SEQ, Change, largest
+from .plan import Candidate, Planned, plan_of, walk_of
+
+MOST_DEVICES = 2**16
+"""The most accelerators that are tried."""
+
+RECOMPUTED = "full"
+"""The mode of recomputation that is tried: the one that keeps least."""
+
+
+@dataclass(frozen=True)
+class DeviceFitting:
+    """Whether a run fits on so many accelerators.
+
+    planned: every layout of them. best: the one that is shown, which fits if any does. needed: the fewest accelerators
+    on which some layout fits; None if not even the most that are tried suffice. fewest: its layout there.
+    batch, seq: the most of each that fit with the best layout, with the other as given; 0 if none does.
+    changes: what makes it fit; empty if it fits as it is.
+    """
+
+    planned: Planned
+    best: Candidate
+    fit: Fit
+    needed: int | None
+    fewest: Candidate | None
+    batch: int
+    seq: int
+    changes: tuple[Change, ...]
+
+    @property
+    def memory(self) -> Memory:
+        return self.planned.one
+
+
+def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None) -> DeviceFitting:
+    """Whether the training of a model fits on `asked.devices` accelerators.
+
+    global_batch: sequences of a step; one for each accelerator by default.
+    Raises `InputError` where no layout can be tried at all.
+    """
+    assert asked.devices is not None
+    planned = _planned(one, hardware, asked, global_batch, asked.devices)
+    best = _best(planned)
+    if best is None:
+        why = max(planned.plan.refused.items(), key=lambda each: each[1], default=("no layout has so many", 0))[0]
+        raise InputError(f"--devices {asked.devices}: no layout of these is possible: {why}")
+    given = Fit(hardware, best.device_bytes)
+    fits = given.verdict != "no"
+    needed, fewest = _fewest(one, hardware, asked, global_batch, planned)
+    batch = seq = 0
+    if fits:
+        walked = {
+            "batch": (int(one.states.workload.batch), MOST_BATCH),
+            "seq": (int(one.states.workload.seq), learned_positions(one.spec) or MOST_SEQ),
+        }
+        batch, seq = (
+            largest(lambda n, name=name: _walked(one, planned, best, name, n), given.capacity, start, most)  # type: ignore[misc]
+            for name, (start, most) in walked.items()
+        )
+    changes = () if fits else tuple(_changes(one, hardware, asked, global_batch, needed, fewest))
+    return DeviceFitting(planned, best, given, needed, fewest, batch, seq, changes)
+
+
+def _planned(one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, devices: int) -> Planned:
+    """The layouts of another number of accelerators, of which the first is replayed."""
+    return plan_of(one, hardware, replace(asked, devices=devices), global_batch or devices, 1)
+
+
+def _best(planned: Planned) -> Candidate | None:
+    """The layout with the most headroom."""
+    plan = planned.plan
+    return plan.feasible[0] if plan.feasible else plan.nearest
+
+
+def _fewest(
+    one: Memory, hardware: Hardware, asked: Asked, global_batch: int | None, planned: Planned
+) -> tuple[int | None, Candidate | None]:
+    """The fewest accelerators, of those asked and their halves and doubles, on which some layout fits."""
+    assert asked.devices is not None
+    devices = asked.devices
+    if planned.plan.feasible:
+        found = planned.plan.feasible[0]
+        while devices % 2 == 0:
+            fewer = _planned(one, hardware, asked, global_batch, devices // 2)
+            if not fewer.plan.feasible:
+                break
+            devices, found = devices // 2, fewer.plan.feasible[0]
+        return devices, found
+    while 2 * devices <= MOST_DEVICES:
+        devices *= 2
+        more = _planned(one, hardware, asked, global_batch, devices)
+        if more.plan.feasible:
+            return devices, more.plan.feasible[0]
+    return None, None
+
+
+def _walked(one: Memory, planned: Planned, best: Candidate, name: str, n: int) -> int:
+    """What the worst rank of a layout needs with another batch or length."""
+    return walk_of(one.with_(**{name: n}), planned.framework).needed(best.layout, best.micro_batches)
+
+
+def _changes(
+    one: Memory,
+    hardware: Hardware,
+    asked: Asked,
+    global_batch: int | None,
+    needed: int | None,
+    fewest: Candidate | None,
+) -> Iterator[Change]:
+    """What makes it fit: what runs again in the backward pass, and more accelerators."""
+    assert asked.devices is not None
+    if one.settings.recompute in (None, "none"):
+        again = _best(_planned(one.with_(recompute=RECOMPUTED), hardware, asked, global_batch, asked.devices))
+        if again is not None:
+            yield Change(
+                f"--recompute {RECOMPUTED} {again.layout.options()}".strip(), Fit(hardware, again.device_bytes)
+            )
+    if needed is not None and fewest is not None:
+        yield Change(f"--devices {needed} {fewest.layout.options()}".strip(), Fit(hardware, fewest.device_bytes))

@@ -1,0 +1,114 @@
+"""What the processes of a distributed run do, and what the replay says of each of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ...device.fsdp.training import Fsdp, FsdpRun, sharding
+from ...device.pipeline import RankRun, check_torch
+from ...device.training import Training
+from ...errors import InputError
+from ...kernels.meter import Meter
+from ...model import ModelSpec
+from ...run.layout import Layout
+
+STEPS = 2
+"""Training steps that are run: in the second one the optimizer's states exist from the beginning."""
+
+DTYPE = "float32"
+"""The number format of the run, so that the loss of many processes equals that of one but for rounding."""
+
+FSDP = Fsdp(DTYPE, DTYPE)
+"""As torchtitan calls `fully_shard`, in that format."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run of a model.
+
+    batch: sequences of a micro-batch. seq: their tokens. microbatches: how many each replica has in a step.
+    """
+
+    spec: ModelSpec
+    layout: Layout
+    batch: int
+    seq: int
+    microbatches: int
+
+    def check(self) -> None:
+        """Raises `InputError` for a layout that is not run here, or that does not divide the model."""
+        layout = self.layout
+        if layout.zero not in (0, 3):
+            raise InputError(f"--distributed: --zero {layout.zero} is not run; expected --fsdp, or replicas with --dp")
+        if layout.zero == 3 and layout.pp > 1:
+            raise InputError("--distributed: FSDP2 in a pipeline is not run; expected --pp 1, or --dp without --fsdp")
+        if layout.vpp > 1 or layout.schedule != "1f1b":
+            raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
+        if layout.hsdp_replicas > 1:
+            raise InputError(f"--distributed: --hsdp-replicas {layout.hsdp_replicas} is not run; expected 1")
+        check_torch(replace(layout, zero=0))
+        if self.spec.kind != "decoder" or self.spec.head.type != "lm" or self.spec.towers:
+            raise InputError("--distributed: takes a decoder of text with a language-model head")
+        if self.microbatches < layout.pp:
+            raise InputError(
+                f"--num-microbatches: {self.microbatches} in a pipeline of {layout.pp} stages; expected at least as many"
+            )
+
+    @property
+    def how(self) -> Training:
+        """How the model is trained."""
+        return Training(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
+
+    def text(self) -> str:
+        """The job as JSON."""
+        fields = {name: getattr(self, name) for name in ("batch", "seq", "microbatches")}
+        return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **fields})
+
+
+def job_of(text: str) -> Job:
+    """The job that `Job.text` wrote."""
+    data: dict[str, Any] = json.loads(text)
+    layout = data.pop("layout")
+    if layout["pp_layout"] is not None:
+        layout["pp_layout"] = tuple(layout["pp_layout"])
+    return Job(ModelSpec.model_validate(data.pop("spec")), Layout(**layout), **data)
+
+
+def replayed(job: Job, rank: int) -> dict[str, int]:
+    """Quantity → bytes of the replay of one rank, as a dispatch mode sees them."""
+    meter = Meter()
+    run: RankRun | FsdpRun
+    if job.layout.zero == 3:
+        run = FsdpRun(job.spec, job.how, sharding(job.how, job.layout, rank, FSDP), FSDP, job.layout.reshard, meter=meter)
+        run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    else:
+        run = RankRun(job.spec, job.how, job.layout, rank, meter)
+        for chunk in run.chunks:
+            chunk.graph.adds_in_place = False
+    run.set_up()
+    found = {"set_up_bytes": meter.now}
+    for i in range(STEPS):
+        meter.peaks = {}
+        if isinstance(run, FsdpRun):
+            run.next_batch()
+            run.micro_batches()
+        else:
+            run.passes()
+        before = meter.now
+        run.update()
+        run.zero_grad()
+        most = {
+            phase: max((peak.bytes for place, peak in meter.peaks.items() if place.phase == phase), default=0)
+            for phase in ("forward", "backward", "step")
+        }
+        if i == 0:
+            found["first_step_peak_bytes"] = most["step"]
+    if job.layout.pp > 1:  # their order differs from rank to rank
+        found["passes_peak_bytes"] = max(most["forward"], most["backward"])
+    else:
+        found["forward_peak_bytes"], found["backward_peak_bytes"] = most["forward"], most["backward"]
+    return found | {
+        "before_step_bytes": before, "step_peak_bytes": most["step"], "after_step_bytes": meter.now,
+    }  # fmt: skip

@@ -1,0 +1,63 @@
+"""The replay of a recorded case of DeepSpeed (`tests.device.deepspeed_record`), in the quantities of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from llmcalc.device.deepspeed.rank import zero_run
+from llmcalc.device.training import Training
+from llmcalc.kernels.meter import Meter
+from llmcalc.model import ModelSpec
+from llmcalc.run.deepspeed import DeepSpeedSettings
+from llmcalc.run.recompute import recompute_of
+from tests.device.deepspeed_record import BATCH, SEQ, STEPS, Case
+
+PHASES = ("forward", "backward", "step")
+
+
+def settings(config: Mapping[str, Any]) -> DeepSpeedSettings:
+    """The settings of a recorded configuration."""
+    named = dict(config["zero_optimization"])
+    for key in ("communication_data_type", "gradient_clipping"):
+        if key in config:
+            named[key] = config[key]
+    return DeepSpeedSettings(**named, **config.get("data_types", {}))
+
+
+def training(case: Case) -> Training:
+    """The training that a case runs."""
+    return Training(
+        batch=BATCH,
+        seq=SEQ,
+        microbatches=case.config["gradient_accumulation_steps"],
+        dtype="bfloat16" if case.config["bf16"]["enabled"] else "float32",
+        recompute=recompute_of(case.recompute),
+    )
+
+
+@cache
+def _model() -> ModelSpec:
+    from tests.device.deepspeed_record import model
+
+    return model()
+
+
+def replayed(case: Case, rank: int) -> dict[str, int]:
+    """The bytes of one rank: after set-up, the most in each phase of the last step, and what is left."""
+    meter = Meter()
+    run = zero_run(_model(), training(case), settings(case.config), case.ranks, rank, meter=meter)
+    run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    run.set_up()
+    found = {"set_up": meter.now}
+    for _ in range(STEPS):
+        meter.peaks = {}
+        run.next_batch()
+        run.micro_batches()
+        found["after_backward"] = meter.now
+        run.update()
+        run.zero_grad()
+    for phase in PHASES:
+        found[phase] = max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase)
+    return {**found, "after": meter.now}
