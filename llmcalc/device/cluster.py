@@ -63,13 +63,15 @@ class Cluster:
         Raises `InputError` for what the framework does not have or is not modelled.
         """
         if runtime not in self._found:
-            run = FRAMEWORKS.get(self.framework)
-            if run is None:
-                raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
-            self._found[runtime] = tuple(
-                RankMemory(rank, self.layout.at(rank).pp, run(self, rank, runtime)) for rank in self.ranks
-            )
+            self._found[runtime] = tuple(self.of_rank(rank, runtime) for rank in self.ranks)
         return self._found[runtime]
+
+    def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
+        """What one rank holds."""
+        run = FRAMEWORKS.get(self.framework)
+        if run is None:
+            raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
+        return RankMemory(rank, self.layout.at(rank).pp, run(self, rank, runtime))
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:

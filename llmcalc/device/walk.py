@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..algebra import times
 from ..costs.params import total_of
+from ..flow.program import Scope
 from ..kernels.lowering import in_order, pattern
 from ..kernels.meter import Meter
 from ..layouts.asked import Framework
@@ -56,6 +57,12 @@ class Bytes(NamedTuple):
         return Bytes(use.weights / n, use.gradients / n, states / n)
 
 
+def alike(layout: Layout, micro_batches: int) -> int:
+    """So many micro-batches that any further ones are run as the last of them."""
+    enough = 2 * layout.pp * layout.vpp
+    return micro_batches if micro_batches <= enough else enough + micro_batches % layout.pp
+
+
 Measure: TypeAlias = Callable[[Layout, Stage, int | None], Passes]
 """What a micro-batch takes in a stage of a layout. The number: repeats of the pattern of its layers, None for all."""
 
@@ -73,7 +80,7 @@ class Walk:
     measure: Measure
     include: frozenset[str] = frozenset()
     beside: int = 0
-    _passes: dict[tuple[object, ...], Passes] = field(default_factory=dict)
+    _measured: dict[tuple[object, ...], tuple[Passes, ...]] = field(default_factory=dict)
     _elements: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
@@ -81,18 +88,19 @@ class Walk:
         return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
 
     @cached_property
-    def kinds(self) -> list[object]:
+    def kinds(self) -> list[Scope]:
         """The kind of each layer."""
-        scopes = [item for item in self.spec.program().root.items if getattr(item, "name", "") == "layers"]
-        return list(in_order(scopes))  # type: ignore[arg-type]
+        items = self.spec.program().root.items
+        return list(in_order([item for item in items if isinstance(item, Scope) and item.name == "layers"]))
 
-    def needed(self, layout: Layout, micro_batches: int) -> int:
-        """The bytes of the rank that needs most."""
-        order = pipeline(layout, min(micro_batches, 2 * layout.pp * layout.vpp + layout.pp))
+    def needed(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
+        """The bytes of the rank that needs most, and where it stands in the pipeline."""
+        order = pipeline(layout, alike(layout, micro_batches))
         own: dict[int, list[Stage]] = {}
         for stage in stages(layout, self.layers):
             own.setdefault(stage.rank, []).append(stage)
-        return max(self._rank(layout, order, rank, of) for rank, of in own.items())
+        bytes, rank = max((self._rank(layout, order, rank, of), -rank) for rank, of in own.items())
+        return bytes, -rank
 
     def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage]) -> int:
         passes = [self.passes(layout, stage) for stage in own]
@@ -140,16 +148,62 @@ class Walk:
 
     def passes(self, layout: Layout, stage: Stage) -> Passes:
         """Passes of a micro-batch through a stage."""
-        key = (layout.tp, layout.cp, layout.sequence_parallel, self._kinds_of(stage), stage.first, stage.last)
-        if key not in self._passes:
-            alone = replace(layout, dp=layout.ep * layout.expert_tp * layout.dp, hsdp_replicas=1, ep=1, etp=1)
-            repeats = pattern([self.kinds[i] for i in stage.layers]).repeats
-            if repeats <= FEW + 1:
-                self._passes[key] = self.measure(alone, stage, None)
+        start, end, repeats = self._window(stage)
+        shape = (layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel)
+        key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
+        if key not in self._measured:
+            alone, alike = self._alone(layout, start, end, stage)
+            if repeats is None:
+                self._measured[key] = (self.measure(alone, alike, None),)
             else:
-                few, more = (self.measure(alone, stage, n) for n in (FEW, FEW + 1))
-                self._passes[key] = few.grown(more, repeats - FEW)
-        return self._passes[key]
+                self._measured[key] = tuple(self.measure(alone, alike, n) for n in (FEW, FEW + 1))
+        found = self._measured[key]
+        return found[0] if repeats is None else found[0].grown(found[1], repeats - FEW)
+
+    def _window(self, stage: Stage) -> tuple[int, int, int | None]:
+        """Layers that are measured for a stage: from, to, and how many equal ones they stand for; None for themselves.
+
+        Of equal layers, `FEW` + 2 stand for any number.
+        """
+        start, end = stage.layers.start, stage.layers.stop
+        wanted, kinds = FEW + 2, self.kinds
+        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
+            found = pattern([kinds[i] for i in range(start, end)])
+            return start, end, found.repeats if found.repeats > FEW + 1 else None
+        count = end - start
+        while end - start > wanted:
+            start, end = (start + 1, end) if stage.last else (start, end - 1)
+        while end - start < wanted and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
+            end += 1
+        while end - start < wanted and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
+            start -= 1
+        return start, end, count if end - start == wanted else None
+
+    def _alone(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
+        """A layout with a stage of these layers, where experts are not divided, which changes no pass."""
+        count = self.layers
+        sizes: tuple[int, ...]
+        if stage.first and stage.last:
+            sizes, rank = (end,), 0
+        elif stage.first:
+            sizes, rank = (end, count - end), 0
+        elif stage.last:
+            sizes, rank = (start, count - start), 1
+        else:
+            sizes, rank = (start, end - start, count - end), 1
+        alone = replace(
+            layout,
+            pp=len(sizes),
+            vpp=1,
+            schedule="1f1b",
+            pp_layout=sizes if len(sizes) > 1 else None,
+            dp=1,
+            zero=0,
+            hsdp_replicas=1,
+            ep=1,
+            etp=None,
+        )
+        return alone, list(stages(alone, count))[rank]
 
 
 def measure_of(one: Memory, framework: Framework) -> Measure:

@@ -188,9 +188,7 @@ def saved_storages(out: Tensor) -> list[Storage]:
     return list(found.values())
 
 
-def backward(
-    graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None
-) -> None:
+def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
     """Runs the backward pass from `out` with that gradient, which its caller holds until the end.
 
     The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of

@@ -22,10 +22,10 @@ loss: the ranks that divide the vocabulary find the greatest logit of each token
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..algebra import Number, ceil_div
+from ..algebra import Number
 from ..errors import InputError
 from ..flow.value import Value
 from ..model import ModelSpec
@@ -78,12 +78,6 @@ class Chunk:
     stage: Stage | None
     program: RankFlow
     batches: int
-
-    @property
-    def layers(self) -> int:
-        """The layers that it has."""
-        found = (one for one in self.program.root.scopes() if one.about.get("kind") == "layer")
-        return sum(one.about["repeat"] for one in found)
 
 
 def communication(
@@ -185,7 +179,7 @@ def _shared_gradients(
         return
     for chunk in chunks:
         stage = chunk.stage
-        whole = rank_program(spec, replace(ALONE, pp=layout.pp, pp_layout=layout.pp_layout), 0, stage)
+        whole = rank_program(spec, ALONE, 0, stage)
         pairs = zip(held(chunk.program, include), held(whole, include), strict=True)
         parts = [
             own
@@ -219,9 +213,10 @@ def _data(
 
 def _check(layout: Layout, framework: Framework) -> None:
     """Raises `InputError` for what a framework does not divide."""
-    most = {"megatron": 1, "torch": 0}.get(framework, 3)
-    if layout.zero > most:
-        expected = f"at most --zero {most}" if most else "no --zero"
+    stages_of: dict[Framework, tuple[int, ...]] = {"megatron": (0, 1), "torch": (0,), "fsdp2": (0, 2, 3)}
+    allowed = stages_of.get(framework, (0, 1, 2, 3))
+    if layout.zero not in allowed:
+        expected = " or ".join(f"--zero {stage}" if stage else "none" for stage in allowed)
         raise InputError(f"--zero {layout.zero}: is not modelled of --framework {framework}; expected {expected}")
 
 
@@ -246,7 +241,7 @@ def _of_group(
 ) -> Iterator[Traffic]:
     """The messages for weights that the same ranks hold."""
     elements, of_gradients = sum(one.elements for one in own), _gradient_width(framework, width)
-    if framework == "fsdp2" and layout.zero >= 2:
+    if framework == "fsdp2" and layout.zero:
         yield from _fsdp(layout, chunk, own, group, width)
     elif framework == "deepspeed" and layout.zero:
         reduces = chunk.batches if layout.zero >= 2 else 1
@@ -275,7 +270,6 @@ def _of_group(
 
 def _fsdp(layout: Layout, chunk: Chunk, own: list[Held], group: Replicas, width: int) -> Iterator[Traffic]:
     """The groups of FSDP2: every layer, and what is in none. All parts are as long as the longest."""
-    in_layers: dict[str, int] = {}
     rest = 0
     sizes: dict[tuple[object, ...], tuple[Number, Number]] = {}
     for one in own:

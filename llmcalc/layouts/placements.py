@@ -235,8 +235,8 @@ class Placements:
         q, k, v = step.ins[:3] if step.verb == "attention" else (None, None, None)
         if q is None or k is None or v is None or step.how["biased"] or not by_tokens(k.rows) or k.rows != q.rows:
             raise InputError(
-                f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not modelled; "
-                "expected --cp 1"
+                f"--cp {self.layout.cp}: {self.where} reads the tokens of all ranks of a sequence, which is not "
+                "modelled; expected --cp 1"
             )
         keys, values = (one.width if one.once is None else one.once.width for one in (k, v))
         ranks, how, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())

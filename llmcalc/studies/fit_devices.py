@@ -109,7 +109,7 @@ def _fewest(
 
 def _walked(one: Memory, planned: Planned, best: Candidate, name: str, n: int) -> int:
     """What the worst rank of a layout needs with another batch or length."""
-    return walk_of(one.with_(**{name: n}), planned.framework).needed(best.layout, best.micro_batches)
+    return walk_of(one.with_(**{name: n}), planned.framework).needed(best.layout, best.micro_batches)[0]
 
 
 def _changes(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
-from ..device.cluster import Cluster, worst
+from ..device.cluster import Cluster
 from ..device.memory import Memory
-from ..device.walk import Bytes, Walk, measure_of
+from ..device.walk import Bytes, Walk, alike, measure_of
 from ..errors import InputError
 from ..hardware import Hardware
 from ..layouts.asked import Asked, Framework
 from ..layouts.communication import communication
-from ..layouts.schedules import pipeline, timetable
+from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
-from ..run.layout import Layout
+from ..run.layout import Layout, Schedule
 
 NODE = 8
 """Devices that share the fastest link, where the accelerator's record does not say."""
@@ -87,7 +88,8 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
 
     def replayed(layout: Layout, batches: int) -> int:
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework, asked.framework_version or "")
-        return worst(cluster.on(one.runtime)).device.device_bytes
+        _, stage = walk.needed(layout, batches)
+        return cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
 
     def sent(layout: Layout, batches: int) -> int:
         return sum(
@@ -100,7 +102,7 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
         asked.devices,
         framework,
         global_batch,
-        plan(tried, hardware, walk.needed, sent, replayed, rows),
+        plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replayed, rows),
     )
 
 
@@ -164,5 +166,22 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def bubble(layout: Layout, micro_batches: int) -> float:
-    """The share of a step in which a rank waits, with backward passes twice as long as forward passes."""
-    return 0.0 if layout.pp == 1 else timetable(pipeline(layout, micro_batches)).bubble
+    """The share of a step in which a rank waits, with backward passes twice as long as forward passes.
+
+    The schedule is run with so many micro-batches that further ones are run without a wait.
+    """
+    if layout.pp == 1:
+        return 0.0
+    few = alike(layout, micro_batches)
+    found = _run(layout.pp, layout.vpp, layout.schedule, few)
+    more = (micro_batches - few) * layout.vpp * FORWARD_AND_BACKWARD
+    return found.idle / (found.time + more)
+
+
+FORWARD_AND_BACKWARD = 3
+"""The time of both passes through a chunk, where a forward pass takes 1."""
+
+
+@cache
+def _run(pp: int, vpp: int, schedule: Schedule, micro_batches: int) -> Timetable:
+    return timetable(pipeline(Layout(pp=pp, vpp=vpp, schedule=schedule), micro_batches))

@@ -139,14 +139,13 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     import torch._dynamo
 
     from llmcalc.verify.memory import OnCpu
-    from llmcalc.verify.shapes import Remembered
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
     mode = OnCpu(device="cpu", log=log)
     found: list[dict[str, int]] = []
-    with Remembered(), mode:
+    with mode:
         module, logits = built(case)
         mode.follow((*module.parameters(), *module.buffers()))
         optimizer = torch.optim.AdamW(module.parameters(), foreach=True)

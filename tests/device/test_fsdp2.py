@@ -144,13 +144,13 @@ def test_the_grid_has_every_value() -> None:
 
 
 def test_a_whole_model_on_many_ranks() -> None:
-    """Llama 3 8B with four of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
-    spec = with_layers(llmcalc.load("llama3-8b").model, 4)
+    """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
+    spec = with_layers(llmcalc.load("llama3-8b").model, 3)
     how = Training(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
     layout = Layout(dp=128, zero=3)
     theirs = by_torch(spec, how, layout, 0, fake=True)
     assert differences(replayed(spec, how, layout, 0), theirs) == {}
-    assert theirs.bytes[Seen(1, 0, "backward")] > 35e9
+    assert theirs.bytes[Seen(1, 0, "backward")] > 25e9
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

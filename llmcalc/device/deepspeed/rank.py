@@ -8,6 +8,7 @@ from ...model import ModelSpec
 from ...run.deepspeed import DeepSpeedSettings
 from ..training import Training
 from .divided import DividedRun
+from .gathered import GatheredRun
 
 
 def zero_run(
@@ -18,8 +19,8 @@ def zero_run(
     rank: int,
     workspace: int = 0,
     meter: Meter | None = None,
-) -> DividedRun:
+) -> DividedRun | GatheredRun:
     """The run of one rank. ranks: over which ZeRO divides."""
-    if settings.stage not in (1, 2):
-        raise InputError("no")
+    if settings.stage == 3:
+        return GatheredRun(spec, how, settings, ranks, workspace, meter)
     return DividedRun(spec, how, settings, ranks, rank, workspace, meter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...algebra import ceil_div
@@ -102,5 +103,4 @@ def ranks_that_differ(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp
         rows = one.whole.shape[0]
         full, rest = divmod(rows, ceil_div(rows, shards))
         ends |= {full, full + (rest > 0)} if full < shards else set()
-    starts = sorted(ends)
-    return [Alike(a, (b - a) * layout.hsdp_replicas) for a, b in zip(starts, starts[1:], strict=False)]
+    return [Alike(a, (b - a) * layout.hsdp_replicas) for a, b in pairwise(sorted(ends))]

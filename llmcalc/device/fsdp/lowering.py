@@ -43,18 +43,18 @@ class Sharded(Eager):
     """Runs a program whose parameters are in groups.
 
     traffic: what the groups share; None in a run that only finds the parameters.
-    stacks: the paths of the layers of each stack. splits: whether embedding and head are groups of their own.
+    layer_paths: of each stack, the path of its layers. splits: whether embedding and head are groups of their own.
     groups: the group of each layer, and those around them; that of the model first.
     sharded: the parameters by their paths, in the order in which the program uses them.
     """
 
     traffic: Traffic | None = None
-    stacks: Collection[str] = ()
+    layer_paths: Collection[str] = ()
     splits = False
 
-    def shard(self, traffic: Traffic, stacks: Collection[str], splits: bool) -> None:
+    def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """From here on parameters are sharded. splits: whether embedding and head are groups of their own."""
-        self.traffic, self.stacks, self.splits = traffic, stacks, splits
+        self.traffic, self.layer_paths, self.splits = traffic, layer_paths, splits
         self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
@@ -112,7 +112,7 @@ class Sharded(Eager):
         for part in key[1:]:
             if type(part) is not int:
                 names += [part] if part else []
-            elif ".".join(names) in self.stacks:
+            elif ".".join(names) in self.layer_paths:
                 return Layer(".".join(names), part)
         return MODEL
 
@@ -128,7 +128,7 @@ class Sharded(Eager):
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []
-            if frame.turn is not None and ".".join(names) in self.stacks:
+            if frame.turn is not None and ".".join(names) in self.layer_paths:
                 return Layer(".".join(names), frame.turn)
         return MODEL
 
@@ -172,7 +172,7 @@ class Sharded(Eager):
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         turn = -1 if frame.turn is None else frame.turn
         path = ".".join(filter(None, (self.path, frame.scope.name)))
-        if self.traffic is None or path not in self.stacks:
+        if self.traffic is None or path not in self.layer_paths:
             return super().layer(frame, x)
         group, meter = self.groups.get(Layer(path, turn)), self.graph.meter
         if group is None:

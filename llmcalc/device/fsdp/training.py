@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...run.layout import Layout
 from ..fold import loops
 from ..recording import Recorded, Recorder
-from ..training import PHASES, Training, TrainingRun, repeated
+from ..training import Training, TrainingRun, repeated
 from .groups import Sharding, Traffic
 from .lowering import HEAD, MODEL, Sharded
 
@@ -110,8 +110,9 @@ class FsdpRun(TrainingRun):
             group.reshards = self.reshard and not kept
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step. If only the last one's gradients are summed, those between the first and the
-        last are alike.
+        """Runs the micro-batches of a step.
+
+        If only the last one's gradients are summed, those between the first and the last are alike.
         """
         every = self.fsdp.reduces_each
         count = min(self.how.microbatches, 2 if every else 3)

@@ -117,6 +117,8 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.defer_embedding_wgrad_compute,
+        recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
+        recompute_layers=s.recompute_num_layers or 1,
         recompute_core="core_attn" in s.recomputed_modules,
     )
 

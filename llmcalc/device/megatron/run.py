@@ -19,6 +19,7 @@ from ...kernels.profiles.megatron import Held, Parameter, RankLowering
 from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty
 from ...layouts.rank import RankFlow, rank_program
 from ...model import ModelSpec
+from ...optional import MTP
 from ...run.layout import Layout, Stage, stages
 from ...run.megatron import MegatronSettings
 from ...run.sight import Sight
@@ -117,7 +118,8 @@ class RankRun:
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
         program = rank_program(self.spec, self.layout, rank, stage)
         lowering = RankLowering(self.graph, self.sight, self.how, self.held)
-        lowering.first_layer = 0 if stage is None else stage.layers.start
+        lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
+        lowering.below = 0 if stage is None else stage.layers.start
         return Chunk(stage, program, lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
@@ -135,6 +137,7 @@ class RankRun:
         for chunk in self.chunks:
             chunk.parameters = chunk.lowering.parameters_of(chunk.program)
             weights.append([self.storage(2 * one.size, "weights") for one in chunk.parameters])
+        self.angles = [self.storage(one.bytes // 2, "overhead") for one in self.angles]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
         for number, chunk in enumerate(self.chunks):
@@ -227,7 +230,7 @@ class RankRun:
         made: list[Tensor] = []
         if chunk.last:
             made += [new((rows,), INT64), new((rows,), FLOAT32)]
-        if chunk.first:
+        if chunk.first or (chunk.last and s.later_tokens):
             made += [new((rows,), INT64), new((rows,), INT64)]
         if made and not s.no_create_attention_mask_in_dataloader:
             made.append(new((self.sight.batch * self.sight.workload.seq, s.tokens), BOOL))
@@ -245,6 +248,7 @@ class RankRun:
             losses = chunk.lowering.loss_of(made)
             del made
             made = self._summed(losses)
+            chunk.lowering.logits = []
             del losses
         if self.retains:
             self.batches.append(batch)

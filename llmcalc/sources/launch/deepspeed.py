@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown
 from ...run.deepspeed import NOT_MODELLED, DeepSpeedSettings
 from ...run.layout import Layout
-from .launch import Launch, Reading, flag_value, size_of, unknown_keys, with_file
+from .launch import LARGEST, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 
 AUTO = "auto"
 
@@ -188,25 +188,20 @@ AUTO_TEXT = "'auto'"
 
 def _typed(reading: Reading, path: str, kind: Any, value: Any) -> Any:
     """A value of a field's type. Raises `InputError`, naming the key."""
-    args = [one for one in get_args(kind) if one is not NoneType] or [kind]
-    for one in args:
-        if get_origin(one) is Literal:
-            words = get_args(one)
-            if value in words and not isinstance(value, bool):
-                return value
-            whole = isinstance(value, str | float) and str(value).removesuffix(".0").isdecimal()
-            if whole and any(str(word) == str(value).removesuffix(".0") for word in words):
-                return next(word for word in words if str(word) == str(value).removesuffix(".0"))
-        elif one in args and not isinstance(one, type):
-            if value == one and not isinstance(value, bool):
-                return value
-        elif one is bool:
+    args = [kind] if get_origin(kind) is Literal else [one for one in get_args(kind) if one is not NoneType] or [kind]
+    words = [word for one in args if get_origin(one) is Literal for word in get_args(one)]
+    plain = [one for one in args if get_origin(one) is not Literal]
+    text = str(value)[:40].removesuffix(".0")
+    if not isinstance(value, bool | Mapping | list) and text in map(str, words):
+        return next(word for word in words if str(word) == text)
+    for one in plain:
+        if one is bool:
             return flag_value(reading, path, value)
-        elif one is int:
+        if one is int:
             return size_of(reading, path, value, least=0)
-        elif one is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value) if abs(value) < 1e300 else None
-        elif one is str and isinstance(value, str):
+        if one is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
+            return float(value)
+        if one is str and isinstance(value, str):
             return value[:40]
     raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_said, args))}")
 

@@ -278,6 +278,8 @@ def _one(kind: Any, value: Any) -> Any:
         return _list(get_args(kind)[0], value)
     if isinstance(value, list | tuple | Mapping):
         items = list(value) if isinstance(value, list | tuple) else []
+        if kind is str and items and all(isinstance(one, str) for one in items):
+            return " ".join(items)[:2000]
         return _one(kind, items[0]) if len(items) == 1 else None
     text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
     if kind is int:

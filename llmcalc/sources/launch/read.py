@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,9 @@ def _script(
     world = world_size or _world(launcher)
     arguments = _arguments(words, where)
     if found:
-        return megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
+        launch = megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
+        taken = ", ".join(sorted(script.unset)[:10])
+        return replace(launch, notes=(*launch.notes, f"{taken}: taken as not set")) if taken else launch
     plain = {name.lstrip("-").replace("-", "_"): _plain(value) for name, value in arguments.items()}
     return trainer.read_trainer(plain, where, world, allow_unknown, _fetcher(where, folder))
 

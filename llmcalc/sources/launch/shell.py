@@ -1,8 +1,9 @@
 """What a shell script would run, as far as its text says so without running it.
 
 Understood are assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables,
-`sh -c`, and branches whose condition compares known texts or numbers. What only a run would tell (a command's output, the script's own arguments, the environment, variables that a
-branch or a loop sets) stays open: it is an error only where an argument that matters is made of it.
+`sh -c`, and branches whose condition compares known texts or numbers. What only a run would tell (a command's output,
+the script's own arguments, the environment, variables that another branch or a loop sets) stays open: it is an error
+only where an argument that matters is made of it.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ class Script:
     """A script that is being read.
 
     variables: name → text, or a list of texts for an array. exported: names that commands see.
-    commands: what it would run, in order.
+    commands: what it would run, in order. unset: variables that a condition takes as not set.
     """
 
     where: str
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     commands: list[Command] = field(default_factory=list)
+    unset: set[str] = field(default_factory=set)
     words: int = 0
 
     def env(self) -> dict[str, str]:
@@ -96,31 +98,38 @@ class Branch:
 
 
 def holds(words: list[str]) -> bool | None:
-    """Whether a condition `[ … ]` holds; None where it is not understood, or only a run would tell."""
+    """Whether a condition `[ … ]` holds; None where it is not understood, or only a run would tell.
+
+    A variable that the script never sets is taken as not set.
+    """
     closes = {"[": "]", "[[": "]]", "test": ""}
+    words = ["" if _UNSET.fullmatch(word) else word for word in words]
     if not words or words[0] not in closes or any(is_open(word) for word in words):
         return None
     if closes[words[0]] and words[-1] != closes[words[0]]:
         return None
     inner = words[1:-1] if closes[words[0]] else words[1:]
     if inner[:1] == ["!"]:
-        other = holds(["test", *inner[1:]])
-        return None if other is None else not other
-    match inner:
-        case ["-z"] | ["-z", ""]:
-            return True
-        case ["-z" | "-n" as sign, text]:
-            return (text == "") == (sign == "-z")
-        case [text] if not text.startswith("-"):
-            return text != ""
-        case [one, "=" | "==" | "!=" as sign, other]:
-            if words[0] == "[[" and set(other) & set("*?["):
-                return None
-            return (one == other) == (sign != "!=")
-        case [one, sign, other] if sign in NUMBERS and all(re.fullmatch(r"-?\d{1,15}", x) for x in (one, other)):
-            return NUMBERS[sign](int(one), int(other))
+        negated = holds(["test", *inner[1:]])
+        return None if negated is None else not negated
+    if len(inner) == 1 and not inner[0].startswith("-"):
+        return inner[0] != ""
+    if inner in (["-z"], ["-n"]) or (len(inner) == 2 and inner[0] in ("-z", "-n")):
+        return (inner[1:] in ([], [""])) == (inner[0] == "-z")
+    if len(inner) != 3:
+        return None
+    one, sign, other = inner
+    if sign in ("=", "==", "!="):
+        if words[0] == "[[" and set(other) & set("*?["):
+            return None
+        return (one == other) == (sign != "!=")
+    if sign in NUMBERS and _WHOLE.fullmatch(one) and _WHOLE.fullmatch(other):
+        return NUMBERS[sign](int(one), int(other))
     return None
 
+
+_UNSET = re.compile(rf"{OPEN}\$[A-Za-z0-9_]+{OPEN}")
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
 
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -216,11 +225,18 @@ class _Reader:
             branch.turn(fits)
         return True
 
+    def holds(self, words: list[str]) -> bool | None:
+        """Whether a condition holds. Keeps the names of variables that are taken as not set."""
+        found = holds(words)
+        if found is not None:
+            self.script.unset |= {said(word) for word in words if _UNSET.fullmatch(word)}
+        return found
+
     def begins(self, words: list[str]) -> None:
         """Opens the block that a word begins."""
         if words[0] == "if":
             branch = Branch(None)
-            branch.turn(holds(words[1:]))
+            branch.turn(self.holds(words[1:]))
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
@@ -238,7 +254,7 @@ class _Reader:
             self.begins(words)
             return
         if words and words[0] == "elif" and self.branches:
-            self.branches[-1].turn(holds(words[1:]))
+            self.branches[-1].turn(self.holds(words[1:]))
             return
         if words and words[0] in ENDS:
             self.branches = self.branches[:-1]
@@ -390,7 +406,7 @@ class _Reader:
                 out += self.quoted()
             elif letter in "$`":
                 text = self.expansion()
-                out.append(("" if text == ITEM else text, True))
+                out.append((text.replace(ITEM, " "), True))
             else:
                 out.append((letter, False))
                 self.at += 1

@@ -257,7 +257,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
         )
     schedule, vpp, sizes = _stages(job, pp, layers)
     reshard = RESHARD[job.word("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else tp
+    etp = job.size("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate = job.word("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,

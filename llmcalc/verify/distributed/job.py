@@ -76,9 +76,9 @@ def job_of(text: str) -> Job:
     return Job(ModelSpec.model_validate(data.pop("spec")), Layout(**layout), **data)
 
 
-def replayed(job: Job, rank: int) -> dict[str, int]:
-    """Quantity → bytes of the replay of one rank, as a dispatch mode sees them."""
-    meter = Meter()
+def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
+    """Quantity → bytes of the replay of one rank, as a dispatch mode sees them. meter: what counts them."""
+    meter = meter or Meter()
     run: RankRun | FsdpRun
     if job.layout.zero == 3:
         run = FsdpRun(job.spec, job.how, sharding(job.how, job.layout, rank, FSDP), FSDP, job.layout.reshard, meter=meter)

@@ -9,14 +9,15 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -34,48 +35,97 @@ ROWS = ("o_proj", "down_proj")
 """Linear layers that each process has some inputs of, whose outputs are sums over processes."""
 
 
+class Whole(ParallelStyle):
+    """A module that every process has whole and runs on the same input, as in torchtitan (`NoParallel`)."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, self._replicated, self._entered, self._left)
+
+    @staticmethod
+    def _replicated(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for own, one in [*module.named_parameters(recurse=False)]:
+            whole = DTensor.from_local(one.detach(), mesh, (Replicate(),), run_check=False)
+            module.register_parameter(own, nn.Parameter(whole))
+
+    @staticmethod
+    def _entered(module: nn.Module, given: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
+        return DTensor.from_local(given[0], mesh, (Replicate(),), run_check=False)
+
+    @staticmethod
+    def _left(module: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+        return out.to_local()
+
+
 def divide_products(module: Any, mesh: DeviceMesh) -> None:
     """Divides heads, widths and the vocabulary over a mesh.
 
     Raises `InputError` for a module with parameters that no rule is known for.
     """
-    ranks = mesh.size()
-    plan: dict[str, ParallelStyle] = dict(_plan(module))
-    undivided = {name: one for name, one in module.named_parameters() if name.rpartition(".")[0] not in plan}
-    for name, one in undivided.items():
-        if one.dim() > 1:
-            raise InputError(f"--distributed: --tp {ranks}: no rule to divide {name}; expected --tp 1")
-    tied = module.lm_head.weight is module.embed_tokens.weight
-    for part in module.modules():
-        if "AttentionReference" in type(part).__name__:
-            part.heads, part.kv_heads = part.heads // ranks, part.kv_heads // ranks
-    parallelize_module(module, mesh, plan)
+    tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
+    plan: dict[str, ParallelStyle] = {}
+    for name, part in module.named_modules():
+        heads = getattr(part, "kv_heads", mesh.size())
+        if heads % mesh.size():
+            raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {name}")
+        plan |= _rules(name, part)
+    for name, _ in module.named_parameters():
+        if name.rpartition(".")[0] not in plan:
+            raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
+    parallelize_module(module, mesh, plan, src_data_rank=None)  # every process has the same values
     if tied:
         module.lm_head.weight = module.embed_tokens.weight
 
 
-def _plan(module: Any) -> Iterator[tuple[str, ParallelStyle]]:
-    if hasattr(module, "embed_tokens"):
-        yield "embed_tokens", RowwiseParallel(input_layouts=Replicate())
-    for name, part in module.named_modules():
-        names = {own for own, one in part.named_children() if isinstance(one, nn.Linear)}
-        if not names or not names <= {*COLUMNS, *ROWS}:
-            continue
-        whole = (Replicate(),)
-        yield name, PrepareModuleInput(input_layouts=(*whole, None), desired_input_layouts=(*whole, None))
-        for own in names:
-            yield f"{name}.{own}", ColwiseParallel() if own in COLUMNS else RowwiseParallel()
-    if hasattr(module, "lm_head"):
-        yield "lm_head", ColwiseParallel(use_local_output=False)
+def _rules(name: str, part: nn.Module) -> dict[str, ParallelStyle]:
+    """How a module is divided: its path, or the paths of those in it → a style. Empty if another module says so."""
+    above, _, own = name.rpartition(".")
+    if own == "embed_tokens" and not above:
+        return {name: RowwiseParallel(input_layouts=Replicate())}
+    if own == "lm_head":
+        return {name: ColwiseParallel(use_local_output=False)}
+    in_layer = above.rpartition(".")[0] == "layers"
+    if (in_layer or not above) and [*part.parameters(recurse=False)]:
+        return {name: Whole()}
+    linear = {own for own, one in part.named_children() if isinstance(one, nn.Linear)}
+    if not in_layer or not linear:
+        return {}
+    given = Replicate(), None  # the gradient of what all of its products read is summed once
+    styles: dict[str, ParallelStyle] = {name: PrepareModuleInput(input_layouts=given, desired_input_layouts=given)}
+    for own in linear:
+        if own in COLUMNS:
+            styles[f"{name}.{own}"] = ColwiseParallel()
+        elif own in ROWS:
+            styles[f"{name}.{own}"] = RowwiseParallel()
+    return styles
 
 
 def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
-    """Wraps every layer and then the model by `fully_shard`; the last layer stays gathered, as in torchtitan."""
+    """Wraps every layer and then the model by `fully_shard`.
+
+    The last layer and the model around the layers stay gathered, as in torchtitan.
+    """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for i, layer in enumerate(module.layers):
         last = i == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not last)
-    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        layer.forward = partial(_opened, layer.forward)
+        layer.register_forward_pre_hook(_closed, prepend=True)
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+class Closed:
+    """Holds what layers of the reference share, of which FSDP would make a copy for each layer."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+
+def _closed(layer: nn.Module, given: tuple[Any, Any]) -> tuple[Any, Closed]:
+    return given[0], Closed(given[1])
+
+
+def _opened(forward: Callable[..., torch.Tensor], x: torch.Tensor, closed: Closed) -> torch.Tensor:
+    return forward(x, closed.run)
 
 
 class Received(nn.Module):

@@ -14,7 +14,6 @@ from ....algebra import Number
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
-from ...checkpoint import reentrant
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .linear import LinearKernels
 
@@ -122,7 +121,7 @@ class AttentionKernels(LinearKernels):
         given = [q, k, v]
         del q, k, v
         if self.how.recompute_core:
-            out = reentrant(self.graph, run, given)
+            out = self.rerun(run, given)
         else:
             out = run(given)
         del given

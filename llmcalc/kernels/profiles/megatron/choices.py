@@ -30,7 +30,9 @@ class RankChoices:
     grouped: whether all local experts are one grouped product. dispatcher: how tokens reach their experts.
     permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
     capacity: rows of an expert over an even share, padded; None if no row is dropped. aux_loss: whether the router has
-        an auxiliary loss. deferred: whether the gradient of the output layer's weight is computed at the end of a step.
+        an auxiliary loss. recompute_core: whether the attention's core runs again in the backward pass. recompute, recompute_layers: which layers
+        do: groups of so many (uniform), or so many of the first (block).
+    deferred: whether the gradient of the output layer's weight is computed at the end of a step.
     """
 
     tensor: int = 1
@@ -60,3 +62,5 @@ class RankChoices:
     combined_at_once: bool = False
     deferred: bool = False
     recompute_core: bool = False
+    recompute: Literal["none", "uniform", "block"] = "none"
+    recompute_layers: int = 1

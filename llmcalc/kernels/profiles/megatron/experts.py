@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from ....algebra import Number
 from ....flow.program import Scope, Step
 from ...autograd import Gradient, Needs, record
-from ...tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Tensor
+from ...tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Tensor, empty
 from .head import HeadKernels
+from .rank import Apart
 
 
 class ExpertKernels(HeadKernels):
@@ -63,6 +64,10 @@ class ExpertKernels(HeadKernels):
 
         self.node("router", (x, weight, *([] if bias is None else [bias])), [out], back, x)
         return out
+
+    def do_buffer(self, step: Step) -> None:
+        """A correction of scores, which no gradient reaches: a few bytes an expert."""
+        self.bind(step.outs[0], empty(Apart(), self.shape(step.outs[0]), FLOAT32))
 
     def do_route(self, step: Step) -> None:
         """topk_routing_with_score_function: probabilities and a mask, of every token and expert."""

@@ -57,6 +57,9 @@ class LatentKernels(ExpertKernels):
         if x is y:
             self.bind(step.outs[0], self._turned_query(x))
             return
+        if len(step.outs[0].axes) == 1:
+            self.bind(step.outs[0], self.t.cat([x, y]))
+            return
         if first.of is None or id(first.of) not in self.siblings:
             raise self.unsupported("no kernels for joining these values", step.name)
         rest = [out for out in self.siblings.pop(id(first.of)) if out is not first]

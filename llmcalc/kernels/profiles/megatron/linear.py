@@ -68,6 +68,25 @@ class LinearKernels(RankKernels):
     def is_row(self, step: Step) -> bool:
         return step.verb == "linear" and step.weight is not None and divided(step.weight.ins[0])
 
+    def is_output(self, step: Step) -> bool:
+        return step.outs[0].axes[0].name == "vocab"
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a module of multi-token prediction runs."""
+        return any(frame.scope.about.get("kind") == "mtp" for frame in self.frames)
+
+    def shared(self, role: str, step: Step) -> Tensor:
+        """The table of the embedding or of the output layer, which other steps may use too."""
+        assert step.weight is not None
+        key = "", id(step.weight)
+        if key not in self.weights:
+            width = step.weight.ins if step.weight.out[0].name == "vocab" else step.weight.out
+            rows = step.weight.out if step.weight.out[0].name == "vocab" else step.weight.ins
+            shape = self.extent(rows), self.extent(width)
+            self.weights[key] = self.named(role, lambda: self.weight(f"{step.name}.weight", shape))
+        return self.weights[key]
+
     def do_linear(self, step: Step) -> None:
         out = step.outs[0]
         if id(step) in self.pending:
@@ -75,7 +94,7 @@ class LinearKernels(RankKernels):
             return
         x = self.taken(step, step.ins[0])
         assert step.weight is not None
-        if out.axes[0].name == "vocab":
+        if self.is_output(step):
             self.bind(out, self.output(step, x))
         elif self.is_column(step):
             self._columns(step, x)
@@ -268,9 +287,7 @@ class LinearKernels(RankKernels):
 
     def output(self, step: Step, x: Tensor) -> Tensor:
         """The logits of the rank's part of the vocabulary, by a product of torch."""
-        assert step.weight is not None
-        of, shape = step.weight, (step.outs[0].width, step.ins[0].width)
-        weight = self.named("head", lambda: self._of(of, step.name, shape))
+        weight = self.shared("head", step)
         bias = (
             self.named("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
             if step.how["bias"]

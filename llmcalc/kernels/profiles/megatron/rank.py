@@ -11,10 +11,11 @@ from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
 from ....run.sight import Sight
-from ...autograd import Gradient, Graph, Needs, record, record_all, recorded
+from ...autograd import Gradient, Graph, Needs, Node, backward, record, record_all, recorded
+from ...checkpoint import Run
 from ...layout import Shape
 from ...lowering import ENTRY, Frame, Lowering, Path
-from ...meter import Block, NoMeter, Place
+from ...meter import Block, NoMeter
 from ...tensor import BFLOAT16, BOOL, FLOAT32, Dtype, Meter, Storage, Tensor, counted_as, empty
 from .choices import RankChoices
 
@@ -23,6 +24,10 @@ Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]
 
 COLUMNS = frozenset({"heads", "kv_heads", "ffn", "inner", "groups"})
 """The axes whose linear layers have a part of their outputs on each rank."""
+
+
+TABLES = ("table", "positions", "segments")
+"""The roles of the tables of an embedding."""
 
 
 class Parameter(NamedTuple):
@@ -115,7 +120,6 @@ class RankKernels(Lowering):
         self.entered = False
         self.held_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
-        self.first_layer = 0
         self.top_k = self.all_experts = 1
         self.tokens: Number = 0
         self.siblings: dict[int, tuple[Value, ...]] = {}
@@ -126,14 +130,15 @@ class RankKernels(Lowering):
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """All parameters, without anything that is metered."""
         dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
-        dry.graph.enabled = False
+        dry.graph.enabled, dry.include = False, self.include
         given = None
         entry = program.entry
         if entry is not None:
             given = dry.graph.new((self.local(self.rows(entry)), entry.width), BFLOAT16)
         dry.run_rank(program, given)
         self.weights.update(dry.weights)
-        self.made = dry.made
+        tables = [one for one in dry.made if one.role in TABLES]  # the embedding is made before the layers
+        self.made = [*tables, *(one for one in dry.made if one.role not in TABLES)]
         return self.made
 
     def run_rank(self, program: Flow, given: Tensor | None) -> Tensor:
@@ -168,12 +173,6 @@ class RankKernels(Lowering):
     def local(self, rows: Number) -> Number:
         """How many of them are here where they are divided by tokens."""
         return rows // self.how.tensor if self.how.sequence_parallel else rows
-
-    @property
-    def place(self) -> Place:
-        """Where memory is allocated now, with the layer's index in the model."""
-        place = super().place
-        return place if place.turn < 0 else place._replace(turn=place.turn + self.first_layer)
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
@@ -218,6 +217,41 @@ class RankKernels(Lowering):
             record(graph, name, ins, outs[0], lambda came, needs: back(kept, came, needs))
         else:
             record_all(graph, name, ins, outs, lambda came, needs: back(kept, came, needs))
+
+    def rerun(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+        """Runs a part whose arguments alone are kept; the backward pass runs it again, and its backward pass inside
+        (core/tensor_parallel/random.py, `CheckpointFunction`).
+        """
+        graph = self.graph
+        if not recorded(graph, arguments):
+            return run(arguments)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            found: dict[int, Tensor] = {}
+
+            def read(i: int) -> Tensor:
+                kept_one = kept[i]
+                assert kept_one is not None
+                one = kept_one.detached()
+
+                def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+                    found[i] = g
+                    return (None,)
+
+                one.node = Node(graph, "argument", (empty(Apart(), (), BFLOAT16, leaf=True),), arrived)
+                return one
+
+            enabled, graph.enabled = graph.enabled, True
+            place = graph.meter.place
+            out = run([read(i) for i in range(len(kept))])
+            backward(graph, out, g)
+            graph.enabled, graph.meter.place = enabled, place
+            return [found.get(i) for i in range(len(kept))]
+
+        with graph.no_grad():
+            out = run(arguments)
+        self.node("checkpoint", arguments, [out], back, *arguments)
+        return out
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
         """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""

@@ -1,0 +1,215 @@
+"""Training steps of one rank under ZeRO's stage 3, replayed.
+
+Every rank keeps an equal part of each parameter, of its gradient and of the optimizer's states. Parameters are whole
+while modules run (`coordinator`); gradients are summed as soon as a bucket is full.
+
+Each method allocates and frees what the method that it names does, in the same order. Source:
+deepspeed/runtime/zero/stage3.py of 0.19.8 (`DeepSpeedZeroOptimizer_Stage3`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ...errors import InputError
+from ...kernels.meter import Meter, Place
+from ...kernels.tensor import DTYPES, FLOAT32, Storage, Tensor, counted_as, empty
+from ...model import ModelSpec
+from ...run.deepspeed import DeepSpeedSettings
+from ..optimizers import Trained
+from ..optimizers import step as optimizer_step
+from ..training import Training, TrainingRun
+from .coordinator import Coordinator, Parameter
+from .divided import DOUBLE, REDUCTION, number_format
+from .lowering import Gathered
+from .partitions import in_module_order
+
+
+class GatheredRun(TrainingRun):
+    """Replays steps of one rank. ranks: over which everything is divided; all of them hold as much."""
+
+    profile = Gathered
+    lowering: Gathered
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Training,
+        settings: DeepSpeedSettings,
+        ranks: int,
+        workspace: int = 0,
+        meter: Meter | None = None,
+    ) -> None:
+        super().__init__(spec, how, None, workspace, meter)
+        if how.choices.cross_entropy in ("chunked", "split"):
+            raise InputError(
+                f"--cross-entropy {how.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
+                "expected eager or fused"
+            )
+        self.settings, self.ranks = settings, ranks
+        self.dtype = DTYPES[how.dtype]
+        self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
+        self.sends = number_format(settings.communication_data_type, self.dtype)
+        self.most = settings.elements("reduce_bucket_size")
+        self.coordinator = Coordinator(self.meter, settings, ranks)
+        self.lowering.gather_with(self.coordinator)
+        self.bucket: list[Parameter] = []
+        self.elements = 0
+
+    # --- set-up -----------------------------------------------------------------------------------------------------
+
+    def prepare_training(self) -> None:
+        """The rank's parts: of parameters, in float32, of gradients; and the buffer of a bucket."""
+        coordinator, meter, width = self.coordinator, self.meter, self.dtype.bytes
+        by_path = {one.path: one for one in coordinator.parameters}
+        coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
+        coordinator.mark_persistent()
+        trained = [one for one in coordinator.parameters if one.whole.leaf]
+        frozen = [one for one in coordinator.parameters if not one.whole.leaf]
+        self.groups = self._sub_groups(trained)
+        self.parameters = [one.whole for one in trained]
+        total = sum(one.part for one in trained)
+        with counted_as(meter, "weights"):
+            self.kept = [Storage(meter, one.part * one.whole.dtype.bytes) for one in frozen]
+            self.kept.append(Storage(meter, total * width))  # lp_param_buffer
+        self.trained = []
+        for group in self.groups:  # _create_fp32_partitions
+            size = sum(one.part for one in group)
+            converted = Storage(meter, size * FLOAT32.bytes)
+            with counted_as(meter, "optimizer"):
+                self.trained.append(Trained(empty(meter, (size,), FLOAT32)))
+            del converted
+        largest = max(sum(one.part for one in group) for group in self.groups)
+        gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
+        del gradient_buffer
+        if self.settings.contiguous_gradients:
+            with counted_as(meter, "communication"):
+                self.buffer = Storage(meter, self.most * self.sends.bytes)
+        with counted_as(meter, "gradients"):
+            self.grad_partitions_flat_buffer = Storage(meter, total * self.sums_in.bytes)
+
+    def _sub_groups(self, trained: list[Parameter]) -> list[list[Parameter]]:
+        """`_create_fp16_sub_groups`."""
+        groups: list[list[Parameter]] = [[]]
+        for one in trained:
+            if groups[-1] and sum(each.part for each in groups[-1]) >= self.settings.sub_group_size:
+                groups.append([])
+            groups[-1].append(one)
+        return groups
+
+    # --- passes -----------------------------------------------------------------------------------------------------
+
+    def forward(self) -> Tensor:
+        self.coordinator.reset_step()
+        return super().forward()
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        self.meter.place = Place("backward")
+        self.reduce()
+        for module in list(self.coordinator.in_backward):
+            self.coordinator.after_backward(module)
+
+    @property
+    def on_gradient(self) -> Callable[[Tensor], None]:
+        return self.reduce_independent
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is allocated here is of the stream that runs beside the backward pass, if there is one."""
+        before = self.meter.stream
+        if self.settings.overlaps:
+            self.meter.stream = REDUCTION
+        with counted_as(self.meter, "communication"):
+            yield
+        if self.settings.overlaps:
+            self.meter.stream = before
+
+    def reduce_independent(self, weight: Tensor) -> None:
+        """The hook of a parameter (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+        one = self.coordinator.by_tensor[id(weight)]
+        if self.elements + one.count > self.most and self.elements > 0:
+            self.reduce()
+        if self.settings.contiguous_gradients and self.elements + one.count <= self.most:
+            weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
+        self.bucket.append(one)
+        self.elements += one.count
+        module = self.coordinator.modules[one.module]
+        if all(each.whole.grad is not None or each in self.bucket or not each.whole.leaf for each in module):
+            self.coordinator.after_backward(one.module)
+
+    def reduce(self) -> None:
+        """Sums a bucket over ranks, and adds this rank's parts to those that it keeps."""
+        if not self.bucket:
+            return
+        settings = self.settings
+        with self.beside():
+            if settings.contiguous_gradients and self.elements <= self.most and not settings.reduce_scatter:
+                self._avg_scatter_contiguous_grads()
+            else:
+                self._avg_scatter_grads()
+            for one in self.bucket:
+                one.whole.grad = None
+        self.bucket, self.elements = [], 0
+
+    def _avg_scatter_contiguous_grads(self) -> None:
+        """Every rank gets the sums of all; `mul` copies them."""
+        sent = summed = None
+        if self.sends is not self.dtype:
+            sent = Storage(self.meter, self.elements * self.sends.bytes)
+        if self.ranks > 1:
+            summed = Storage(self.meter, self.elements * self.sends.bytes)
+        sent = None
+        if self.sends is not self.sums_in:
+            sent, summed = Storage(self.meter, self.elements * self.sums_in.bytes), None
+        padded = [
+            Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket if one.count % self.ranks
+        ]
+        del padded, sent, summed
+
+    def _avg_scatter_grads(self) -> None:
+        """`reduce_scatter_coalesced`: the gradients are copied side by side, unless there is one that needs no padding."""
+        casts: list[Storage] = []
+        if self.sends is not self.dtype:
+            casts = [Storage(self.meter, one.count * self.sends.bytes) for one in self.bucket]
+        padded = sum(one.part for one in self.bucket) * self.ranks
+        flat = None
+        if len(self.bucket) > 1 or padded > self.elements:
+            flat = Storage(self.meter, padded * self.sends.bytes)
+        partitions: list[Storage] = []
+        if self.sends is not self.sums_in:
+            casts = []
+            partitions = [Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket]
+        del casts, flat, partitions
+
+    # --- the step ---------------------------------------------------------------------------------------------------
+
+    def update(self) -> None:
+        """`step`. The optimizer updates one sub-group after the other."""
+        self.meter.place = Place("step")
+        how = self.how
+        self.coordinator.release_all()
+        for group in self.groups:  # get_grad_norm_direct
+            for one in group:
+                in_double = Storage(self.meter, one.part * DOUBLE)
+                del in_double
+        for group, updated in zip(self.groups, self.trained, strict=True):
+            with counted_as(self.meter, "gradients"):
+                updated.gradient = self._single_grad_partition(group)
+            with self.graph.no_grad():
+                optimizer_step(
+                    self.graph, how.optimizer, [updated], how.implementation, how.momentum, how.state_dtype, how.torch
+                )
+            updated.gradient = None
+        self.coordinator.gather_persistent()
+
+    def _single_grad_partition(self, group: list[Parameter]) -> Tensor:
+        """The gradients of a sub-group, side by side in float32 (`_prepare_fp32_grad_for_sub_group`)."""
+        size = sum(one.part for one in group)
+        flat = self.grad_partitions_flat_buffer
+        if len(group) > 1:
+            flat = Storage(self.meter, size * self.sums_in.bytes)
+        if self.sums_in is FLOAT32:
+            return Tensor((size,), FLOAT32, flat)
+        return empty(self.meter, (size,), FLOAT32)
