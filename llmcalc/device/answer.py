@@ -122,15 +122,21 @@ def training_memory(spec: ModelSpec, how: Training, runtime: Runtime = HOPPER) -
 
 
 def device_memory(
-    spec: ModelSpec, run: Run, runtime: Runtime, beside: Sequence[Beside], tensors: Term, every: int = 1
+    spec: ModelSpec,
+    run: Run,
+    runtime: Runtime,
+    beside: Sequence[Beside],
+    tensors: Term,
+    every: int = 1,
+    many: int = MANY,
 ) -> DeviceMemory:
     """Replays a run and sums up what it holds.
 
     beside: what it holds too. tensors: how its tensors are known. every: one layer of so many is not run as the others
-    are; 1 (default) if all are run alike.
+    are; 1 (default) if all are run alike. many: layers up to which all are replayed on the allocator.
     """
     stacks = loops(spec, every)
-    found, whole = _replayed(run, runtime, stacks)
+    found, whole = _replayed(run, runtime, stacks, many)
     _add(found, beside)
     return summed(found, runtime, stacks, tensors, whole)
 
@@ -193,7 +199,7 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed, bool]:
+def _replayed(run: Run, runtime: Runtime, stacks: list[Loop], many: int) -> tuple[Replayed, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
     The run is recorded with a few layers, and unfolded. Of many layers the tensors are those of all, by `folded`, and
@@ -216,7 +222,7 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop]) -> tuple[Replayed,
         return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
 
     found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else of_one_pass(counted({}))
-    whole = not grow or sum(loop.layers for loop in stacks) <= MANY
+    whole = not grow or sum(loop.layers for loop in stacks) <= many
     if whole:
         taken = blocks({})
     else:

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..layouts.asked import Framework
+from ..layouts.asked import Framework, dated
+from ..layouts.communication import Traffic, communication
 from ..model import ModelSpec
 from ..run.layout import Layout
 from .allocator import CachingAllocator
@@ -83,6 +84,30 @@ class Cluster:
         return worst(self.by_rank)
 
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        own = getattr(self.own, "microbatches", None)
+        return own or self.settings.num_microbatches or 1
+
+    @cached_property
+    def communication(self) -> list[Traffic] | None:
+        """What the rank that takes the most sends in a step; None where that is not modelled."""
+        use = self.one.states
+        try:
+            return communication(
+                self.spec,
+                self.layout,
+                use.workload,
+                self.micro_batches,
+                self.framework,
+                self.peak.rank,
+                include=use.count.include,
+            )
+        except InputError:
+            return None
+
+
 def worst(ranks: Sequence[RankMemory]) -> RankMemory:
     """The rank that takes the most; of equal ones the first."""
     return max(ranks, key=lambda one: (one.device.device_bytes, -one.rank))
@@ -110,8 +135,22 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     return rank_memory(run.spec, replace(own, gpu=runtime.gpu), rank, runtime.context)
 
 
+def deepspeed_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank under DeepSpeed's ZeRO."""
+    from .deepspeed.rank import rank_memory
+
+    return rank_memory(run.one, run.layout, rank, runtime, run.own, run.version)
+
+
+def fsdp2_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank of torch's `fully_shard`, as torchtitan calls it."""
+    from .fsdp.answer import rank_memory
+
+    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version))
+
+
 Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]
 """What one rank holds."""
 
-FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank, "megatron": megatron_rank}
+FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank, "fsdp2": fsdp2_rank, "megatron": megatron_rank, "deepspeed": deepspeed_rank}
 """Framework → what one of its ranks holds."""

@@ -86,7 +86,7 @@ class Memory:
     def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         run = self._training() if self.settings.phase == "training" else self._inference(attention)
         every = self.settings.recomputed().every
-        return device_memory(self.spec, run, runtime, self._beside(), self._tensors(attention), every)
+        return device_memory(self.spec, run, runtime, self._beside(), self.tensors(attention), every)
 
     def _training(self) -> Run:
         how = self.settings.training(self.states, self.states.count.include)
@@ -127,7 +127,7 @@ class Memory:
             Beside("gradients", bytes_of(n, use.grad_dtype), ("backward", "step"), stays=kept),
         ]
 
-    def _tensors(self, attention: AttentionImplementation) -> Term:
+    def tensors(self, attention: AttentionImplementation) -> Term:
         """How the run's tensors are known, which is as well as the least known of them."""
         settings, use = self.settings, self.states
         of_libraries = [

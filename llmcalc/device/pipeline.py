@@ -1,8 +1,11 @@
 """A training step of one rank of a pipeline, replayed: its chunks of layers in the order of the schedule.
 
-The rank's chunks share one meter. What enters a chunk and the gradient of what leaves it come from other ranks; both
-stay until the backward pass of their micro-batch has run, and so does what leaves it (torch.distributed.pipelining,
-stage.py: `fwd_cache` names the outputs and the inputs of every micro-batch in flight).
+The rank's chunks share one meter. What enters a chunk and the gradient of what leaves it come from other ranks, into
+buffers that every micro-batch has for itself and that stay from the first step on (torch.distributed.pipelining,
+stage.py: `_RecvInfo`). What leaves a chunk stays until the backward pass of its micro-batch has run (`fwd_cache`). The
+tokens of all micro-batches are one tensor, of which each gets a part.
+
+A method here that names a method of torch has its local variables, which hold tensors as those do.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from ..kernels.autograd import backward
+from ..kernels.lowering import ENTRY
 from ..kernels.meter import Device, Meter, Place
-from ..kernels.tensor import DTYPES, Storage, Tensor, counted_as
+from ..kernels.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ..layouts.rank import rank_program
 from ..layouts.schedules import Action, pipeline
 from ..model import ModelSpec
 from ..run.layout import Layout, Stage, stages
+from ..run.rows import TOKENS
 from .training import Replayed, Training, TrainingRun
 
 BUCKETS = 2**20, 25 * 2**20
@@ -33,29 +38,33 @@ class Flight:
 
 
 class Chunk(TrainingRun):
-    """The layers of one stage of a rank."""
+    """The layers of one stage of a rank.
+
+    received, gradients: of every micro-batch, what another rank sends in the forward and in the backward pass.
+    flights: what leaves the chunk in the forward pass, by micro-batch, until its backward pass has run.
+    """
 
     def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter) -> None:
         self.stage = stage
         super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
+        self.whole: Tensor | None = None
+        self.received: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+        self.flights: dict[int, Tensor] = {}
 
     def _check_choices(self) -> None:
         if self.stage.last:
             super()._check_choices()
+
+    # --- alone ------------------------------------------------------------------------------------------------------
 
     def forward_of(self) -> Flight:
         """The forward pass of one micro-batch; on the last stage with its loss."""
         self.next_batch()
         self.meter.place = Place("forward")
         entry = self.lowering.enter(self.program)
-        if self.stage.last:
-            return Flight(entry, self.forward())
-        labels, self.labels = self.labels, None
-        try:
-            return Flight(entry, self.forward())
-        finally:
-            self.labels = labels
+        return Flight(entry, self.forward() if self.stage.last else self.run_layers())
 
     def backward_of(self, flight: Flight) -> None:
         """The backward pass of one micro-batch, from the gradient that another rank sends."""
@@ -63,13 +72,80 @@ class Chunk(TrainingRun):
         if self.stage.last:
             self.backward(out)
         else:
-            self.meter.place = Place("backward")
-            self._take_workspace(2)
             with counted_as(self.meter, "communication"):
                 seed = self.graph.new(out.shape, out.dtype, out.strides)
-            backward(self.graph, out, seed)
+            self._backward_from(out, seed)
         if flight.entry is not None:
             flight.entry.grad = None  # sent
+
+    def run_layers(self) -> Tensor:
+        """The forward pass without the loss."""
+        labels, self.labels = self.labels, None
+        try:
+            return self.forward()
+        finally:
+            self.labels = labels
+
+    def _backward_from(self, out: Tensor, seed: Tensor) -> None:
+        self.meter.place = Place("backward")
+        self._take_workspace(2)
+        backward(self.graph, out, seed)
+
+    # --- in a schedule of torch -------------------------------------------------------------------------------------
+
+    def take_batch(self, whole: Tensor) -> None:
+        """The tokens of all micro-batches of a step."""
+        self.whole = whole
+
+    def _batch(self) -> None:
+        if self.whole is None:
+            super()._batch()
+            return
+        how, given = self.how, self.lowering.given
+        given[TOKENS] = Tensor((how.batch, how.seq), INT64, self.whole.storage)
+        self.lowering.take_frames(self.program)
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(given[TOKENS])
+
+    def _initialize_stage(self) -> None:
+        """Makes what is received into, of every micro-batch, before the first step."""
+        for _ in range(self.how.microbatches):
+            entry = self.lowering.enter(self.program)
+            if entry is not None:
+                self.received.append(entry)
+            if not self.stage.last:
+                assert self.program.result is not None
+                with counted_as(self.meter, "communication"):
+                    shape = self.lowering.shape(self.program.result)
+                    self.gradients.append(empty(self.meter, shape, self.lowering.dtype))
+
+    def forward_one_chunk(self, i: int) -> Tensor:
+        """The forward pass of micro-batch `i`. Returns its output, which is kept."""
+        self.next_batch()
+        self.meter.place = Place("forward")
+        if self.received:
+            self.lowering.given[ENTRY] = self.received[i]
+        output = self.run_layers()
+        self.flights[i] = output
+        return output
+
+    def compute_loss(self, output: Tensor) -> Tensor:
+        """The loss of the micro-batch that has just run."""
+        self.meter.place = Place("forward", path="loss")
+        assert self.labels is not None
+        return self.lowering.losses(output, self.labels)
+
+    def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
+        """The backward pass of micro-batch `i`. Returns the gradient of what entered it, which is sent."""
+        stage_output = self.flights.pop(i)
+        if loss is not None:
+            self.backward(loss)
+            stage_output.node = None  # `detach_`
+        else:
+            self._backward_from(stage_output, self.gradients[i])
+        if not self.received:
+            return None
+        grads_input, self.received[i].grad = self.received[i].grad, None
+        return grads_input
 
 
 class RankRun:
@@ -119,15 +195,78 @@ class RankRun:
 
     def passes(self) -> None:
         """The forward and backward passes of all micro-batches."""
+        if self.layout.pp > 1:
+            self._take_batch()
+        if self.layout.pp > 1 and self.layout.schedule == "1f1b":
+            self._one_forward_one_backward(self.chunks[0])
+        else:
+            self._in_order()
+        if self.layout.pp > 1:
+            for chunk in self.chunks:  # the parts of the tokens are named in the schedule alone
+                chunk.labels = None
+                del chunk.lowering.given[TOKENS]
+
+    def _take_batch(self) -> None:
+        """The tokens of a step, and, in the first step, the buffers of its micro-batches."""
+        self.meter.place = Place("forward")
+        with counted_as(self.meter, "activations"):
+            whole = empty(self.meter, (self.how.microbatches * self.how.batch, self.how.seq), INT64)
+        first = self.chunks[0].whole is None
+        for chunk in self.chunks:
+            chunk.take_batch(whole)
+            if first:
+                chunk._initialize_stage()
+
+    def _in_order(self) -> None:
         flights: dict[tuple[int, int], Flight] = {}
+        outputs: dict[tuple[int, int], Tensor] = {}
         for kind, index, batch, *_ in self.order:
-            chunk = self.chunks[index]
-            if kind == "F":
-                flights[index, batch] = chunk.forward_of()
-            elif kind == "B":
-                chunk.backward_of(flights.pop((index, batch)))
-            else:
+            chunk, key = self.chunks[index], (index, batch)
+            if kind not in ("F", "B"):
                 raise InputError("--schedule: torch's kernels run a whole backward pass; expected 1f1b or interleaved")
+            if self.layout.pp == 1:
+                if kind == "F":
+                    flights[key] = chunk.forward_of()
+                else:
+                    chunk.backward_of(flights.pop(key))
+            elif kind == "F":
+                output = chunk.forward_one_chunk(batch)
+                if chunk.stage.last:
+                    outputs[key] = chunk.compute_loss(output)
+            else:
+                chunk.backward_one_chunk(batch, outputs.get(key))
+
+    def _one_forward_one_backward(self, chunk: Chunk) -> None:
+        """`Schedule1F1B._step_microbatches`. What is sent is named until what is sent next."""
+        last, count = chunk.stage.last, self.how.microbatches
+        warmup_chunks = min(count, self.layout.pp - chunk.stage.rank)
+        fwd_mb_index = bwd_mb_index = 0
+        internal_losses: list[Tensor] = []
+        for _ in range(warmup_chunks):
+            output = chunk.forward_one_chunk(fwd_mb_index)
+            _fwd_sends = None if last else output.detached()
+            if fwd_mb_index != warmup_chunks - 1:
+                _send_work = _fwd_sends
+            if last:
+                internal_losses.append(chunk.compute_loss(output))
+            fwd_mb_index += 1
+        while True:
+            loss = internal_losses[bwd_mb_index] if last else None
+            _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
+            bwd_mb_index += 1
+            if fwd_mb_index == count:
+                break
+            output = chunk.forward_one_chunk(fwd_mb_index)
+            if last:
+                internal_losses.append(chunk.compute_loss(output))
+            _fwd_sends = None if last else output.detached()
+            fwd_mb_index += 1
+        _send_work = _bwd_sends
+        while bwd_mb_index < count:
+            loss = internal_losses[bwd_mb_index] if last else None
+            _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
+            _send_work = _bwd_sends
+            bwd_mb_index += 1
 
     def update(self) -> None:
         """The optimizer's step over the parameters of all chunks."""

@@ -49,6 +49,25 @@ RANK_COLUMNS = (
 )
 
 
+SENT_COLUMNS = (
+    Column("group", "with", justify="left"),
+    Column("ranks", "ranks"),
+    Column("kind", "what", justify="left"),
+    Column("count", "messages", units.exact),
+    Column("buffer_bytes", "largest", units.GIB.write),
+    Column("wire_bytes", "sent", units.GIB.write),
+)
+
+KINDS = {
+    "all_reduce": "sums for all",
+    "all_gather": "gathers",
+    "reduce_scatter": "sums, a part each",
+    "all_to_all": "exchanges",
+    "send": "sends",
+}
+"""Kind of message → its name in tables."""
+
+
 def report(
     preset: Preset, found: Cluster, fits: Sequence[Fit], assumed: str = "", launched: Launch | None = None
 ) -> Report:
@@ -65,9 +84,17 @@ def report(
     parts = Table(preset.display, PART_COLUMNS, _part_rows(peak), aside, notes, answer, name="parts")
     ranks = Table(f"By rank, in {units.GIB.name}", RANK_COLUMNS, _rank_rows(found), name="ranks")
     phases = Table(f"Over time on rank {peak.rank}", PHASE_COLUMNS, phase_rows(peak.device), name="phases")
+    sent = Table(
+        f"Sent by rank {peak.rank} in a step, in {units.GIB.name}",
+        SENT_COLUMNS,
+        _sent_rows(found),
+        name="communication",
+    )
     fitting = fits_table(fits, f"Rank {peak.rank} on one accelerator, in {units.GIB.name}")
     return Report(
-        data(preset, found, fits, launched), [parts, ranks, phases, fitting], warnings=warned(preset, warnings)
+        data(preset, found, fits, launched),
+        [parts, ranks, phases, *([sent] if sent.rows else []), fitting],
+        warnings=warned(preset, warnings),
     ).of(preset.target)
 
 
@@ -116,8 +143,32 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
             ],
             "parameters": found.one.states.count.total,
         },
+        "communication": None
+        if found.communication is None
+        else [
+            {
+                "group": one.group,
+                "ranks": one.ranks,
+                "kind": one.kind,
+                "count": one.count,
+                "buffer_bytes": one.bytes,
+                "wire_bytes": one.count * one.wire_bytes,
+            }
+            for one in found.communication
+        ],
         "fits": fits_data(fits),
     }
+
+
+def _sent_rows(found: Cluster) -> list[Row]:
+    """Messages of one kind with one group together."""
+    sums: dict[tuple[str, int, str], list[int]] = {}
+    for one in found.communication or ():
+        line = sums.setdefault((one.group, one.ranks, one.kind), [0, 0, 0])
+        line[0] += one.count
+        line[1] = max(line[1], one.bytes)
+        line[2] += one.count * one.wire_bytes
+    return [Row([group, ranks, KINDS[kind], *line]) for (group, ranks, kind), line in sums.items()]
 
 
 def _part_rows(peak: RankMemory) -> list[Row]:

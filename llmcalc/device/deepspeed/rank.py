@@ -1,14 +1,32 @@
-"""What one rank holds under DeepSpeed."""
+"""What one rank holds under DeepSpeed: its run, replayed on the caching allocator, and how the answer is known."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
 from ...errors import InputError
-from ...kernels.meter import Meter
+from ...kernels.meter import Device, Meter, Place
+from ...kernels.tensor import DTYPES, FLOAT32
 from ...model import ModelSpec
-from ...run.deepspeed import DeepSpeedSettings
-from ..training import Training
+from ...run.deepspeed import VERSION, DeepSpeedSettings
+from ...run.layout import Layout
+from ..allocator import CachingAllocator
+from ..answer import TORCH, DeviceMemory, Term, summed
+from ..fold import loops
+from ..memory import Memory
+from ..runtime import Runtime
+from ..training import Replayed, Training
 from .divided import DividedRun
 from .gathered import GatheredRun
+
+VERSIONS = f"deepspeed {VERSION}, {TORCH}"
+
+OWN_ADAM = ("adam", "adamw", "fusedadam")
+"""Types of `optimizer` for which DeepSpeed takes its own fused Adam, unless `torch_adam` is set."""
 
 
 def zero_run(
@@ -20,7 +38,115 @@ def zero_run(
     workspace: int = 0,
     meter: Meter | None = None,
 ) -> DividedRun | GatheredRun:
-    """The run of one rank. ranks: over which ZeRO divides."""
+    """The run of one rank. ranks: over which ZeRO divides. Raises `InputError` for what is not modelled."""
+    settings = settings.resolved(spec.hidden_size)
+    settings.check()
+    _check(how, settings)
+    if how.adapters is not None:  # the engine casts all parameters
+        how = replace(how, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
+    implementation = how.implementation
+    if implementation is None and settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
+        implementation = "fused"
+    how = replace(how, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
     if settings.stage == 3:
         return GatheredRun(spec, how, settings, ranks, workspace, meter)
     return DividedRun(spec, how, settings, ranks, rank, workspace, meter)
+
+
+def _check(how: Training, settings: DeepSpeedSettings) -> None:
+    """Raises `InputError` for training that is not modelled with DeepSpeed."""
+    if settings.stage not in (1, 2, 3):
+        raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
+    for holds, words in (
+        (how.autocast, "--precision autocast"),
+        (how.keeps_gradients, "--zero-grad zeros"),
+        (how.optimizer_in_backward, "--optimizer-in-backward"),
+        (how.optimizer == "muon", "--optimizer muon"),
+        (how.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
+    ):
+        if holds:
+            raise InputError(f"{words}: with DeepSpeed it is not modelled")
+    if settings.stage == 1 and how.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
+        raise InputError("grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled")
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Puts off the collection of cyclic garbage: a run frees its objects by reference counts."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
+def replay_zero(
+    spec: ModelSpec,
+    how: Training,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    rank: int,
+    device: Device | None = None,
+    workspace: int = 0,
+) -> Replayed:
+    """Replays set-up and two steps of one rank. device: as of `replay`. In the second step all is as in later ones."""
+    meter = Meter(device)
+    run = zero_run(spec, how, settings, ranks, rank, workspace, meter)
+    run.set_up()
+    found = Replayed(set_up=meter.now)
+    run.step()
+    first, meter.peaks = meter.peaks, {}
+    meter.place = Place()
+    run.step()
+    meter.place = Place("after")
+    found.take_peaks(first, meter.peaks)
+    found.after = meter.now
+    found.read(device)
+    return found
+
+
+def rank_memory(
+    one: Memory, layout: Layout, rank: int, runtime: Runtime, own: Any = None, version: str = ""
+) -> DeviceMemory:
+    """The memory of one rank. own: `DeepSpeedSettings`, by default DeepSpeed's own. version: of deepspeed.
+
+    Raises `InputError` for a layout, settings or training that is not modelled.
+    """
+    settings = settings_of(layout, own, version)
+    if one.settings.phase != "training":
+        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
+    how = one.settings.training(one.states, one.states.count.include)
+    device = CachingAllocator(runtime.expandable)
+    found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, device, runtime.workspace)
+    return summed(found, runtime, loops(one.spec), known(settings))
+
+
+def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
+    """The settings of a layout. Raises `InputError` for a layout or version that is not modelled."""
+    settings = own if isinstance(own, DeepSpeedSettings) else DeepSpeedSettings()
+    for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
+        if getattr(layout, name) > 1:
+            option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
+            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1")
+    asked = version or settings.version
+    if asked not in ("", VERSION):
+        raise InputError(f"--framework-version {asked}: not modelled with deepspeed; expected {VERSION}")
+    if settings.stage is None:
+        return replace(settings, stage=layout.zero)
+    if layout.zero not in (0, settings.stage):
+        raise InputError(f"--zero {layout.zero}: the configuration has stage {settings.stage}; expected the same")
+    return settings
+
+
+def known(settings: DeepSpeedSettings) -> Term:
+    """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU.
+
+    On a GPU, buffers of streams beside the default one are kept until these streams have read them.
+    """
+    if settings.stage == 3 or settings.overlaps:
+        witness = "deepspeed's own processes on the CPU, within 4 %; streams from its source"
+        return Term("tensors", 0, "source", witness, VERSIONS)
+    return Term("tensors", 0, "exact", "deepspeed's own processes on the CPU: every storage", VERSIONS)

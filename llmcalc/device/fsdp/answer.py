@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from datetime import date
 from itertools import pairwise
 from typing import NamedTuple
 
 from ...algebra import ceil_div
+from ...errors import InputError
 from ...kernels.lowering import RECORDED
 from ...layouts.placements import Collective
 from ...model import ModelSpec
+from ...optional import TOWERS
 from ...run.layout import Layout
 from ..answer import TORCH, DeviceMemory, Term, device_memory
 from ..fold import Loop, loops
+from ..memory import Memory
 from ..recording import Recorder
 from ..runtime import HOPPER, Runtime
 from ..training import Training
 from .lowering import Layer
-from .training import TITAN, Fsdp, FsdpRun, record, sharding
+from .training import TITAN, Fsdp, FsdpRun, called, record, sharding
+
+
+WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+
+MANY = 160
+"""Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
+sharded weights are small beside activations and gathered layers, of which some serve other streams.
+"""
 
 
 def fsdp_memory(
@@ -26,9 +38,11 @@ def fsdp_memory(
     rank: int = 0,
     runtime: Runtime = HOPPER,
     fsdp: Fsdp = TITAN,
+    tensors: Term = WITNESSED,
 ) -> DeviceMemory:
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
+    tensors: how its tensors are known.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
@@ -38,9 +52,25 @@ def fsdp_memory(
         lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace)],
         runtime,
         (),
-        Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH),
+        tensors,
         how.recompute.every,
+        MANY,
     )
+
+
+def rank_memory(one: Memory, layout: Layout, rank: int, runtime: Runtime, version: date | None = None) -> DeviceMemory:
+    """What one rank holds under torchtitan of that date, None (default) for the newest.
+
+    Raises `InputError` for another phase than training, and as `fsdp_memory` does.
+    """
+    if one.settings.phase != "training":
+        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
+    include = one.states.count.include
+    if TOWERS.name in include:
+        raise InputError("FSDP2 with image and audio encoders is not modelled")
+    how, fsdp = called(one.spec, one.settings.training(one.states, include), version)
+    known = one.tensors(how.choices.attention)
+    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, WITNESSED if known.status == "exact" else known)
 
 
 def communication(

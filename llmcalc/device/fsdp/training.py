@@ -7,7 +7,8 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 
 from ...errors import InputError
 from ...kernels.meter import Meter, Place
@@ -43,7 +44,23 @@ class Fsdp:
 
 
 TITAN = Fsdp()
-"""As torchtitan calls it."""
+"""As torchtitan called it before 2025-07-28."""
+
+SPLIT = date(2025, 7, 28)
+"""Since when torchtitan has groups of their own for embedding and head (83e694105)."""
+
+
+def called(spec: ModelSpec, how: Training, version: date | None = None) -> tuple[Training, Fsdp]:
+    """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
+
+    Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
+    version: the date of torchtitan; None (default) for the newest.
+    """
+    dtype = "float32" if how.master else how.dtype
+    reduced = "float32" if how.gradient_dtype is None else how.gradient_dtype.name
+    newer = version is None or version >= SPLIT
+    alone = replace(how, master=False, gradient_dtype=None)
+    return alone, Fsdp(dtype, reduced, splits=newer and why_not_split(spec, how) == "")
 
 
 def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
@@ -97,8 +114,8 @@ class FsdpRun(TrainingRun):
         self.fsdp, self.reshard = fsdp, reshard
         self.traffic = Traffic(self.graph, sharding)
         self.stacks = [loop.path for loop in loops(spec)]
-        if fsdp.splits:
-            _check_split(spec, how)
+        if fsdp.splits and (why := why_not_split(spec, how)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
 
     def set_up(self) -> None:
@@ -127,12 +144,13 @@ class FsdpRun(TrainingRun):
         self.traffic.finish(list(self.lowering.groups.values()))
 
 
-def _check_split(spec: ModelSpec, how: Training) -> None:
-    """Raises `InputError` for a model without an embedding and a head of their own, or a loss that runs the head."""
-    if spec.kind != "decoder" or spec.tie_word_embeddings:
-        raise InputError("FSDP2 with groups of their own for embedding and head takes a decoder with an untied head")
+def why_not_split(spec: ModelSpec, how: Training) -> str:
+    """Why embedding and head are no groups of their own; empty if they may be."""
+    if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
+        return "the model is no decoder with an untied language-model head"
     if how.choices.cross_entropy in ("chunked", "split") or how.include:
-        raise InputError("FSDP2 with a group of its own for the head takes a loss over the logits of the model")
+        return "the loss runs the head"
+    return ""
 
 
 def record(

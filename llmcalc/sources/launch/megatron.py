@@ -243,7 +243,7 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
     if value is None or value is False:
         return None
     choices = [one for one in (get_args(kind) or (kind,)) if one is not NoneType]
-    if get_origin(kind) is Literal:
+    if get_origin(kind) in (Literal, tuple):
         choices = [kind]
     if value is True or value == "":
         raise reading.wrong(flag, "has no value; expected one")

@@ -153,6 +153,8 @@ def _mamba(s: MegatronSettings) -> Table:
     inner, dim = s.mamba_inner, s.mamba_head_dim
     if inner % dim:
         raise InputError(f"--mamba-head-dim: {dim} does not divide the inner width {inner}; expected a divisor")
+    if inner // dim % s.mamba_num_groups:
+        raise InputError(f"--mamba-num-groups: {s.mamba_num_groups}; expected a divisor of {inner // dim} heads")
     return {
         "type": "mamba2",
         "num_heads": inner // dim,

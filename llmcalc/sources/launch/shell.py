@@ -207,8 +207,11 @@ class _Reader:
                 if words[0] == "else" and self.branches:
                     self.branches[-1].turn(True)
                 words = []
+            elif words == ["{"]:
+                self.begins(words, "")
+                words = []
         if not self.compared(words, ended):
-            self.finish(words, set_here, line)
+            self.finish(words, set_here, line, ended)
         if ended == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
@@ -225,18 +228,23 @@ class _Reader:
             branch.turn(fits)
         return True
 
-    def holds(self, words: list[str]) -> bool | None:
-        """Whether a condition holds. Keeps the names of variables that are taken as not set."""
+    def holds(self, words: list[str], ended: str) -> bool | None:
+        """Whether a condition holds. Keeps the names of variables that are taken as not set.
+
+        ended: what comes after it; `&` and `|` begin another condition, which is not read.
+        """
         found = holds(words)
+        if (ended == "&" and found) or (ended == "|" and not found):
+            return None
         if found is not None:
             self.script.unset |= {said(word) for word in words if _UNSET.fullmatch(word)}
         return found
 
-    def begins(self, words: list[str]) -> None:
+    def begins(self, words: list[str], ended: str) -> None:
         """Opens the block that a word begins."""
         if words[0] == "if":
             branch = Branch(None)
-            branch.turn(self.holds(words[1:]))
+            branch.turn(self.holds(words[1:], ended))
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
@@ -249,12 +257,12 @@ class _Reader:
                 self.script.variables[words[1][:80]] = unknown(words[1][:80])
         self.branches.append(branch)
 
-    def finish(self, words: list[str], set_here: dict[str, str | list[str]], line: int) -> None:
+    def finish(self, words: list[str], set_here: dict[str, str | list[str]], line: int, ended: str) -> None:
         if words and words[0] in BEGINS:
-            self.begins(words)
+            self.begins(words, ended)
             return
         if words and words[0] == "elif" and self.branches:
-            self.branches[-1].turn(self.holds(words[1:]))
+            self.branches[-1].turn(self.holds(words[1:], ended))
             return
         if words and words[0] in ENDS:
             self.branches = self.branches[:-1]

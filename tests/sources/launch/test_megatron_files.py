@@ -247,8 +247,8 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
     assert kind("pretrain_gpt.py", data_path="/x/my-bert_00") == "gpt"
     assert kind(data_path="/x/my-bert_00") == "bert"
     assert kind(decoder_seq_length=8) == "t5"
-    assert kind(hybrid_layer_pattern="M*-E", num_experts=2) == "hybrid"
-    assert kind(hybrid_override_pattern="MM") == "hybrid"
+    assert kind(hybrid_layer_pattern="M*-E", num_experts=2, mamba_num_groups=1) == "hybrid"
+    assert kind(hybrid_override_pattern="MM", mamba_num_groups=1) == "hybrid"
 
 
 # ---- what is refused
