@@ -8,12 +8,15 @@ from ..device.memory import memory
 from ..device.runtime import runtime_of
 from ..device.settings import Settings
 from ..errors import InputError
+from ..layouts.asked import Asked
 from ..optional import included
 from ..sources.hardware import find_hardware
 from ..studies.fit import fit
-from ..views.fit import report
+from ..studies.fit_devices import fit_devices
+from ..views.fit import devices_report, report
 from .device_options import CublasWorkspace, takes_settings
 from .hardware import complete_name
+from .layout_options import takes_layout
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -34,6 +37,7 @@ from .options import (
 
 
 @takes_settings
+@takes_layout
 def command(
     target: Target,
     hardware: Annotated[
@@ -47,6 +51,10 @@ def command(
         ),
     ],
     settings: Settings,
+    asked: Asked,
+    global_batch: Annotated[
+        int | None, size("--global-batch", text="With --devices: sequences of a step of all; as many as devices.")
+    ] = None,
     users: Annotated[
         int | None, size("--users", text="Inference: users at once, each with a sequence of --seq tokens; 1.")
     ] = None,
@@ -63,8 +71,12 @@ def command(
     output: Output = None,
 ) -> None:
     """Whether a run fits, and what would make it fit.
-    Exit code 1 if it does not fit.
+    With --devices, the training with some layout over them, and how many it needs. Exit code 1 if it does not fit.
     """
+    if asked.anything and asked.devices is None:
+        raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
+    if global_batch is not None and asked.devices is None:
+        raise InputError("--global-batch: is of many devices; expected --devices too")
     if users is not None:
         if settings.phase == "training":
             raise InputError("--users: training has no users; expected --batch")
@@ -74,12 +86,18 @@ def command(
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
+    if asked.devices is not None:
+        if users is not None:
+            raise InputError("--users: is of one device; expected no --devices")
+        settings = settings.with_(phase="training") if settings.phase == "inference" else settings
     with about(preset):
-        found = fit(
-            memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime),
-            accelerator,
-        )
-        answer = report(preset, found)
+        one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
+        if asked.devices is None:
+            alone = fit(one, accelerator)
+            answer, verdict = report(preset, alone), alone.fit.verdict
+        else:
+            spread = fit_devices(one, accelerator, asked, global_batch)
+            answer, verdict = devices_report(preset, spread), spread.fit.verdict
     show(answer, fmt, output, notes, table)
-    if found.fit.verdict == "no":
+    if verdict == "no":
         raise typer.Exit(1)

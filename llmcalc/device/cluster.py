@@ -152,5 +152,10 @@ def fsdp2_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
 Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]
 """What one rank holds."""
 
-FRAMEWORKS: dict[Framework, Ranked] = {"torch": torch_rank, "fsdp2": fsdp2_rank, "megatron": megatron_rank, "deepspeed": deepspeed_rank}
+FRAMEWORKS: dict[Framework, Ranked] = {
+    "torch": torch_rank,
+    "fsdp2": fsdp2_rank,
+    "megatron": megatron_rank,
+    "deepspeed": deepspeed_rank,
+}
 """Framework → what one of its ranks holds."""

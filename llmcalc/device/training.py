@@ -377,7 +377,7 @@ def record(spec: ModelSpec, how: Training, layers: Mapping[int, int] | None = No
     found = None
     if not (how.keeps_gradients or how.optimizer_in_backward):
         found = _from_one_pass(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
-    return found or _from_two_steps(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
+    return found or two_steps(TrainingRun(spec, how, layers, workspace, meter := Recorder()), meter)
 
 
 def _from_one_pass(run: TrainingRun, meter: Recorder) -> Recorded | None:
@@ -417,7 +417,8 @@ def repeated(
     return Recorded(set_up, [batch, passes, first, freed], [next_batch, passes, update, freed], PHASES)
 
 
-def _from_two_steps(run: TrainingRun, meter: Recorder) -> Recorded:
+def two_steps(run: TrainingRun, meter: Recorder) -> Recorded:
+    """Two steps that are both recorded."""
     run.set_up()
     set_up = meter.cut()
     run.step()

@@ -8,7 +8,7 @@ runtime/precision_config.py. `auto` is for the integration in transformers (inte
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..errors import InputError
 
@@ -89,7 +89,7 @@ class DeepSpeedSettings:
 
     def resolved(self, hidden_size: int) -> DeepSpeedSettings:
         """The settings with numbers in the place of `auto`."""
-        auto = {
+        auto: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,
             "allgather_bucket_size": 500_000_000,
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),

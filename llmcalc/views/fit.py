@@ -8,6 +8,8 @@ from .. import units
 from ..costs.resident import TIGHT
 from ..sources.preset import Preset
 from ..studies.fit import Fitting
+from ..studies.fit_devices import DeviceFitting
+from .cluster import FRAMEWORK_NAMES, layout_text
 from .document import Column, Report, Row, Table, said
 from .memory import device_data, execution_data, run_text, verdict_of, workload_data
 from .notes import plural, too_long, warned
@@ -54,6 +56,62 @@ def report(preset: Preset, found: Fitting) -> Report:
         note = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
         tables.append(Table("What would make it fit", CHANGE_COLUMNS, changes, notes=[note], name="changes"))
     return Report(_data(preset, found), tables, warnings=warned(preset, warnings)).of(preset.target)
+
+
+def devices_report(preset: Preset, found: DeviceFitting) -> Report:
+    """The answer for many devices: the best layout, the fewest devices, the largest numbers and the changes."""
+    planned, fit, best = found.planned, found.fit, found.best
+    use = found.memory.states
+    warnings = too_long(found.memory.spec, use.workload) + list(() if fit.hardware.sources else fit.hardware.notes)
+    answer = f"{VERDICTS[fit.verdict]} on {plural(planned.devices, fit.hardware.title)}"
+    aside = (
+        f"{run_text(use)}, {planned.global_batch:,} sequences a step, {layout_text(best.layout)}: "
+        f"{units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
+        f"({units.percent(fit.share)})"
+    )
+    rows = [Row(["fewest devices (--devices)", found.needed, planned.devices])]
+    if fit.verdict != "no":
+        rows += [
+            Row(["sequences of a micro-batch (--batch)", found.batch, use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", found.seq, use.workload.seq]),
+        ]
+    name = FRAMEWORK_NAMES[planned.framework]
+    notes = said(
+        [
+            *warnings,
+            f"kernels and buffers of {name}; the layout with the best place of {planned.plan.tried:,} (llmcalc plan)",
+            "fewest: of this number, its halves and its doubles; the largest of each with this layout, the others as "
+            "given",
+        ]
+    )
+    tables = [Table(preset.display, LARGEST_COLUMNS, rows, aside, notes, answer, name="largest")]
+    if found.changes:
+        changes = [
+            Row([change.option, change.fit.needed, change.fit.share, verdict_of(change.fit)])
+            for change in found.changes
+        ]
+        tables.append(Table("What would make it fit", CHANGE_COLUMNS, changes, name="changes"))
+    data = {
+        "model": model_data(preset),
+        "workload": workload_data(found.memory),
+        "execution": execution_data(found.memory),
+        "hardware": fit.hardware.name,
+        "devices": planned.devices,
+        "framework": planned.framework,
+        "layout": best.layout.data(),
+        "verdict": fit.verdict,
+        "device_bytes": fit.needed,
+        "usable_bytes": fit.capacity,
+        "left_bytes": fit.left_bytes,
+        "needed_devices": found.needed,
+        "needed_layout": None if found.fewest is None else found.fewest.layout.data(),
+        "largest": {"batch": found.batch, "seq": found.seq, "users": None},
+        "changes": [
+            {"option": change.option, "device_bytes": change.fit.needed, "verdict": change.fit.verdict}
+            for change in found.changes
+        ],
+    }
+    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
 
 
 def _sequences(found: Fitting) -> str:

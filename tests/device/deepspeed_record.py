@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcalc.model import ModelSpec
+
 RECORD = Path(__file__).parent.parent / "data" / "deepspeed.json"
 
 BATCH, SEQ, STEPS = 2, 6, 3

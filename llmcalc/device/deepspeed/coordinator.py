@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ...algebra import ceil_div
-from ...kernels.layout import count
 from ...kernels.lowering import Path
 from ...kernels.meter import Block
 from ...kernels.tensor import Meter, Storage, Tensor, counted_as
 from ...run.deepspeed import DeepSpeedSettings
+from .partitions import elements, module_of
 
 GATHERING = 2
 """The stream on which parameters are gathered beside the passes."""
@@ -59,9 +58,8 @@ class Parameter:
 
     def __init__(self, meter: Meter, path: Path, like: Tensor, ranks: int) -> None:
         self.path, self.module = path, module_of(path)
-        size = count(like.shape)
-        assert isinstance(size, int)
-        self.count, self.part = size, ceil_div(size, ranks)
+        self.count = size = elements(like)
+        self.part = -(-size // ranks)
         self.whole = Tensor(like.shape, like.dtype, Whole(meter, size * like.dtype.bytes), leaf=like.leaf)
         self.persists = self.available = False
         self.gathering: Gathering | None = None
@@ -271,10 +269,3 @@ class Coordinator:
         if module in self.in_backward:
             self.in_backward.remove(module)
             self.release(module)
-
-
-def module_of(path: Path) -> Path:
-    """The path of the module that has a parameter."""
-    *above, last = path
-    name = str(last).rpartition(".")[0]
-    return (*above, name) if name else tuple(above)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...kernels.layout import count
 from ...kernels.meter import Meter, Place
 from ...kernels.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, counted_as, empty
 from ...model import ModelSpec
@@ -22,7 +21,7 @@ from ...run.deepspeed import DeepSpeedSettings
 from ..optimizers import Trained
 from ..optimizers import step as optimizer_step
 from ..training import Training, TrainingRun
-from .partitions import Piece, by_turns, flat_size, in_module_order, offsets, pieces
+from .partitions import Piece, by_turns, elements, flat_size, in_module_order, offsets, pieces
 
 REDUCTION = 1
 """The stream on which gradients are summed beside the backward pass."""
@@ -102,7 +101,7 @@ class DividedRun(TrainingRun):
         self.parameters += [weight for weight in self.lowering.unused if weight.leaf]
         settings, ranks = self.settings, self.ranks
         order = by_turns(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
-        width, sizes = self.dtype.bytes, [count(weight.shape) for weight in order]
+        width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
         starts, end = offsets(sizes, width, settings.parameter_alignment)
         size = flat_size(end, ranks)
         self.part = size // ranks
@@ -110,9 +109,7 @@ class DividedRun(TrainingRun):
             id(weight): pieces(start, number, self.part)
             for weight, start, number in zip(order, starts, sizes, strict=True)
         }
-        self.mine = {
-            key: piece for key, found in self.pieces.items() for piece in found if piece.rank == self.rank
-        }
+        self.mine = {key: piece for key, found in self.pieces.items() for piece in found if piece.rank == self.rank}
         self.own = [weight for weight in order if id(weight) in self.mine]
         with counted_as(self.meter, "weights"):
             flat = Storage(self.meter, size * width)
@@ -197,7 +194,7 @@ class DividedRun(TrainingRun):
 
     def reduce_independent(self, weight: Tensor) -> None:
         """`reduce_independent_p_g_buckets_and_remove_grads`."""
-        bucket, settings, number = self.bucket, self.settings, count(weight.shape)
+        bucket, settings, number = self.bucket, self.settings, elements(weight)
         if bucket.elements + number > self.most:
             self.reduce_ipg_grads()
             if settings.contiguous_gradients and settings.overlaps:
@@ -232,7 +229,7 @@ class DividedRun(TrainingRun):
                 self.large = None
             else:
                 self._clear_previous_reduced_grads()
-                self._allreduce([Piece(-1, 0, 0, count(weight.shape)) for weight in bucket.weights])
+                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights])
             for weight in bucket.weights:
                 mine = id(weight) in self.mine
                 if settings.stage == 2 and not mine:
@@ -259,11 +256,11 @@ class DividedRun(TrainingRun):
                 if apart and self.compact is None:
                     self._build_compact_grad_partition_buffer()
                 if found and not apart and settings.reduce_scatter and found[-1].rank == piece.rank:
-                    found[-1] = found[-1]._replace(count=found[-1].count + piece.count)
+                    found[-1] = found[-1]._replace(elements=found[-1].elements + piece.elements)
                 else:
                     found.append(piece)
         if not settings.reduce_scatter:
-            total = Piece(-1, 0, 0, self.bucket.elements)
+            total = Piece(-1, self.bucket.elements)
             self._allreduce([total], [piece for piece in found if piece.rank == mine])
         elif settings.use_multi_rank_bucket_allreduce:
             self._in_turn(found)
@@ -276,7 +273,7 @@ class DividedRun(TrainingRun):
         now: list[Piece] = []
         for piece in found:
             now.append(piece)
-            if sum(one.count for one in now) > self.most:
+            if sum(one.elements for one in now) > self.most:
                 self._allreduce(now)
                 now = []
         if now:
@@ -287,13 +284,13 @@ class DividedRun(TrainingRun):
 
         added: the pieces that this rank adds to its own sums, by default those of its part.
         """
-        total = sum(piece.count for piece in found)
+        total = sum(piece.elements for piece in found)
         tensor = Storage(self.meter, total * self.stages_in.bytes) if len(found) > 1 else None
         sent = Storage(self.meter, total * self.sends.bytes) if self.sends is not self.stages_in else None
         if self.sums_compactly and self.sends is not FLOAT32:
             for piece in found if added is None else added:
                 if piece.rank == self.rank:
-                    source = Storage(self.meter, piece.count * FLOAT32.bytes)
+                    source = Storage(self.meter, piece.elements * FLOAT32.bytes)
                     del source
         del tensor, sent
 
@@ -308,7 +305,7 @@ class DividedRun(TrainingRun):
                 self._store(weight, None)
             return
         if self.in_partition is None:
-            total = sum(count(one.shape) for one in self.own)
+            total = sum(elements(one) for one in self.own)
             with counted_as(self.meter, "gradients"):
                 self.in_partition = Storage(self.meter, total * self.dtype.bytes)
         self._store(weight, Tensor(weight.shape, self.dtype, self.in_partition))
@@ -338,9 +335,7 @@ class DividedRun(TrainingRun):
                 self._build_compact_grad_partition_buffer()
         else:
             with counted_as(self.meter, "gradients"):
-                grads = [
-                    self.gradient(weight) or empty(self.meter, weight.shape, self.sums_in) for weight in self.own
-                ]
+                grads = [self.gradient(weight) or empty(self.meter, weight.shape, self.sums_in) for weight in self.own]
             self.summed = grads if self.summed is None else self.summed
             del grads
             if self.boundary:
@@ -353,7 +348,7 @@ class DividedRun(TrainingRun):
         """The gradients of the rank's part, and zeros where the flat tensor ends before it."""
         assert self.summed is not None
         self.averaged, self.summed = self.summed, None
-        missing = self.part - sum(self.mine[id(weight)].count for weight in self.own)
+        missing = self.part - sum(self.mine[id(weight)].elements for weight in self.own)
         if missing:
             with counted_as(self.meter, "gradients"):
                 self.averaged.append(empty(self.meter, (missing,), self.sums_in))
@@ -366,7 +361,7 @@ class DividedRun(TrainingRun):
         how, (one,) = self.how, self.trained
         if self.settings.compute_grad_norm:
             for piece in self.mine.values():  # scaled_global_norm
-                in_double = Storage(self.meter, piece.count * DOUBLE)
+                in_double = Storage(self.meter, piece.elements * DOUBLE)
                 del in_double
         with counted_as(self.meter, "gradients"):
             one.gradient = self._single_grad_partition()

@@ -163,13 +163,11 @@ class GatheredRun(TrainingRun):
         sent = None
         if self.sends is not self.sums_in:
             sent, summed = Storage(self.meter, self.elements * self.sums_in.bytes), None
-        padded = [
-            Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket if one.count % self.ranks
-        ]
+        padded = [Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket if one.count % self.ranks]
         del padded, sent, summed
 
     def _avg_scatter_grads(self) -> None:
-        """`reduce_scatter_coalesced`: the gradients are copied side by side, unless there is one that needs no padding."""
+        """`reduce_scatter_coalesced`: the gradients are copied side by side, but for a single one without padding."""
         casts: list[Storage] = []
         if self.sends is not self.dtype:
             casts = [Storage(self.meter, one.count * self.sends.bytes) for one in self.bucket]

@@ -7,7 +7,7 @@ from typing import Any
 from ...flow.program import Step
 from ...flow.tree import Use
 from ...flow.value import Value, Weight
-from ...kernels.layout import Shape, count
+from ...kernels.layout import Shape
 from ...kernels.lowering import Frame, Path
 from ...kernels.profiles.eager import Eager
 from ...kernels.tensor import Dtype, Tensor
@@ -96,10 +96,3 @@ class Gathered(Eager):
         if node is not None:
             node.hooks.append(self.coordinator.before_backward(module))
         self.coordinator.release(module)
-
-
-def elements(weight: Tensor) -> int:
-    """The elements of a parameter."""
-    number = count(weight.shape)
-    assert isinstance(number, int)
-    return number

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from math import gcd
 from typing import NamedTuple, TypeVar
 
-from ...algebra import ceil_div
+from ...kernels.layout import count as count_of
 from ...kernels.lowering import Path
+from ...kernels.tensor import Tensor
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: the flat tensor is a multiple of so many elements a rank."""
@@ -22,14 +23,18 @@ Item = TypeVar("Item")
 class Piece(NamedTuple):
     """The part of a parameter that lies in one rank's partition.
 
-    rank: whose partition. start: its first element in the parameter. at: its first element in the partition.
-    count: its elements.
+    rank: whose partition. elements: how many it has.
     """
 
     rank: int
-    start: int
-    at: int
-    count: int
+    elements: int
+
+
+def elements(weight: Tensor) -> int:
+    """The number of elements of a parameter."""
+    number = count_of(weight.shape)
+    assert isinstance(number, int)
+    return number
 
 
 def by_turns(items: Sequence[Item], ranks: int) -> list[Item]:
@@ -45,7 +50,7 @@ def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int]
     to = 16 // gcd(16, width) if aligned else 1
     starts, end = [], 0
     for count in counts:
-        end = ceil_div(end, to) * to
+        end = -(-end // to) * to
         starts.append(end)
         end += count
     return starts, end
@@ -53,16 +58,15 @@ def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int]
 
 def flat_size(end: int, ranks: int) -> int:
     """Elements of the flat tensor with its padding."""
-    return ceil_div(end, ALIGNMENT * ranks) * ALIGNMENT * ranks
+    return -(-end // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
 def pieces(start: int, count: int, part: int) -> list[Piece]:
     """The pieces of a parameter. start: where it begins in the flat tensor. part: elements of a partition."""
     found, at = [], start
     while at < start + count:
-        rank = at // part
-        end = min(start + count, (rank + 1) * part)
-        found.append(Piece(rank, at - start, at - rank * part, end - at))
+        end = min(start + count, (at // part + 1) * part)
+        found.append(Piece(at // part, end - at))
         at = end
     return found
 
@@ -77,19 +81,17 @@ def in_module_order(paths: Sequence[Path]) -> list[Path]:
     module: dict[Path, int] = {}
     for path in paths:
         layer.setdefault(_layer_of(path), len(layer))
-        module.setdefault(_module_of(path), len(module))
+        module.setdefault(module_of(path), len(module))
 
     def key(path: Path) -> tuple[int, bool, int, bool]:
-        own = _layer_of(path)
-        in_sublayer = len(_module_of(path)) > len(own) + 1
-        return layer[own], not in_sublayer and any(type(part) is int for part in own), module[_module_of(path)], (
-            str(path[-1]).endswith("bias")
-        )
+        own, around = _layer_of(path), module_of(path)
+        is_norm = type(own[-1]) is int and len(around) <= len(own) + 1
+        return layer[own], is_norm, module[around], str(path[-1]).endswith("bias")
 
     return sorted(paths, key=key)
 
 
-def _module_of(path: Path) -> Path:
+def module_of(path: Path) -> Path:
     """The path of the module that has a parameter."""
     *above, last = path
     name = str(last).rpartition(".")[0]
@@ -99,4 +101,4 @@ def _module_of(path: Path) -> Path:
 def _layer_of(path: Path) -> Path:
     """The path of the layer that a parameter is in; its module's where it is in none."""
     inside = [i for i, part in enumerate(path) if type(part) is int]
-    return path[: inside[0] + 1] if inside else _module_of(path)
+    return path[: inside[0] + 1] if inside else module_of(path)

@@ -67,7 +67,9 @@ def _check(how: Training, settings: DeepSpeedSettings) -> None:
         if holds:
             raise InputError(f"{words}: with DeepSpeed it is not modelled")
     if settings.stage == 1 and how.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
-        raise InputError("grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled")
+        raise InputError(
+            "grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled"
+        )
 
 
 @contextmanager

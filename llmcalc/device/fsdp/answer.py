@@ -22,7 +22,6 @@ from ..training import Training
 from .lowering import Layer
 from .training import TITAN, Fsdp, FsdpRun, called, record, sharding
 
-
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
 
 MANY = 160

@@ -221,7 +221,12 @@ class AttentionKernels(LinearKernels):
 
         def of_scores(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             self.stays.product("backward")
-            return [graph.new(shape, g.dtype) for shape in shapes]
+            made: list[Gradient] = []
+            for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
+                product = graph.new(shape, g.dtype)
+                made.append(self.like(product))
+                del product
+            return made
 
         raw = graph.new(scores, q.dtype)
         self.node("scores", (q, k), [raw], of_scores, q, k)

@@ -1,0 +1,110 @@
+"""`llmcalc plan` and `fit --devices`: layouts that fit are ranked, the others are counted by reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmcalc.run.layout import Layout
+from llmcalc.studies.plan import TOO_MUCH, Candidate, bubble, ranked
+
+SMALL = "qwen3-0.6b?num_hidden_layers=6"
+
+
+def asked(run: Any, *words: str, code: int = 0) -> Any:
+    got, out, err = run(*words, "--format", "json")
+    assert got == code, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch"])
+def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) -> None:
+    words = ("plan", SMALL, "--devices", "4", "--global-batch", "12", "--seq", "128", "--framework", framework)
+    found = asked(run, *words, "--hardware", "h100", "--rows", "2")
+    assert found["tried"] == len(found["feasible"]) + sum(found["refused"].values())
+    assert [one["replayed"] for one in found["feasible"]] == [i < 2 for i in range(len(found["feasible"]))]
+    best = found["feasible"][0]
+    assert best["layout"]["world"] == 4
+    assert best["layout"]["dp"] * best["num_microbatches"] == 12
+    memory = asked(
+        run, "memory", SMALL, "--phase", "training", "--seq", "128", "--framework", framework, "--hardware", "h100",
+        "--num-microbatches", str(best["num_microbatches"]), *best["options"].split(),
+    )  # fmt: skip
+    assert memory["memory"]["device_bytes"] == best["device_bytes"]
+    assert memory["layout"] == best["layout"]
+
+
+def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
+    found = asked(run, "plan", SMALL, "--devices", "2", "--seq", "128", "--hardware", "800MiB", code=1)
+    assert found["feasible"] == []
+    assert found["refused"][TOO_MUCH] > 0
+    assert found["nearest"]["headroom_bytes"] < 0
+
+
+def test_sizes_that_are_given_hold(run: Any) -> None:
+    words = ("plan", SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--tp", "2", "--rows", "1")
+    found = asked(run, *words)
+    assert {one["layout"]["tp"] for one in found["feasible"]} == {2}
+
+
+def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
+    def one(tp: int, needed: int, sent: int, waits: float) -> Candidate:
+        return Candidate(Layout(tp=tp), 1, needed, 100, sent, waits)
+
+    most_headroom, least_sent, middle = one(1, 10, 9, 0.3), one(2, 30, 1, 0.3), one(4, 20, 5, 0.1)
+    assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=4), Layout(pp=4, vpp=2, schedule="interleaved")], ids=Layout.options)
+@pytest.mark.parametrize("batches", [8, 12, 40])
+def test_a_bubble_of_many_micro_batches_is_that_of_the_schedule(layout: Layout, batches: int) -> None:
+    """(p − 1)/(m·v) of the time without it (Narayanan 2021, §2.2)."""
+    over = (layout.pp - 1) / (batches * layout.vpp)
+    assert bubble(layout, batches) == pytest.approx(over / (1 + over))
+
+
+def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
+    words = ("fit", SMALL, "--devices", "4", "--seq", "128", "--hardware", "8GiB")
+    found = asked(run, *words)
+    assert found["verdict"] != "no"
+    assert found["needed_devices"] <= 4
+    assert found["largest"]["batch"] >= 1
+    assert found["largest"]["users"] is None
+    assert found["changes"] == []
+
+
+def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
+    found = asked(run, "fit", SMALL, "--devices", "2", "--seq", "128", "--hardware", "2GiB", code=1)
+    assert found["verdict"] == "no"
+    assert found["needed_devices"] > 2
+    assert any(f"--devices {found['needed_devices']}" in change["option"] for change in found["changes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", SMALL, "--hardware", "h100"), "--devices: missing; expected the number of accelerators"),
+        (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
+        (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: is of many devices"),
+        (("fit", SMALL, "--hardware", "h100", "--devices", "2", "--users", "2"), "--users"),
+        (("memory", SMALL, "--tp", "2"), "--phase inference: layouts are of training; expected training"),
+        (
+            ("memory", SMALL, "--phase", "training", "--tp", "3"),
+            "--tp 3: does not divide num_attention_heads 16; expected one of 1, 2, 4, 8",
+        ),
+        (
+            ("memory", SMALL, "--phase", "training", "--framework", "megatron", "--framework-version", "new"),
+            "--framework-version: 'new'; expected the date of a commit",
+        ),
+        (
+            ("memory", SMALL, "--phase", "training", "--framework", "megatron", "--recompute", "every:2"),
+            "--recompute every:2: not Megatron's; expected one of none, full, attention",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_fix(run: Any, words: tuple[str, ...], message: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert message in err
