@@ -54,6 +54,8 @@ class ModelSpec(Part):
     embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
     max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
         default.
+    shared_positions: whether both stacks of an encoder-decoder add rows of one table of learned positions (T5 in
+        Megatron-LM); false by default.
     unused_embedding: a second embedding that nothing uses (BART's classes); none by default.
     encoder, decoder: the stacks of layers, one of them or both.
     head: the output head, a language-model head by default.
@@ -70,6 +72,7 @@ class ModelSpec(Part):
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
     max_position_embeddings: Positions | None = None
+    shared_positions: Flag = False
     unused_embedding: UnusedEmbedding | None = None
     encoder: Stack | None = None
     decoder: Stack | None = None
@@ -97,6 +100,8 @@ class ModelSpec(Part):
         self._check_main()
         if self.encoder is not None and self.decoder is not None:
             self._check_encoder(self.encoder)
+        elif self.shared_positions:
+            raise ValueError("shared_positions: a model of one stack has one table; expected false")
         change = self.head.transform if isinstance(self.head, LMHead) else None
         if change is not None and change.size is not None and self.tie_word_embeddings:
             raise ValueError(
@@ -125,6 +130,9 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
         own = encoder.vocab_size is not None or encoder.stem is not None
+        both = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (both[0] != both[1] or getattr(both[0], "type", "") != "learned"):
+            raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(
                 "encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none"
@@ -226,7 +234,7 @@ class ModelSpec(Part):
                     x = f.memory = scope.gives = self._encoded(f, stack, x)
                 else:
                     scope.reads = x
-                    x = stack.flow(f, x)
+                    x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
         self._output(f, x, vocab, hidden, narrow, table)
         return f
 
@@ -323,6 +331,8 @@ def _reference() -> type[nn.Module]:
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
                 self.decoder = spec.decoder.reference(Context(hidden, source_size=spec.encoder.hidden_size))
+                if spec.shared_positions:
+                    self.decoder.embed_positions = self.encoder.embed_positions
             else:
                 only = last.reference(Context(hidden, causal=spec.encoder is None))
                 for name, child in only.named_children():

@@ -117,6 +117,9 @@ MODELS = {
     "encoder-decoder with positions": spec(
         **both(CROSSED, position=Learned(max_position_embeddings=80, offset=2), embedding_norm=LAYERNORM)
     ),
+    "encoder-decoder with one table of positions": spec(
+        **both(CROSSED, position=Learned(max_position_embeddings=80)), shared_positions=True
+    ),
     "encoder-decoder with relative bias": spec(
         **both(CROSSED, relative_bias=RelativeBias(num_attention_heads=4)), tie_word_embeddings=False
     ),

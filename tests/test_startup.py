@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "sympy", "matplotlib")
+HEAVY = ("torch", "transformers", "numpy", "sympy", "matplotlib", "yaml")
 
 
 def imported_by(*args: str, first: str = "") -> set[str]:

@@ -35,7 +35,8 @@ class Learned(Component):
 
     def flow(self, f: Flow, x: Value) -> Value:
         rows = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        return f.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")[0]
+        value, f.positions = f.table("", Axis("positions", rows), *x.axes, of=x.rows, by="positions")
+        return value
 
     def reference(self, context: Context) -> nn.Module:
         return _references()["learned"](self, context.hidden_size)

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
-from ..flow.value import Value
+from ..flow.value import Value, Weight
 from .base import Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
 from .choices import AnyLayer, Streams
@@ -212,15 +212,16 @@ class Stack(Component):
             repeats = sum(ceil_div(rest - i, period) for i, n in enumerate(self.pattern) if n == name)
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
-    def flow(self, f: Flow, x: Value, width: Axis | None = None) -> Value:
+    def flow(self, f: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
         """x: the token embeddings, or the input of the stem or of the stack's own embedding.
 
-        width: the width of the layers where it differs from x's.
+        width: the width of the layers where it differs from x's. positions: the table of learned positions of another
+        stack, in the place of its own.
         """
         hidden: Shape = x.axes if width is None else (width,)
         below = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with f.apart(f.causal, f.memory), f.function():
-            return self._run(f, self._embedded(f, x, hidden, below))
+            return self._run(f, self._embedded(f, x, hidden, below, positions))
 
     def _run(self, f: Flow, x: Value) -> Value:
         """Returns the output of the stack. x: the input of the first layer."""
@@ -254,14 +255,18 @@ class Stack(Component):
             f.hold(x=x)
         return x if self.final_norm is None else f.part("norm", self.final_norm, x)
 
-    def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape) -> Value:
+    def _embedded(self, f: Flow, x: Value, hidden: Shape, below: Shape, positions: Weight | None) -> Value:
         """The input of the first layer."""
         if self.stem is not None:
             x = f.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.seen(*below)
-        if self.position is not None:
+        if positions is not None:
+            with f.function():
+                row = f.look_up(positions, x.rows, by="positions")
+            x = f.add(x, f.in_format_of(x, row))
+        elif self.position is not None:
             x = f.add(x, f.in_format_of(x, f.part("embed_positions", self.position, x)))
         if self.token_types is not None:
             f.hold(x=x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..algebra import Number, exact_div, times
+from ..errors import InputError
 from ..flow.program import Scope
 from ..flow.tree import Place, Use
 from ..model import ModelSpec
@@ -31,11 +32,15 @@ def _not_kept_of(use: Use) -> Number:
 def recomputed(spec: ModelSpec, sight: Sight, include: frozenset[str] = frozenset()) -> Number:
     """FLOPs of the second forward pass, of everything that runs again to its end, as reentrant checkpointing does.
 
-    Raises `InputError` for a module that no layer has.
+    Raises `InputError` for a module that no layer has, and for operations of which every other one runs again.
     """
     how, total = sight.execution.recompute, 0
     if sight.phase != "training" or how == NONE:
         return total
+    if how.alternate:
+        raise InputError(
+            "--recompute: the FLOPs of every other product are not counted; expected attention+matmuls or full"
+        )
     if how.nodes:
         check_nodes(how.nodes, (path for layer, _ in _layers(spec, sight) for path, _ in _below(layer)))
     for layer, _ in _layers(spec, sight):

@@ -23,6 +23,7 @@ from ..layouts.schedules import Action, pipeline
 from ..model import ModelSpec
 from ..run.layout import Layout, Stage, stages
 from ..run.rows import TOKENS
+from .dtensor import Divided
 from .training import Replayed, Training, TrainingRun
 
 BUCKETS = 2**20, 25 * 2**20
@@ -46,6 +47,8 @@ class Chunk(TrainingRun):
 
     def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter) -> None:
         self.stage = stage
+        if layout.tp > 1:
+            self.profile = Divided
         super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
         self.whole: Tensor | None = None

@@ -19,6 +19,7 @@ from ..kernels.meter import Meter
 from ..layouts.asked import Framework
 from ..layouts.rank import rank_program
 from ..layouts.schedules import Pipeline, pipeline
+from ..layouts.search import routed_experts
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..run.layout import Layout, Stage, stages
@@ -93,6 +94,11 @@ class Walk:
         items = self.spec.program().root.items
         return list(in_order([item for item in items if isinstance(item, Scope) and item.name == "layers"]))
 
+    @cached_property
+    def experts(self) -> int:
+        """The routed experts of the layer that has the most; 0 without any."""
+        return routed_experts(self.spec)
+
     def needed(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """The bytes of the rank that needs most, and where it stands in the pipeline."""
         order = pipeline(layout, alike(layout, micro_batches))
@@ -123,9 +129,11 @@ class Walk:
 
     def elements(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Parameters of a stage: those that tensor parallelism divides, or none does, and those of experts."""
-        key = (layout.tp, layout.ep, layout.expert_tp, self._kinds_of(stage), stage.first, stage.last)
+        etp = layout.expert_tp
+        key = (layout.tp, etp, self._kinds_of(stage), stage.first, stage.last)
         if key not in self._elements:
-            tree = rank_program(self.spec, layout, 0, stage).node()
+            whole = replace(layout, dp=etp, cp=1, ep=1, etp=etp, zero=0, hsdp_replicas=1)
+            tree = rank_program(self.spec, whole, 0, stage).node()
             total = tree.total(total_of, include=self.include)
             experts = sum(
                 times(place.own(total_of), place.times)
@@ -133,7 +141,8 @@ class Walk:
                 if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in self.include)
             )
             self._elements[key] = total - experts, experts
-        return self._elements[key]
+        dense, experts = self._elements[key]
+        return dense, experts // layout.ep
 
     def _kinds_of(self, stage: Stage) -> tuple[object, ...]:
         """The kinds of a stage's layers, as runs of equal ones."""
@@ -180,8 +189,8 @@ class Walk:
         return start, end, count if end - start == wanted else None
 
     def _alone(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """A layout with a stage of these layers, where experts are not divided, which changes no pass."""
-        count = self.layers
+        """A layout with a stage of these layers, whose ranks have two experts: how many there are changes no pass."""
+        count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
             sizes, rank = (end,), 0
@@ -197,11 +206,11 @@ class Walk:
             vpp=1,
             schedule="1f1b",
             pp_layout=sizes if len(sizes) > 1 else None,
-            dp=1,
+            dp=ep,
             zero=0,
             hsdp_replicas=1,
-            ep=1,
-            etp=None,
+            ep=ep,
+            etp=1 if ep > 1 else None,
         )
         return alone, list(stages(alone, count))[rank]
 

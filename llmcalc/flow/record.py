@@ -51,6 +51,7 @@ class Flow:
     result: the value that the whole program computes.
     frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
+    positions: the table of learned positions that was recorded last; None before any.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
@@ -59,6 +60,7 @@ class Flow:
         self.result: Value | None = None
         self.frames: Value | None = None
         self.entry: Value | None = None
+        self.positions: Weight | None = None
         self.memo: dict[Any, Any] = {}
         self._whole = False
 
@@ -331,10 +333,10 @@ class Flow:
         self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, about)
         return weight
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
-        """Another look-up of token ids in an existing table."""
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
+        """Another look-up in an existing table, of token ids by default."""
         weight.tied = True
-        return self.step("table", "", (), Value(of, weight.out), weight=weight, by="ids")
+        return self.step("table", "", (), Value(of, weight.out), weight=weight, by=by)
 
     def norm(
         self,

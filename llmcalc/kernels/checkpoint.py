@@ -6,6 +6,7 @@ Source: torch/utils/checkpoint.py of torch 2.13 (`_checkpoint_without_reentrant_
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
@@ -25,11 +26,20 @@ class Region:
     """One call that is checkpointed (non-reentrant). Its arguments live until the last of its nodes has run.
 
     run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
-    needed. kept: the operations whose results are kept (selective checkpointing), by name.
+    needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
+    of which every other result is kept.
     """
 
-    def __init__(self, graph: Graph, run: Run, arguments: Sequence[Tensor], early: bool, kept: frozenset[str]) -> None:
-        self.graph, self.run, self.early, self.kept = graph, run, early, kept
+    def __init__(
+        self,
+        graph: Graph,
+        run: Run,
+        arguments: Sequence[Tensor],
+        early: bool,
+        kept: frozenset[str],
+        alternate: frozenset[str],
+    ) -> None:
+        self.graph, self.run, self.early, self.kept, self.alternate = graph, run, early, kept, alternate
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
@@ -37,6 +47,11 @@ class Region:
         self.packed: list[ref[_Later]] = []
         self.again: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
+
+    def keeps(self, name: str, calls: Counter[str]) -> bool:
+        """Whether the next result of an operation is kept. calls: how often each has run, to which this adds one."""
+        calls[name] += 1
+        return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
         """Keeps nothing of a tensor but its number."""
@@ -97,11 +112,11 @@ class _Kept:
     """Keeps the results of a region's chosen operations."""
 
     def __init__(self, region: Region) -> None:
-        self.region = region
+        self.region, self.calls = region, Counter[str]()
 
     def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         out = make()
-        if name in self.region.kept:
+        if self.region.keeps(name, self.calls):
             self.region.graph.meter.kept(out.storage.block, "activations")
             self.region.results.setdefault(name, []).append(out.detached())
         return out
@@ -111,10 +126,10 @@ class _Recalled:
     """Gives kept results back instead of running their operations again."""
 
     def __init__(self, region: Region) -> None:
-        self.region, self.next = region, dict[str, int]()
+        self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
     def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        if name not in self.region.kept:
+        if not self.region.keeps(name, self.calls):
             return make()
         number = self.next.get(name, 0)
         self.next[name] = number + 1
@@ -142,16 +157,22 @@ def _alias(tensor: Tensor, trained: bool) -> Tensor:
 
 
 def checkpoint(
-    graph: Graph, run: Run, arguments: Sequence[Tensor], early: bool = True, kept: frozenset[str] = frozenset()
+    graph: Graph,
+    run: Run,
+    arguments: Sequence[Tensor],
+    early: bool = True,
+    kept: frozenset[str] = frozenset(),
+    alternate: frozenset[str] = frozenset(),
 ) -> Tensor:
     """Runs a part without keeping what its nodes would save (`use_reentrant=False`).
 
     early: whether running again stops at the last tensor that is needed, true by default.
-    kept: names of operations whose results are kept, none by default.
+    kept: names of operations whose results are kept, none by default. alternate: of these, those of which every other
+        result is kept.
     """
     if not graph.enabled:
         return run(arguments)
-    region = Region(graph, run, arguments, early, kept)
+    region = Region(graph, run, arguments, early, kept, alternate)
     graph.packs.append(region.pack)
     before, graph.results = graph.results, _Kept(region) if kept else None
     try:

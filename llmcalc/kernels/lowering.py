@@ -703,7 +703,8 @@ class Lowering:
         """Runs a part whose activations are computed again in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
-        return checkpoint(self.graph, run, arguments, kept=self.recompute.kept)
+        what = self.recompute
+        return checkpoint(self.graph, run, arguments, kept=what.kept, alternate=what.alternate)
 
     # --- what passes keep for later ones ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ loss: the ranks that divide the vocabulary find the greatest logit of each token
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..algebra import Number
@@ -31,6 +31,7 @@ from ..flow.value import Value
 from ..model import ModelSpec
 from ..optional import MTP
 from ..run.layout import ALONE, Layout, Stage, stages
+from ..run.recompute import NONE, Recompute
 from ..run.rows import LOGITS
 from ..run.sight import Sight
 from ..run.workload import Workload
@@ -90,20 +91,26 @@ def communication(
     *,
     width: int = BFLOAT16,
     include: frozenset[str] = frozenset(),
+    recompute: Recompute = NONE,
 ) -> list[Traffic]:
-    """What a rank sends in a training step, without activations that are computed again.
+    """What a rank sends in a training step.
 
     workload: one micro-batch, of whole sequences. width: bytes of an element of the weights and of what the passes
-    compute. include: optional parts of the model that are trained too, none by default.
+    compute. include: optional parts of the model that are trained too, none by default. recompute: what runs again in
+    the backward pass, nothing by default.
     Raises `InputError` for a layout or framework that is not modelled.
     """
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     own = Sight(workload.with_(seq=workload.seq // layout.cp, phase="training"))
+    megatron = framework == "megatron"
+    again = (
+        replace(recompute, reentrant=True) if megatron and recompute.layers else recompute
+    )  # its `CheckpointFunction`
     chunks = list(_chunks(spec, layout, micro_batches, rank))
     told: list[Traffic] = []
     for chunk in chunks:
-        places = Placements(layout, own, width, include, regathers=framework == "megatron")
+        places = Placements(layout, own, width, include, megatron, again)
         passed = places.run(chunk.program)
         told += [Traffic(one.group, one.ranks, one.kind, one.bytes, one.times * chunk.batches) for one in passed]
         told += _loss(layout, chunk, own)

@@ -18,9 +18,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
-from ..flow.program import NEVER_RUN, Alternatives, Item, Step
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.value import Value
 from ..run.layout import Layout
+from ..run.recompute import NONE, Recompute
 from ..run.rows import ONCE, SEQUENCES, Routed, Rows, Source, Tokens
 from ..run.sight import Sight
 from .rank import RankFlow, is_divided
@@ -52,6 +53,9 @@ MIXES_ROWS = frozenset(
     }
 )
 """Verbs of the recorder whose result for a token depends on other tokens. Cores do too, if they keep a state."""
+
+KEEPS_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "leave", "split", "take"})
+"""Verbs of the recorder that keep nothing for the backward pass."""
 
 SCANS = (
     "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningCore", "MatrixMemory", "BlockSums",
@@ -92,6 +96,7 @@ class Placements:
     include: the optional parts of the model that run, none by default.
     regathers: whether a product that read gathered tokens gathers them again in its backward pass, instead of keeping
         them (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
+    recompute: what runs again in the backward pass, and sends again what it sends; nothing by default.
     """
 
     layout: Layout
@@ -99,6 +104,7 @@ class Placements:
     width: int = 2
     include: frozenset[str] = frozenset()
     regathers: bool = False
+    recompute: Recompute = NONE
     placed: dict[int, Placement] = field(default_factory=dict)
     entered: set[tuple[int, bool, bool]] = field(default_factory=set)
     told: list[Collective] = field(default_factory=list)
@@ -108,7 +114,7 @@ class Placements:
 
         Raises `InputError` for a part that the layout would divide in a way that no rule knows.
         """
-        self.where, self.repeats, self.graded = "", 1, True
+        self.where, self.repeats, self.graded, self.needed = "", 1, True, 0
         self._inside(program.root.items, "", 1)
         return self.told
 
@@ -135,14 +141,42 @@ class Placements:
             self.where, self.repeats = where or getattr(item, "verb", ""), repeats
             if isinstance(item, Step):
                 self._step(item)
+                self.needed = self.needed if item.verb in KEEPS_NOTHING else len(self.told)
                 continue
             inside, graded = times(repeats, about.get("repeat", 1)), self.graded
             self.graded = graded and about.get("role") != "no_grad"
             self._loop(item.takes)
+            start = len(self.told)
             self._inside(item.items, where, inside)
             self.graded = graded
             self.where, self.repeats = where, inside
             self._loop(item.gives if item.takes is not None else None)
+            if about.get("kind") == "layer":
+                self._again(start, item)
+
+    def _again(self, start: int, layer: Scope) -> None:
+        """What a layer sends again when it runs again, before its backward pass.
+
+        start: how many messages there were before the layer. The newer form of checkpointing ends with the last step
+        that keeps something for the backward pass; the sum of a last product's output comes after it.
+        Raises `InputError` for other recomputation of a layer that sends anything.
+        """
+        how = self.recompute
+        sent = [one for one in self.told[start:] if not one.backward]
+        if not sent or how == NONE or (how.core and self.layout.cp == 1):
+            return
+        if how.core or how.kept or how.nodes:
+            raise InputError(
+                f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
+                "--recompute none or full"
+            )
+        last = len(self.told) if how.reentrant else self.needed
+        indices, repeat = layer.about["indices"], layer.about["repeat"]
+        again = repeat if indices is None else sum(i % how.every == 0 for i in indices)
+        for one in self.told[start:last]:
+            if not one.backward:
+                number = exact_div(times(one.times, again), repeat)
+                self.told.append(one._replace(backward=True, times=number))
 
     def _loop(self, value: Value | None) -> None:
         """What goes round a loop lies in the same place at both of its ends."""
@@ -265,7 +299,11 @@ class Placements:
             for value in by_rows:
                 self._whole(value)
             by_rows = []
-        if by_rows and (step.verb in MIXES_ROWS or type(step.op).__name__ in SCANS or step.ins[0].rows is SEQUENCES):
+        if by_rows and step.ins[0].rows is SEQUENCES:
+            for value in by_rows:  # every rank reads a token that one has (Megatron-LM, language_model.py, `Pooler`)
+                self._tell("all_gather", value.storage)
+            by_rows = []
+        if by_rows and (step.verb in MIXES_ROWS or type(step.op).__name__ in SCANS):
             raise InputError(
                 f"--sequence-parallel: {self.where} reads the tokens of several ranks and is not divided by --tp, "
                 "which is not modelled; expected no --sequence-parallel"

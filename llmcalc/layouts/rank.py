@@ -17,7 +17,7 @@ from ..algebra import Number
 from ..errors import InputError
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.program import Alternatives, Item, Scope, Step
-from ..flow.record import Flow
+from ..flow.record import Flow, Index
 from ..flow.value import Value, Weight
 from ..model import ModelSpec
 from ..optional import TOWERS
@@ -218,14 +218,16 @@ class RankFlow(Flow):
 
     def linear(self, name: str, x: Value, *out: Axis | Beside, **how: Any) -> Value:
         if how.get("weight") is not None:
-            how["weight"] = self._here(how["weight"])
+            given, how["weight"] = how["weight"], self._here(how["weight"])
+            if how["weight"] is not given and not how["weight"].made:
+                how["weight"].out, how["weight"].ins = given.ins, given.out  # the copy is this layer's own matrix
         return super().linear(name, x, *map(self.own, out), **how)
 
-    def look_up(self, weight: Weight, of: Rows = TOKENS) -> Value:
+    def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         here = self._here(weight)
         if not here.made:
             self._copied(here)
-        return super().look_up(here, of)
+        return super().look_up(here, of, by)
 
     def _copied(self, table: Weight) -> None:
         """Records this stage's copy of the embedding, before the module that looks it up."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
 from ..errors import InputError
+from ..flow.axis import Axis
 from ..model import ModelSpec
 from ..run.layout import Layout, Zero, stages
 from .asked import ANY, Asked, Framework
-from .rank import Shares
+from .rank import Shares, axes_of
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -61,7 +62,8 @@ def search(
     """
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts = _experts(spec)
+    experts = routed_experts(spec)
+    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
     for tp, cp, pp in product(_divisors(devices), repeat=3):
         if tp > node or devices % (tp * cp * pp) or pp > layers or (cp > 1 and (seq < LONG or seq % (2 * cp))):
             continue
@@ -69,7 +71,7 @@ def search(
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
             if all(getattr(asked, name) in (None, size) for name, size in sizes.items()) and _has(framework, sizes):
-                _try(result, spec, layers, _layout(framework, sizes, bool(experts), layers), global_batch, micro_batch)
+                _try(result, axes, layers, _layout(framework, sizes, bool(experts), layers), global_batch, micro_batch)
     return result
 
 
@@ -99,14 +101,14 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
 
 
 def _try(
-    result: Search, spec: ModelSpec, layers: int, layout: Layout | None, global_batch: int, micro_batch: int
+    result: Search, axes: Iterable[Axis], layers: int, layout: Layout | None, global_batch: int, micro_batch: int
 ) -> None:
     """Adds a layout to what was found, or to what was refused."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
     batches, rest = divmod(global_batch, layout.dp * micro_batch)
-    reason = BATCH if rest or not batches else refusal(spec, layout, layers, batches)
+    reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
     if reason:
         result.refused[reason] += 1
     else:
@@ -120,23 +122,18 @@ def shared_out(layers: int, count: int) -> tuple[int, ...]:
     return tuple(each + (start <= i < start + more) for i in range(count))
 
 
-def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) -> str:
-    """Why a model cannot have a layout; empty if it can."""
+def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
+    """Why a model with these axes and layers cannot have a layout; empty if it can."""
     try:
         list(stages(layout, layers))
     except InputError:
         return LAYERS
     shares = Shares(layout, layout.at(0))
-    for scope in spec.program().root.scopes():
-        for step in scope.steps():
-            for value in step.outs:
-                for axis in value.axes:
-                    if hasattr(axis, "parts"):
-                        continue
-                    try:
-                        shares.axis(axis)
-                    except InputError:
-                        return HEADS if "heads" in axis.name else WIDTHS
+    for axis in axes:
+        try:
+            shares.axis(axis)
+        except InputError:
+            return HEADS if "heads" in axis.name else WIDTHS
     try:
         check(layout, micro_batches)
     except InputError:
@@ -144,7 +141,7 @@ def refusal(spec: ModelSpec, layout: Layout, layers: int, micro_batches: int) ->
     return ""
 
 
-def _experts(spec: ModelSpec) -> int:
+def routed_experts(spec: ModelSpec) -> int:
     """The routed experts of the layer that has the most; 0 without any."""
     counts = (step.how["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
     return max(counts, default=0)

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 from ..algebra import Number, ceil_div, times
 from ..flow.program import Alternatives, Item, Step
 from ..ops.base import ParamTensor
+from ..run.layout import Layout
 from .rank import RankFlow, is_divided
 
 Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
@@ -57,7 +58,9 @@ def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[s
         optional = about.get("optional")
         if about.get("role") == "shared" or (optional and optional not in include):
             continue
-        below = (*path, (item.name, about.get("indices"))) if item.name else path
+        indices = about.get("indices")
+        indices = tuple(indices) if isinstance(indices, list) else indices
+        below = (*path, (item.name, indices)) if item.name else path
         if not isinstance(item, Step):
             yield from _held(item.items, below, times(count, about.get("repeat", 1)), include, apart)
         elif item.op is not None and "params" in item.op.effects:
@@ -65,6 +68,23 @@ def _held(items: Iterable[Item], path: Path, count: Number, include: frozenset[s
             of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.how["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
                 yield Held(below, tensor, count, expert, of_heads)
+
+
+class Division(NamedTuple):
+    """A rank among those that divide a parameter. shards: how many parts there are. own: which one it keeps."""
+
+    shards: int
+    own: int
+
+
+def division_of(layout: Layout, rank: int, expert: bool = False) -> Division:
+    """Which part of its parameters a rank keeps. Replicas of all parts are the outermost groups (torchtitan's mesh).
+
+    expert: whether it is of parameters of routed experts.
+    """
+    at = layout.at(rank)
+    shards, index = (layout.expert_shards, at.edp) if expert else (layout.shards, at.dp * layout.cp + at.cp)
+    return Division(shards, index % shards)
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:

@@ -33,7 +33,8 @@ class DeepSpeedSettings:
     round_robin_gradients: whether parameters go to the ranks by turns. parameter_alignment: whether each begins at a
         multiple of 16 bytes.
     compute_grad_norm: whether the norm of the gradients is computed in a step.
-    offload_optimizer, offload_param: the `device` of these sections.
+    offload_optimizer, offload_param: the `device` of these sections: where the optimizer's states, and the parts of
+        parameters, are.
     sub_group_size: elements of the partitions that one step of the optimizer updates, in stage 3.
     stage3_prefetch_bucket_size: elements that are gathered ahead; `auto` is 0.9 of the hidden size's square.
     stage3_param_persistence_threshold: parameters of at most so many elements stay whole; `auto` is ten hidden sizes.
@@ -114,8 +115,10 @@ class DeepSpeedSettings:
             if field.name in NOT_MODELLED and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: not modelled; expected {str(field.default).lower()}")
         for name in ("offload_optimizer", "offload_param"):
-            if getattr(self, name) != "none":
-                raise InputError(f"{name}: {getattr(self, name)} is not modelled; expected none")
+            if getattr(self, name) == "nvme":
+                raise InputError(f"{name}: nvme is not modelled; expected cpu or none")
+        if self.offload_param != "none" and self.stage != 3:
+            raise InputError(f"offload_param: stage {self.stage} keeps all parameters; expected stage 3, or none")
 
 
 NOT_MODELLED = frozenset(

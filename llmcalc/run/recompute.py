@@ -25,6 +25,7 @@ class Recompute:
     core: whether the attention scores do, by themselves.
     reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
     kept: operations in a layer whose results are kept, none by default.
+    alternate: of these, those of which a layer keeps every other result, beginning with the first; none by default.
     nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
         by default.
     """
@@ -34,6 +35,7 @@ class Recompute:
     core: bool = False
     reentrant: bool = False
     kept: frozenset[str] = frozenset()
+    alternate: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
 
 
@@ -53,14 +55,23 @@ attention: the attention scores alone, of every layer. attention+matmuls: every 
 its attention kernels, whose results are kept (`create_selective_checkpoint_contexts`).
 """
 
+OF_TRAINERS = {
+    "selective-op": Recompute(layers=True, kept=frozenset({"mm", "flash_attention"}), alternate=frozenset({"mm"})),
+}
+"""Modes that launch files name → what they mean.
+
+selective-op: every layer, but for attention as one kernel and every other matrix product without a bias (torchtitan,
+distributed/activation_checkpoint.py, `_apply_op_sac`).
+"""
+
 EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"
 
 
 def recompute_of(text: str) -> Recompute:
     """The meaning of a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
     name, _, value = text.partition(":")
-    if text in MODES:
-        return MODES[text]
+    if text in MODES or text in OF_TRAINERS:
+        return MODES.get(text) or OF_TRAINERS[text]
     if name == "every" and value.isascii() and value.isdigit() and len(value) < 20 and int(value) > 0:
         return Recompute(layers=True, every=int(value))
     if name == "nodes" and all(value.split(",")):

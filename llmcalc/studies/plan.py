@@ -29,6 +29,7 @@ class Candidate:
 
     micro_batches: of a step. device_bytes: what its worst rank needs. capacity: what a device has.
     communication_bytes: what a rank sends in a step. bubble: the share of a step in which a rank of the pipeline waits.
+        Both None of a layout that does not fit.
     replayed: whether device_bytes is that of a replay on the allocator; if not, of tensors alone.
     """
 
@@ -36,8 +37,8 @@ class Candidate:
     micro_batches: int
     device_bytes: int
     capacity: int
-    communication_bytes: int
-    bubble: float
+    communication_bytes: int | None
+    bubble: float | None
     replayed: bool = False
 
     @property
@@ -135,8 +136,10 @@ def plan(
             reason = str(error).partition(";")[0]
             result.refused[reason] = result.refused.get(reason, 0) + 1
             continue
-        one = Candidate(layout, batches, bytes, capacity, sent(layout, batches), bubble(layout, batches))
-        (result.feasible if one.headroom >= 0 else tight).append(one)
+        fits = bytes <= capacity
+        told = sent(layout, batches) if fits else None
+        one = Candidate(layout, batches, bytes, capacity, told, bubble(layout, batches) if fits else None)
+        (result.feasible if fits else tight).append(one)
     ordered = ranked(result.feasible)
     kept: list[Candidate] = []
     while ordered and len(kept) < rows:

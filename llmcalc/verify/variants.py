@@ -9,6 +9,7 @@ This module imports torch, so import it only in functions that run torch.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -244,21 +245,28 @@ KEPT = {
 assert set(KEPT) == PRODUCTS
 
 
-def chosen(kept: frozenset[str]) -> Callable[[], Any]:
-    """A policy that keeps the results of these operations."""
-    operations = {KEPT[name] for name in kept}
+def chosen(kept: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
+    """A policy that keeps the results of these operations; of those to alternate, the first, the third, …"""
+    operations, others = ({KEPT[name] for name in names} for names in (kept, alternate))
 
-    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in operations else CheckpointPolicy.PREFER_RECOMPUTE
+    def contexts() -> Any:
+        calls = Counter[Any]()
 
-    return partial(create_selective_checkpoint_contexts, policy)
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            calls[context.is_recompute, op] += 1
+            skipped = op in others and calls[context.is_recompute, op] % 2 == 0
+            return CheckpointPolicy.MUST_SAVE if op in operations and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return contexts
 
 
 def checkpoints(module: nn.Module, how: Recompute) -> None:
     """Makes modules run again in the backward pass."""
     again = partial(checkpoint, use_reentrant=how.reentrant, preserve_rng_state=False)
     if how.kept:
-        again = partial(again, context_fn=chosen(how.kept))
+        again = partial(again, context_fn=chosen(how.kept, how.alternate))
     carries = any(hasattr(part, "below_scale") for part in module.modules())
     for name, part in [*module.named_modules()]:
         above, _, own = name.rpartition(".")

@@ -12,7 +12,7 @@ from llmcalc.kernels.meter import Meter
 from llmcalc.model import ModelSpec
 from llmcalc.run.deepspeed import DeepSpeedSettings
 from llmcalc.run.recompute import recompute_of
-from tests.device.deepspeed_record import BATCH, SEQ, STEPS, Case
+from tests.device.deepspeed_record import ALIKE, BATCH, SEQ, Case
 
 PHASES = ("forward", "backward", "step")
 
@@ -51,7 +51,7 @@ def replayed(case: Case, rank: int) -> dict[str, int]:
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     found = {"set_up": meter.now}
-    for _ in range(STEPS):
+    for _ in range(ALIKE):
         meter.peaks = {}
         run.next_batch()
         run.micro_batches()

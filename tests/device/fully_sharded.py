@@ -63,7 +63,7 @@ class Steps:
     """What was seen.
 
     bytes: the most in each phase; after set-up, forward and backward passes, and steps. snapshots: (group, moment,
-    step) → bytes each time. parameters: how many have a step count, which torch's bytes here include.
+    step) → bytes each time. parameters: how many have a step count on the host, which torch's bytes here include.
     """
 
     bytes: dict[Seen, int] = field(default_factory=dict)
@@ -258,14 +258,14 @@ def by_torch(
     """Steps of the reference. beside: a further dispatch mode, around the steps. fake: whether its tensors have no
     values, which takes longer for a small model; the flash kernel of GPUs runs on such tensors alone.
     """
-    fake = fake or how.choices.attention == "flash"
+    fake, fused = fake or how.choices.attention == "flash", how.implementation == "fused"
     seen = Steps()
     fields = vars(Run)["__dataclass_fields__"]
     del Run.__dataclass_fields__  # what all layers share is no argument of theirs
     try:
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
             model = sharded(spec, how, layout, fsdp, mesh)
-            optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=how.implementation is None, fused=fused)
             tracker: Any = watch(model, optimizer)
             with tracker:
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
@@ -274,7 +274,7 @@ def by_torch(
                 else:
                     with beside:
                         _steps(spec, how, fsdp, model, optimizer, tracker, seen, fake)
-            seen.parameters = len(optimizer.state)
+            seen.parameters = 0 if fused else len(optimizer.state)
     finally:
         Run.__dataclass_fields__ = fields
     return seen

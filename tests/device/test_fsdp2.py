@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any
 
@@ -14,9 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import llmcalc
 from llmcalc.components.base import Component
+from llmcalc.device.cluster import Cluster
 from llmcalc.device.fold import loops
 from llmcalc.device.fsdp.answer import Alike, communication, fsdp_memory, ranks_that_differ
-from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, record, sharding
+from llmcalc.device.fsdp.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training
 from llmcalc.device.unfolding import Unfolding
 from llmcalc.errors import InputError
@@ -78,16 +82,17 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "family": (*FAMILIES, "Block-14"),
     "ranks": (2, 3, 4, 5, 7, 8, 16),
     "replicas": (1, 1, 2),
-    "recompute": ("none", "full", "attention+matmuls", "every:2", "full-reentrant", "attention"),
+    "recompute": ("none", "full", "attention+matmuls", "selective-op", "every:2", "full-reentrant", "attention"),
     "attention": ("eager", "sdpa-math", "eager", "sdpa-math", "flash"),
     "micro-batches": ((1, True), (1, True), (2, True), (3, False)),
     "formats": (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")),
     "reshard": (True, True, False),
     "keeps last": (True, False),
+    "optimizer": (None, None, "fused"),
     "sizes": ((2, 7), (1, 9)),
 }
 """Option → its values. micro-batches: how many, and whether the gradients of each are summed over ranks. formats: of
-shards and of sums. `Block-14` is an encoder-decoder.
+shards and of sums. optimizer: AdamW's implementation, by default foreach. `Block-14` is an encoder-decoder.
 """
 
 DRAWN = 14
@@ -110,6 +115,7 @@ class Case:
             batch=batch,
             seq=seq,
             microbatches=count,
+            implementation=of["optimizer"],
             recompute=recompute_of(of["recompute"]),
             choices=Choices(attention=attention, workspace=False),
         )
@@ -338,3 +344,27 @@ def test_what_is_not_modelled(layout: Layout, rank: int, changes: dict[str, Any]
 def test_layers_that_share_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="layers that share parameters"):
         fsdp_memory(family("albert-base-v2"), Training(batch=1, seq=9), Layout(dp=4, zero=3))
+
+
+# --- as torchtitan calls it -------------------------------------------------------------------------------------------
+
+
+def test_master_weights_are_the_shards() -> None:
+    spec, how = family("llama3-8b"), Training(batch=1, seq=9, master=True)
+    assert called(spec, how, SPLIT - timedelta(1)) == (replace(how, master=False), TITAN)
+    assert called(spec, how, SPLIT) == called(spec, how) == (replace(how, master=False), Fsdp(splits=True))
+    assert called(spec, replace(how, master=False))[1] == Fsdp(dtype="bfloat16", splits=True)
+    assert called(family("gpt2"), how)[1] == TITAN  # its head is the embedding
+
+
+def test_ranks_of_a_cluster() -> None:
+    """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
+    spec = family("llama3-8b")
+    one = memory(spec, Settings("training", batch=1, seq=9))
+    found = Cluster(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
+    first, last = found.by_rank
+    own = replayed(spec, Training(batch=1, seq=9), Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
+    assert first.device.exact_bytes == own
+    assert last.device.exact_bytes < first.device.exact_bytes
+    assert found.peak is first
+    assert first.device.terms[0].status == "exact"

@@ -12,13 +12,14 @@ from llmcalc.errors import InputError
 from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import Unsupported
 from llmcalc.model import ModelSpec
-from llmcalc.run.recompute import MODES, NONE, Recompute, recompute_of
+from llmcalc.run.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
 from llmcalc.verify import variants
 from tests.contracts.test_parts import around_a_model
 from tests.kernels.compare import examples
 from tests.kernels.models import by_torch, inputs, result, without_values
 
-ALL = [mode for mode in MODES if mode != "none"] + ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp"]
+OTHERS = ["every:2", "nodes:self_attn", "nodes:mlp", "nodes:self_attn,mlp", *OF_TRAINERS]
+ALL = [mode for mode in MODES if mode != "none"] + OTHERS
 
 
 def deep(spec: ModelSpec, layers: int) -> ModelSpec:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.builders import family_shapes, spec_of
 from tests.kernels.models import by_torch, without_values
+from tests.test_model import MODELS
 
 FAMILIES = (
     "AlbertForSequenceClassification-albert-0",  # layers share parameters
@@ -51,6 +52,12 @@ SHAPES = dict(family_shapes())
 def test_a_family_holds_what_torch_holds(name: str) -> None:
     spec = spec_of(SHAPES[name])
     assert without_values(spec) == by_torch(spec)
+
+
+@pytest.mark.parametrize("seq", [7, 33])
+def test_stacks_with_one_table_of_positions_hold_what_torch_holds(seq: int) -> None:
+    spec = MODELS["encoder-decoder with one table of positions"]
+    assert without_values(spec, seq=seq) == by_torch(spec, seq=seq)
 
 
 @pytest.mark.parametrize("name", ["BertForPreTraining-bert-0", "LlamaForCausalLM-llama-0", "T5Model-t5-0"])

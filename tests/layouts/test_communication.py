@@ -18,11 +18,14 @@ from llmcalc.layouts.asked import Framework
 from llmcalc.layouts.communication import Traffic, communication
 from llmcalc.layouts.schedules import pipeline, timetable
 from llmcalc.model import ModelSpec
+from llmcalc.optional import EVERY_PART
 from llmcalc.run.layout import Layout
 from llmcalc.run.workload import Workload
 from llmcalc.sources.presets import load_preset
+from tests.contracts.test_parts import around_a_model
 from tests.layouts.fake_ranks import Collectives, fake_rank
 from tests.layouts.test_placements import BATCH, HIDDEN, LLAMA, SEQ, VOCAB, plan
+from tests.layouts.test_rank_contract import EXAMPLES
 
 MICRO_BATCH = Workload(batch=BATCH, seq=SEQ)
 
@@ -195,3 +198,28 @@ def test_ranks_of_a_sequence_hold_the_same_weights() -> None:
 def test_what_is_not_modelled_is_refused(layout: Layout, framework: Framework, text: str) -> None:
     with pytest.raises(InputError, match=text):
         communication(LLAMA, layout, MICRO_BATCH, 1, framework)
+
+
+@pytest.mark.parametrize(
+    ("layout", "framework"),
+    [
+        (Layout(tp=2, dp=2, ep=2, etp=1, zero=1, sequence_parallel=True), "megatron"),
+        (Layout(pp=2, cp=2, pp_layout=(1, 1)), "torch"),
+        (Layout(dp=4, ep=2, zero=3), "fsdp2"),
+        (Layout(dp=4, zero=3), "deepspeed"),
+    ],
+)
+def test_every_part_is_counted_or_refused(layout: Layout, framework: Framework) -> None:
+    """No message is of nothing or of no other rank; what is not modelled says which option to change."""
+    counted, refused = 0, list[str]()
+    for example in EXAMPLES.values():
+        spec = around_a_model(example)
+        try:
+            told = communication(spec, layout, Workload(batch=2, seq=24), 4, framework, include=EVERY_PART)
+        except InputError as error:
+            refused.append(str(error))
+            continue
+        assert all(isinstance(one.bytes * one.count, int) and one.bytes * one.count > 0 < one.ranks - 1 for one in told)
+        counted += 1
+    assert counted > len(EXAMPLES) / 2
+    assert [text for text in refused if not text.startswith("--") or "; expected " not in text] == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,11 +24,14 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
+from llmcalc.components.head import Classifier
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention, QKNorm
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.norm import Norm
@@ -36,9 +41,10 @@ from llmcalc.layouts.placements import Collective, Placements
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
+from llmcalc.run.recompute import PRODUCTS, Recompute
 from llmcalc.run.sight import Sight
 from llmcalc.run.workload import Workload
-from tests.contracts.test_parts import NORM, decoder
+from tests.contracts.test_parts import NORM, around_a_model, decoder
 from tests.layouts.fake_ranks import Collectives, fake_rank
 
 TP, LAYERS, VOCAB, HIDDEN = 4, 2, 64, 24
@@ -79,10 +85,17 @@ def plan(sequence_parallel: bool, once: bool) -> dict[str, ParallelStyle]:
     return {**styles, "norm": SequenceParallel(use_local_output=True)} if sequence_parallel else styles
 
 
-def sent_by_torch(spec: ModelSpec, styles: dict[str, ParallelStyle]) -> Collectives:
-    """What one rank of four sends in a forward pass, a loss over a divided vocabulary, and a backward pass."""
+def sent_by_torch(
+    spec: ModelSpec, styles: dict[str, ParallelStyle], again: Callable[..., Any] | None = None
+) -> Collectives:
+    """What one rank of four sends in a forward pass, a loss over a divided vocabulary, and a backward pass.
+
+    again: calls a layer so that it runs again in the backward pass; layers run once by default.
+    """
     with fake_rank(0, TP):
         model = parallelize_module(spec.reference(), init_device_mesh("cpu", (TP,)), styles)
+        for layer in model.layers if again is not None else ():
+            layer.forward = partial(again, layer.forward, preserve_rng_state=False)
         ids = torch.randint(0, VOCAB, (BATCH, SEQ))
         with Collectives() as seen, loss_parallel():
             logits = model(ids)
@@ -126,6 +139,32 @@ def test_a_plan_of_single_projections_sends_more_than_needed() -> None:
     assert seen["forward", "all_reduce", STREAM] == needed["forward", "all_reduce", STREAM] == 2 * LAYERS + 1
     assert seen["backward", "all_reduce", STREAM] == 5 * LAYERS + 1
     assert needed["backward", "all_reduce", STREAM] == 2 * LAYERS + 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_layers_that_run_again_send_again_what_torch_does(sequence_parallel: bool, reentrant: bool) -> None:
+    """The newer form of checkpointing ends before the sum of each layer's last product; the older one runs all."""
+    styles = plan(sequence_parallel, once=True)
+    seen = sent_by_torch(LLAMA, styles, again=partial(checkpoint, use_reentrant=reentrant)).seen
+    del seen["loss", "all_reduce", BATCH * SEQ * 4]
+    how = Recompute(layers=True, reentrant=reentrant)
+    assert seen == placed(LLAMA, Layout(tp=TP, sequence_parallel=sequence_parallel), recompute=how)
+    kind = "reduce_scatter" if sequence_parallel else "all_reduce"
+    assert seen["backward", kind, STREAM] == 2 * LAYERS + 1 + (2 if reentrant else 1) * LAYERS
+
+
+def test_every_second_layer_that_runs_again_sends_again() -> None:
+    once, twice = (placed(LLAMA, Layout(tp=TP), recompute=Recompute(layers=True, every=n)) for n in (1, 2))
+    plain = placed(LLAMA, Layout(tp=TP))
+    assert (once - plain).total() == 2 * (twice - plain).total() == LAYERS
+
+
+def test_parts_of_layers_that_run_again_are_refused() -> None:
+    for how in (Recompute(layers=True, kept=PRODUCTS), Recompute(nodes=frozenset({"self_attn"}))):
+        with pytest.raises(InputError, match="expected --recompute none or full"):
+            placed(LLAMA, Layout(tp=TP), recompute=how)
+    assert placed(LLAMA, Layout(tp=TP), recompute=Recompute(core=True)) == placed(LLAMA, Layout(tp=TP))
 
 
 class SentToExperts(nn.Module):
@@ -225,6 +264,16 @@ def test_a_norm_of_groups_that_ranks_have_whole_sends_nothing() -> None:
     assert per_layer(spec, Layout(tp=2)) == {("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2}
 
 
+def test_a_pooler_gathers_the_tokens_of_all_ranks() -> None:
+    """A rank that does not have the first token gets it with all others; no gradient goes back (Megatron-LM, `Pooler`,
+    `tensor_parallel_output_grad=False`).
+    """
+    spec, layout = around_a_model(Classifier(num_labels=4)), Layout(tp=4, sequence_parallel=True)
+    told = Placements(layout, SIGHT).run(rank_program(spec, layout))
+    of_pooler = [one for one in told if one.node.startswith("pooler")]
+    assert [(one.kind, one.backward, one.bytes) for one in of_pooler] == [("all_gather", False, STREAM // 2)]
+
+
 def test_parallel_sublayers_read_one_input() -> None:
     """GPT-J's attention and network read one norm: one sum of its gradient. Each sums its own output."""
     block = Block(attention=LLAMA.main.block.attention, feed_forward=LLAMA.main.block.feed_forward, norm=NORM,
@@ -276,8 +325,6 @@ def test_ranks_of_a_sequence_exchange_keys_and_values(
 @pytest.mark.parametrize("layout", [Layout(tp=2, sequence_parallel=True), Layout(cp=2)])
 def test_a_part_that_needs_the_tokens_of_other_ranks_is_refused(layout: Layout) -> None:
     """A convolution whose channels no rank divides."""
-    from llmcalc.components.mixers.short_conv import ShortConv
-
     spec = decoder(attention=ShortConv.examples()[0])
     with pytest.raises(InputError, match=r"conv reads the tokens of .* not\s*modelled; expected (no --sequ|--cp 1)"):
         Placements(layout, SIGHT).run(rank_program(spec, layout))

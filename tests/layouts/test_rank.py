@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from llmcalc.errors import InputError
 from llmcalc.layouts.rank import rank_program
-from llmcalc.layouts.weights import Held, held, shard_rows
+from llmcalc.layouts.weights import Held, division_of, held, shard_rows
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.sources.presets import load_preset
@@ -53,12 +53,13 @@ class Heads(ParallelStyle):
 
 
 class Experts(ParallelStyle):
-    """Experts over the ranks of a group: each has some of them, whole."""
+    """Experts over the ranks of a group: each has some of them whole, or, over two groups, a part of their width."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for one in module.children():
-            for name, whole in list(one.named_parameters()):
-                one.register_parameter(name, nn.Parameter(distribute_tensor(whole, device_mesh, [Shard(0)])))
+        for name, one in module.named_children():
+            inside = [Shard(2 if name == "down_proj" else 1)] if device_mesh.ndim > 1 else []
+            divided = distribute_tensor(one.weight.detach(), device_mesh, [Shard(0), *inside])
+            one.register_parameter("weight", nn.Parameter(divided))
         return module
 
 
@@ -78,7 +79,7 @@ def plan(spec: ModelSpec, tp: int) -> dict[str, ParallelStyle]:
 
 def sharded(spec: ModelSpec, layout: Layout) -> nn.Module:
     """The reference on this rank: FSDP2 over tensor parallelism, and over the ranks that hold the same experts."""
-    mesh = init_device_mesh("cpu", (layout.dp, layout.tp), mesh_dim_names=("dp", "tp"))
+    mesh = grid(layout.hsdp_replicas, layout.shards, tp=layout.tp)
     with torch.device("meta"):
         model = spec.reference()
     names = [name for name, _ in model.named_modules()]
@@ -88,13 +89,27 @@ def sharded(spec: ModelSpec, layout: Layout) -> nn.Module:
     if spec.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     if layout.ep > 1:
-        experts = init_device_mesh("cpu", (layout.expert_dp, layout.ep), mesh_dim_names=("dp", "ep"))
+        copies = layout.expert_dp // layout.expert_shards
+        experts = grid(copies, layout.expert_shards, ep=layout.ep, etp=layout.expert_tp)
+        over = experts["ep", "etp"] if layout.expert_tp > 1 else experts["ep"]
         for name, module in model.named_modules():
             if name.endswith("mlp.experts"):
-                fully_shard(parallelize_module(module, experts["ep"], Experts()), mesh=experts["dp"])
+                fully_shard(parallelize_module(module, over, Experts()), mesh=data_of(experts))
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh["dp"])
-    return fully_shard(model, mesh=mesh["dp"])
+        fully_shard(layer, mesh=data_of(mesh))
+    return fully_shard(model, mesh=data_of(mesh))
+
+
+def grid(replicas: int, shards: int, **inside: int) -> DeviceMesh:
+    """All ranks: groups of replicas, in each the ranks that divide parameters, and in each of those further groups."""
+    outer = {"replicas": replicas, "shards": shards} if replicas > 1 else {"shards": shards}
+    sizes = {**outer, **inside}
+    return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def data_of(mesh: DeviceMesh) -> DeviceMesh:
+    assert mesh.mesh_dim_names is not None
+    return mesh["replicas", "shards"] if "replicas" in mesh.mesh_dim_names else mesh["shards"]
 
 
 def measured(model: nn.Module) -> Counter[tuple[str, tuple[int, ...], int]]:
@@ -110,9 +125,8 @@ def measured(model: nn.Module) -> Counter[tuple[str, tuple[int, ...], int]]:
 def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, tuple[int, ...], int]]:
     """The same from the rank's program. Every rank keeps as many rows as the first; the last ones do not fill them."""
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-    at = layout.at(rank)
     for one in held(rank_program(spec, layout, rank)):
-        ranks, index = (layout.expert_dp, at.edp) if one.expert else (layout.dp, at.dp)
+        ranks, index = division_of(layout, rank, one.expert)
         rows, *rest = one.tensor.shape
         row = torch.Size(rest).numel() * 4
         for path in paths(one):
@@ -148,6 +162,9 @@ CASES: list[Any] = [
     pytest.param("llama3.1-405b", 2, TP8, id="llama3.1-405b"),
     pytest.param("llama3.1-405b", 2, Layout(tp=16, dp=64), id="llama3.1-405b, 8 key heads on 16 ranks"),
     pytest.param("deepseek-v3", 4, Layout(tp=8, dp=128, ep=64, etp=1), id="deepseek-v3"),
+    pytest.param("llama3-8b", 2, Layout(tp=8, cp=4, dp=32), id="llama3-8b, divided sequences"),
+    pytest.param("llama3-8b", 2, Layout(tp=8, dp=128, hsdp_replicas=4), id="llama3-8b, 4 replicas"),
+    pytest.param("deepseek-v3", 4, Layout(tp=8, dp=128, ep=16, etp=4), id="deepseek-v3, divided experts"),
     pytest.param("deepseek-v3", 4, Layout(tp=1, dp=1024, ep=256), id="deepseek-v3, an expert a rank"),
     pytest.param("qwen3-30b-a3b", 2, Layout(tp=4, dp=256, ep=128, etp=1), id="qwen3-30b-a3b, norms of heads"),
     pytest.param("qwen2.5-1.5b", 2, Layout(tp=4, dp=256), id="qwen2.5-1.5b, biases, tied, 2 key heads on 4 ranks"),

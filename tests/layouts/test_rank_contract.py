@@ -85,6 +85,9 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
         adds_up = sum(one.width for one in own) == value.width
         assert is_divided(own[0].axes) or own[0].width == value.width, whole.path
         assert not is_divided(own[0].axes) or adds_up or _has_copies(own[0].axes), whole.path
+    if whole.step.verb in ("add", "sub", "mul", "div"):
+        alike = whole.step.ins[0].width == whole.step.ins[1].width
+        assert not alike or first.ins[0].width == first.ins[1].width, whole.path
     if op is None:
         return
     ops: list[Any] = [step.op for step in ranks]

@@ -45,13 +45,14 @@ class MLA(TokenMixer):
     v_head_dim: the size of a value head.
     attention_bias: whether the projections that read or write the residual stream have a bias, except a direct q_proj;
         false by default.
+    o_bias: whether the output projection has a bias even so (Megatron-LM); false by default.
     mla_use_nope: whether there are no positions at all; the shared key keeps its size, without RoPE (Kimi Linear).
         False by default.
     output_gate: the gate on the output of the heads (Ling 3, Hy 4), none by default.
     query_gate: whether one projection makes the queries and a gate with one value per element. Its input is the
         compressed query after and before its norm, concatenated (A.X-K2). False by default.
     sinks: whether each head has one more key, with a learned score and no value (Hy 4); false by default.
-    norm: the norm on the compressed query and on the latent.
+    norm: the norm on the compressed query and on the latent; None for no norm.
     position: RoPE.
     indexer: the part that selects the tokens to attend to; none by default.
     """
@@ -67,11 +68,12 @@ class MLA(TokenMixer):
     qk_rope_head_dim: RopeDim
     v_head_dim: ValueDim
     attention_bias: Flag = False
+    o_bias: Flag = False
     mla_use_nope: Flag = False
     output_gate: OutputGate | None = None
     query_gate: Flag = False
     sinks: Flag = False
-    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
     indexer: Indexer | None = None
 
@@ -135,7 +137,7 @@ class MLA(TokenMixer):
         both = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
         f.hold(latent=both)
         c, k_rope = f.split(both, (latent,), (rope,))
-        c, k_rope = f.norm("kv_a_norm", c, self.norm), self._rotated(f, k_rope)
+        c, k_rope = self._normed(f, "kv_a_norm", c), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
         f.hold(latent=c, k_rope=k_rope)
         f.mask(query, c, causal=f.causal)
@@ -177,7 +179,10 @@ class MLA(TokenMixer):
         for each in gate:
             y = f.mul(y, f.act(each, "sigmoid"))
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased)
+        return f.linear("o_proj", y, *x.axes, bias=biased or self.o_bias)
+
+    def _normed(self, f: Flow, name: str, x: Value) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm)
 
     def _rotated(self, f: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else f.rope(x, self.position)
@@ -187,7 +192,7 @@ class MLA(TokenMixer):
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = f.norm("q_a_norm", raw, self.norm)
+        c = self._normed(f, "q_a_norm", raw)
         f.hold(raw=raw, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
@@ -252,6 +257,16 @@ class MLA(TokenMixer):
                 v_head_dim=8,
                 query_gate=True,
             ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=6,
+                qk_rope_head_dim=4,
+                v_head_dim=8,
+                o_bias=True,
+                norm=None,
+            ),
         ]
 
 
@@ -286,18 +301,20 @@ def _reference() -> type[nn.Module]:
                 self.q_proj = nn.Linear(hidden, query, bias=False)
             else:
                 self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
-                self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
+                if spec.norm is not None:
+                    self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
                 if spec.query_gate:
                     self.q_gate_proj = nn.Linear(2 * spec.q_lora_rank, query + heads * spec.v_head_dim, bias=False)
                 else:
                     self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
             self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
-            self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
+            if spec.norm is not None:
+                self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
-            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
+            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
             if spec.indexer is not None and not spec.indexer.shared:
                 assert spec.q_lora_rank is not None
@@ -316,7 +333,7 @@ def _reference() -> type[nn.Module]:
             """[batch, tokens, heads, …]: queries, and a gate beside them if there is one; and the indexer's input."""
             spec, apart = self.spec, (self.spec.num_attention_heads, -1)
             raw = x if spec.q_lora_rank is None else self.q_a_proj(x)
-            small = x if spec.q_lora_rank is None else self.q_a_norm(raw)
+            small = self.q_a_norm(raw) if hasattr(self, "q_a_norm") else raw
             if spec.query_gate:
                 both = self.q_gate_proj(torch.cat([small, raw], -1)).unflatten(-1, apart)
                 q, gate = both.split([both.shape[-1] - spec.v_head_dim, spec.v_head_dim], -1)
@@ -331,7 +348,8 @@ def _reference() -> type[nn.Module]:
             q_nope, q_rope = q.transpose(1, 2).split([nope, rope], -1)
             q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
-            latent, k_rope = self.cache(run, self.kv_a_norm(latent), self._rotate(k_rope, run))
+            latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
+            latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
             end = run.past + x.shape[1]
             mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
             scale = (nope + rope) ** -0.5

@@ -175,9 +175,16 @@ class Coordinator:
             return
         self.live += sum(one.count for one in wanted)
         width = wanted[0].whole.dtype.bytes
+        from_host: list[Storage] = []
+        if self.settings.offload_param != "none" and self.ranks > 1:
+            with self.beside():
+                from_host = [Storage(self.meter, one.part * width) for one in wanted]
         if self.ranks == 1:
             for one in wanted:
                 one.gathering = Gathering([one], None)
+                if self.settings.offload_param != "none":
+                    with self.beside():
+                        one.storage.inner = Storage(self.meter, one.count * width)
         elif len(wanted) == 1 or self.settings.stage3_allgather_sequential:
             for one in wanted:
                 with self.beside():
@@ -192,6 +199,7 @@ class Coordinator:
                 if self.settings.stage3_use_all_reduce_for_fetch_params:
                     one.storage.inner = flat
             del flat
+        del from_host
 
     def _wait(self, one: Parameter) -> None:
         """Copies every parameter of an operation out of its buffer. That goes when nothing else waits for it."""

@@ -91,6 +91,7 @@ class DividedRun(TrainingRun):
         self.summed: list[Tensor] | None = None
         self.averaged: list[Tensor] | None = None
         self.compact: Storage | None = None
+        self.to_host: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,12 @@ class DividedRun(TrainingRun):
             for weight in order:
                 weight.storage = flat
         clone = Storage(self.meter, self.part * width)
+        if self.offloads:
+            del clone
+            with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
+                self.to_host = Storage(self.meter, max(sizes) * width)
+            self.trained = []
+            return
         with counted_as(self.meter, "optimizer"):
             updated = empty(self.meter, (self.part,), FLOAT32)
         del clone
@@ -124,6 +131,16 @@ class DividedRun(TrainingRun):
         del single_grad_partition
 
     # --- gradients --------------------------------------------------------------------------------------------------
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer's states are on the host, and gradients go there."""
+        return self.settings.offload_optimizer != "none"
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether gradients are copied into the bucket's buffer."""
+        return self.settings.contiguous_gradients or self.offloads
 
     @property
     def sums_apart(self) -> bool:
@@ -155,6 +172,8 @@ class DividedRun(TrainingRun):
 
     def process_gradients(self, weight: Tensor) -> None:
         """The hook of a parameter."""
+        if id(weight) not in self.pieces:  # an input of a part that runs again
+            return
         self.setup_buckets()
         if self.sums_apart:
             self._fill_param_grad_accum_attribute(weight)
@@ -164,7 +183,7 @@ class DividedRun(TrainingRun):
     def setup_buckets(self) -> None:
         if self.ready:
             return
-        if self.settings.contiguous_gradients:
+        if self.contiguous:
             self.bucket.buffers, self.bucket.index = [], 0
             with counted_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.overlaps else 1):
@@ -197,9 +216,9 @@ class DividedRun(TrainingRun):
         bucket, settings, number = self.bucket, self.settings, elements(weight)
         if bucket.elements + number > self.most:
             self.reduce_ipg_grads()
-            if settings.contiguous_gradients and settings.overlaps:
+            if self.contiguous and settings.overlaps:
                 bucket.index = 1 - bucket.index
-        if settings.contiguous_gradients:
+        if self.contiguous:
             if number > self.most:
                 self.large = weight
             else:
@@ -224,7 +243,7 @@ class DividedRun(TrainingRun):
         if not bucket.weights:
             return
         with self.beside():
-            if settings.contiguous_gradients:
+            if self.contiguous:
                 self.average_tensor()
                 self.large = None
             else:
@@ -233,11 +252,11 @@ class DividedRun(TrainingRun):
             for weight in bucket.weights:
                 mine = id(weight) in self.mine
                 if settings.stage == 2 and not mine:
-                    if settings.overlaps and not settings.contiguous_gradients:
+                    if settings.overlaps and not self.contiguous:
                         self.waiting.append(weight)
                     else:
                         self._store(weight, None)
-                elif settings.contiguous_gradients and mine:
+                elif self.contiguous and mine:
                     self.copy_grads_in_partition(weight)
         bucket.clear()
 
@@ -299,7 +318,10 @@ class DividedRun(TrainingRun):
             self.compact = Storage(self.meter, self.part * FLOAT32.bytes)
 
     def copy_grads_in_partition(self, weight: Tensor) -> None:
-        """The next bucket's gradients need the buffer: those that this rank keeps go to another."""
+        """The next bucket's gradients need the buffer: those that this rank keeps go to another, or to the host."""
+        if self.offloads:
+            self._copy_to_host(weight)
+            return
         if self.sums_compactly:
             if self.sums_apart:
                 self._store(weight, None)
@@ -309,6 +331,17 @@ class DividedRun(TrainingRun):
             with counted_as(self.meter, "gradients"):
                 self.in_partition = Storage(self.meter, total * self.dtype.bytes)
         self._store(weight, Tensor(weight.shape, self.dtype, self.in_partition))
+
+    def _copy_to_host(self, weight: Tensor) -> None:
+        """`set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`."""
+        if self.boundary:
+            size = self.mine[id(weight)].elements
+            in_double = Storage(self.meter, size * DOUBLE)
+            del in_double
+            if self.sums_in is not FLOAT32:
+                src_tensor = Storage(self.meter, size * FLOAT32.bytes)
+                del src_tensor
+            self._store(weight, None)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -330,7 +363,9 @@ class DividedRun(TrainingRun):
         """`independent_gradient_partition_epilogue`."""
         self.reduce_ipg_grads()
         self._clear_previous_reduced_grads()
-        if self.sums_compactly:
+        if self.offloads:
+            pass
+        elif self.sums_compactly:
             if self.boundary and self.compact is None:
                 self._build_compact_grad_partition_buffer()
         else:
@@ -358,6 +393,9 @@ class DividedRun(TrainingRun):
     def update(self) -> None:
         """`step`. The optimizer has one tensor: the rank's part."""
         self.meter.place = Place("step")
+        if self.offloads:
+            self.compact, self.accumulated = None, {}
+            return
         how, (one,) = self.how, self.trained
         if self.settings.compute_grad_norm:
             for piece in self.mine.values():  # scaled_global_norm

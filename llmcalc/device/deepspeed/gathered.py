@@ -25,6 +25,9 @@ from .divided import DOUBLE, REDUCTION, number_format
 from .lowering import Gathered
 from .partitions import in_module_order
 
+NORM_BUFFER = 250_000_000
+"""Elements whose norm is computed at once (`_constant_buffered_norm2`)."""
+
 
 class GatheredRun(TrainingRun):
     """Replays steps of one rank. ranks: over which everything is divided; all of them hold as much."""
@@ -56,6 +59,7 @@ class GatheredRun(TrainingRun):
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements = 0
+        self.buffer: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
@@ -71,9 +75,29 @@ class GatheredRun(TrainingRun):
         self.parameters = [one.whole for one in trained]
         total = sum(one.part for one in trained)
         with counted_as(meter, "weights"):
-            self.kept = [Storage(meter, one.part * one.whole.dtype.bytes) for one in frozen]
-            self.kept.append(Storage(meter, total * width))  # lp_param_buffer
+            self.kept: list[Storage] = []
+            if self.settings.offload_param == "none":
+                self.kept = [Storage(meter, one.part * one.whole.dtype.bytes) for one in frozen]
+                self.kept.append(Storage(meter, total * width))  # lp_param_buffer
         self.trained = []
+        if not self.offloads:
+            self._create_fp32_partitions()
+        if self.settings.contiguous_gradients:
+            with counted_as(meter, "communication"):
+                self.buffer = Storage(meter, self.most * self.sends.bytes)
+        self.grad_partitions_flat_buffer: Storage | None = None
+        if not self.offloads:
+            with counted_as(meter, "gradients"):
+                self.grad_partitions_flat_buffer = Storage(meter, total * self.sums_in.bytes)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer's states and the rank's gradients are on the host."""
+        return self.settings.offload_optimizer != "none"
+
+    def _create_fp32_partitions(self) -> None:
+        """The copies in float32 that the optimizer updates."""
+        meter = self.meter
         for group in self.groups:  # _create_fp32_partitions
             size = sum(one.part for one in group)
             converted = Storage(meter, size * FLOAT32.bytes)
@@ -83,11 +107,6 @@ class GatheredRun(TrainingRun):
         largest = max(sum(one.part for one in group) for group in self.groups)
         gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
-        if self.settings.contiguous_gradients:
-            with counted_as(meter, "communication"):
-                self.buffer = Storage(meter, self.most * self.sends.bytes)
-        with counted_as(meter, "gradients"):
-            self.grad_partitions_flat_buffer = Storage(meter, total * self.sums_in.bytes)
 
     def _sub_groups(self, trained: list[Parameter]) -> list[list[Parameter]]:
         """`_create_fp16_sub_groups`."""
@@ -128,10 +147,12 @@ class GatheredRun(TrainingRun):
 
     def reduce_independent(self, weight: Tensor) -> None:
         """The hook of a parameter (`reduce_independent_p_g_buckets_and_remove_grads`)."""
-        one = self.coordinator.by_tensor[id(weight)]
+        one = self.coordinator.by_tensor.get(id(weight))
+        if one is None:  # an input of a part that runs again
+            return
         if self.elements + one.count > self.most and self.elements > 0:
             self.reduce()
-        if self.settings.contiguous_gradients and self.elements + one.count <= self.most:
+        if self.buffer is not None and self.elements + one.count <= self.most:
             weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
         self.bucket.append(one)
         self.elements += one.count
@@ -150,8 +171,16 @@ class GatheredRun(TrainingRun):
             else:
                 self._avg_scatter_grads()
             for one in self.bucket:
+                if self.offloads:
+                    self._copy_to_host(one)
                 one.whole.grad = None
         self.bucket, self.elements = [], 0
+
+    def _copy_to_host(self, one: Parameter) -> None:
+        """`partition_grads`: the part is sent back once, and its norm computed there."""
+        grad_buffer = Storage(self.meter, one.part * self.sums_in.bytes)
+        in_double = Storage(self.meter, min(one.part, NORM_BUFFER) * DOUBLE)
+        del grad_buffer, in_double
 
     def _avg_scatter_contiguous_grads(self) -> None:
         """Every rank gets the sums of all; `mul` copies them."""
@@ -188,6 +217,9 @@ class GatheredRun(TrainingRun):
         self.meter.place = Place("step")
         how = self.how
         self.coordinator.release_all()
+        if self.offloads:
+            self.coordinator.gather_persistent()
+            return
         for group in self.groups:  # get_grad_norm_direct
             for one in group:
                 in_double = Storage(self.meter, one.part * DOUBLE)
@@ -206,6 +238,7 @@ class GatheredRun(TrainingRun):
         """The gradients of a sub-group, side by side in float32 (`_prepare_fp32_grad_for_sub_group`)."""
         size = sum(one.part for one in group)
         flat = self.grad_partitions_flat_buffer
+        assert flat is not None
         if len(group) > 1:
             flat = Storage(self.meter, size * self.sums_in.bytes)
         if self.sums_in is FLOAT32:

@@ -116,7 +116,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         aux_loss="aux_loss" in s.moe_router_load_balancing_type,
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
-        deferred=s.defer_embedding_wgrad_compute,
+        deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
         recompute_core="core_attn" in s.recomputed_modules,

@@ -104,6 +104,7 @@ class RankRun:
         self.copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
         self.sizes: list[int] = []
+        self.angles: list[Storage] = []
         self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
 
@@ -170,7 +171,6 @@ class RankRun:
         in each layer, and with YaRN cosines and sines (yarn_rotary_pos_embedding.py, `_set_cos_sin_cache`).
         """
         s = self.settings
-        self.angles: list[Storage] = []
         if s.latent:
             yarn = (s.rope_type or "yarn") == "yarn"
             for _ in range(self._attention_layers() if yarn else 0):
@@ -303,12 +303,13 @@ class RankRun:
             self._one_forward_one_backward()
         else:
             self._interleaved()
+        self.held.drain(self.layout.tp if self.how.sequence_parallel else 1)
         self.optimizer_step()
 
     @property
     def microbatches(self) -> int:
         """Micro-batches that are run: after those that differ, all are alike."""
-        if self.retains:
+        if self.retains or self.how.deferred is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
@@ -367,7 +368,8 @@ class Interleaved:
         settings, self.rank = run.settings, run
         self.pp, self.chunks, self.at = run.layout.pp, len(run.chunks), run.at.pp
         group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        number = settings.microbatches if run.retains else min(settings.microbatches, max(3 * group, self.pp))
+        every = run.retains or run.how.deferred is not None
+        number = settings.microbatches if every else min(settings.microbatches, max(3 * group, self.pp))
         if settings.microbatches % group == 0:
             number = max(group, number // group * group)
         self.order: list[int] = []

@@ -473,6 +473,11 @@ def mamba_chunk_scan_with_state(
     return applied(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
+def _projected(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+    """x·Wᵀ + b; x itself without a weight."""
+    return x if weight is None else t.linear(x, weight, bias)
+
+
 def mamba_split_conv1d_scan_combined(
     t: Aten,
     zxbcdt: Tensor,
@@ -510,9 +515,6 @@ def mamba_split_conv1d_scan_combined(
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), mixed)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
-    def projected(x: Tensor) -> Tensor:
-        return x if outproj_weight is None else t.linear(x, outproj_weight, outproj_bias)
-
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
@@ -520,11 +522,11 @@ def mamba_split_conv1d_scan_combined(
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return projected(t.flatten(out, 2)), out_x, None
+            return _projected(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
         out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
         out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return projected(out), out_x, rstd
+        return _projected(t, out, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(
         dout: Tensor,
@@ -550,9 +552,8 @@ def mamba_split_conv1d_scan_combined(
         dx, db, dc = t.split(dxbc, mixed)
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
-        if outproj_weight is not None:
-            dout = t.linear(dout, t.transpose(outproj_weight, 0, 1))
-        dout = by_size(t, dim, dout)
+        again = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
+        dout = by_size(t, dim, _projected(t, dout, again, None))
         drmsnorm_weight: Optional = None
         _again: Optional = out_recompute
         if rmsnorm_weight is None:

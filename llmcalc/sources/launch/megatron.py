@@ -40,6 +40,13 @@ REASONS = {
     "img_": "a vision model",
     "vision_": "a vision model",
     "retro_": "a retrieval model",
+    "language_model_type": "a multimodal model",
+    "freeze_": "a multimodal model",
+    "dataset_provider": "a multimodal model",
+    "model_provider": "a multimodal model",
+    "num_tokens_to_generate": "inference, not training",
+    "export_kd": "distillation",
+    "use_legacy_models": "models of an older form",
     "yaml_cfg": "arguments in another file",
     "use_checkpoint_args": "arguments from a checkpoint",
     "use_mp_args_from_checkpoint_args": "arguments from a checkpoint",
@@ -47,6 +54,9 @@ REASONS = {
     "eval_global_batch_size": "evaluation with a batch of its own",
 }
 """How an argument without a field begins → what it is for."""
+
+KNOWN_LAYERS = ("hybrid", "mamba", "local")
+"""Words of which one is in `--spec` where it names layers that other arguments describe too."""
 
 ENTRIES = ("MODEL_ARGS", "ENV_VARS")
 """Entries of a functional test's YAML that are read."""
@@ -149,6 +159,8 @@ def _read(
     settings.check()
     for flag, reason in settings.not_modelled().items():
         reading.unknown[flag] = reason
+    if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
+        reading.unknown["--spec"] = "layers of its own"
     check_env(reading, env)
     reading.check_unknown()
     spec = model_of(settings, reading.where)

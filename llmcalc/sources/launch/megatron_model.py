@@ -96,10 +96,6 @@ def _attention(s: MegatronSettings, position: Table | None, cross: bool = False)
 
 
 def _latent(s: MegatronSettings) -> Table:
-    if not s.qk_layernorm:
-        raise InputError("--multi-latent-attention: without --qk-layernorm it is not supported; expected both")
-    if not s.disable_bias_linear:
-        raise InputError("--multi-latent-attention: with biases it is not supported; expected --disable-bias-linear")
     low = {} if s.q_lora_rank is None else {"q_lora_rank": s.q_lora_rank}
     return {
         "type": "mla",
@@ -109,7 +105,8 @@ def _latent(s: MegatronSettings) -> Table:
         "qk_nope_head_dim": s.qk_head_dim,
         "qk_rope_head_dim": s.qk_pos_emb_head_dim,
         "v_head_dim": s.v_head_dim,
-        "norm": _norm(s),
+        "o_bias": not s.disable_bias_linear,
+        "norm": _norm(s) if s.qk_layernorm else None,
         "position": {"type": "rope", "rope_theta": float(s.rotary_base)},
     }
 
@@ -289,4 +286,5 @@ def _t5(s: MegatronSettings) -> Table:
             **_added(s),
         },
         "head": {"type": "lm", "bias": True},
+        "shared_positions": bool(_added(s)),
     }

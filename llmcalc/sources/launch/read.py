@@ -131,8 +131,9 @@ def _script(
     script: Any, where: str, world_size: int | None, allow_unknown: bool, more: dict[str, Any], folder: Path | None
 ) -> Launch:
     known = MegatronSettings.flags()
-    found = [one for one in script.commands if any(word.partition("=")[0] in known for word in one.words)]
     hugging = [one for one in script.commands if any(word.startswith("--per_device_train_batch") for word in one.words)]
+    others = [one for one in script.commands if one not in hugging]
+    found = [one for one in others if any(word.partition("=")[0] in known for word in one.words)]
     if not found and not hugging:
         raise InputError(f"{where}: no command runs with arguments of Megatron-LM or the Trainer; expected {EXPECTED}")
     chosen = found or hugging

@@ -44,6 +44,9 @@ class Job:
             raise InputError(f"--distributed: --zero {layout.zero} is not run; expected --fsdp, or replicas with --dp")
         if layout.zero == 3 and layout.pp > 1:
             raise InputError("--distributed: FSDP2 in a pipeline is not run; expected --pp 1, or --dp without --fsdp")
+        if layout.tp > 1 and layout.dp > 1 and layout.zero == 0:
+            raise InputError("--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
+                             "expected --fsdp")
         if layout.vpp > 1 or layout.schedule != "1f1b":
             raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
         if layout.hsdp_replicas > 1:

@@ -80,6 +80,8 @@ def _rules(name: str, part: nn.Module) -> dict[str, ParallelStyle]:
     """How a module is divided: its path, or the paths of those in it → a style. Empty if another module says so."""
     above, _, own = name.rpartition(".")
     if own == "embed_tokens" and not above:
+        if isinstance(part, Received):
+            return {}
         return {name: RowwiseParallel(input_layouts=Replicate())}
     if own == "lm_head":
         return {name: ColwiseParallel(use_local_output=False)}

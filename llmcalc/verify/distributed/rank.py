@@ -81,9 +81,7 @@ class OnRank(OnCpu):
             given.append(out)
             before.append(1)
         if func._opname not in PAIRS:
-            limit = time.monotonic() + PATIENCE
-            while [one._use_count() for one in given] > before and time.monotonic() < limit:
-                time.sleep(0.0001)
+            wait_for_release(given, before)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._follow(tensor, func)
@@ -117,6 +115,15 @@ class OnRank(OnCpu):
             yield
         finally:
             torch.UntypedStorage.resize_ = before  # type: ignore[method-assign]
+
+
+def wait_for_release(tensors: list[Tensor], holders: list[int]) -> None:
+    """Waits until tensors have no more holders than these."""
+    limit = time.monotonic() + PATIENCE
+    while any(one._use_count() > most for one, most in zip(tensors, holders, strict=True)):
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.0001)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -174,6 +181,7 @@ class Rank:
         self.at = layout.at(self.rank)
         self.mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
         self.meshes = {name: self.mesh[name] for name in ("pp", "dp", "tp")}  # made before storages are followed
+        self.ends = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = [] if logs else None
         self.most: dict[str, int] = {}
 
@@ -200,6 +208,7 @@ class Rank:
                 if job.layout.pp > 1:
                     self.seen("passes")
                 before = mode.now
+                self.sum_tied()
                 for optimizer in updates:
                     optimizer.step()
                 self.seen("step")
@@ -216,6 +225,16 @@ class Rank:
         self.mode.peak = self.mode.now
         if self.mode.log is not None:
             self.mode.log.append(f"--- {phase}")
+
+    def _ends(self) -> Any:
+        """The group of the first and the last stage."""
+        layout, own = self.job.layout, None
+        for tp in range(layout.tp):
+            for dp in range(layout.dp):
+                ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
+                group = dist.new_group(ranks)
+                own = group if (tp, dp) == (self.at.tp, self.at.dp) else own
+        return own
 
     # --- building ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +281,18 @@ class Rank:
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()  # type: ignore[no-any-return]
         return nullcontext()
+
+    def sum_tied(self) -> None:
+        """Adds up the gradients of a tied table, of which the first and the last stage of a pipeline have a copy."""
+        layout, at = self.job.layout, self.at
+        if self.ends is None or at.pp not in (0, layout.pp - 1):
+            return
+        module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        table = module.embed_tokens if at.pp == 0 else module.lm_head
+        gradient = local(table.weight.grad)
+        holders = gradient._use_count()
+        dist.all_reduce(gradient, group=self.ends)
+        wait_for_release([gradient], [holders])
 
     def pipeline(self) -> Callable[[Tensor], float]:
         """What runs the passes of a step in a pipeline."""

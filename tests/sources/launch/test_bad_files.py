@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_the_files_are_read() -> None:
         read_launch(LAUNCHES / name, 256 if "2026" in name else world)
 
 
-BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))
+BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghi"))
 
 BAD: dict[str, tuple[str, str]] = {
     "nothing": ("", "is empty; expected Megatron-LM arguments"),

@@ -98,6 +98,14 @@ def test_bert() -> None:
     assert counted(read("bert_pp2.yaml")) == embeddings + 24 * block(h) + 2 * h + head + pooler
 
 
+def test_t5() -> None:
+    h, vocab = 768, 29184  # 28,996 word pieces, two and a hundred more, up to a multiple of 128 · 2
+    crossing = 4 * h * h + 4 * h + 2 * h  # four maps with biases, and a norm
+    embeddings = (vocab + 512) * h  # both halves add rows of one table of positions
+    layers = 24 * block(h) + 12 * crossing
+    assert counted(read("t5_tp2.yaml")) == embeddings + layers + 2 * 2 * h + vocab
+
+
 def test_experts_divided() -> None:
     h, f, vocab = 512, 1024, 50688  # 50,257 tokens up to a multiple of 128 · 4
     experts = 8 * h + 8 * 2 * h * f + 2 * h * 512  # router, eight experts, one shared
@@ -224,6 +232,16 @@ def test_attention() -> None:
     assert attention(qk_layernorm=True, normalization="RMSNorm").qk_norm.norm.type == "rmsnorm"
 
 
+def test_latent_attention_without_norms() -> None:
+    h, a = 64, 4
+    attention = h * a * 192 + h * (32 + 64) + 32 * a * 256 + a * 128 * h + h  # the output alone has a bias
+    network, norms = 2 * h * 256 + 256 + h, 4 * h
+    launch = small(multi_latent_attention=True, position_embedding_type="rope")
+    assert counted(launch) == 128 * h + 4 * (attention + network + norms) + 2 * h
+    normed = small(multi_latent_attention=True, position_embedding_type="rope", qk_layernorm=True)
+    assert counted(normed) == counted(launch) + 4 * 2 * 32
+
+
 def test_a_pattern_of_experts() -> None:
     spec = small(num_experts=4, moe_layer_freq="([0]*1+[1]*3)").spec
     assert spec is not None
@@ -299,7 +317,6 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
         ({"cp_comm_type": "a2a+p2p", "context_parallel_size": 2}, "--cp-comm-type a2a+p2p: not supported"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "vocab_size": None}, "--vocab-size: missing"),
         ({"hybrid_layer_pattern": "MX"}, "--hybrid-layer-pattern: a layer X is not supported"),
-        ({"multi_latent_attention": True}, "without --qk-layernorm"),
     ],
 )
 def test_wrong_values_name_file_argument_and_fix(more: dict[str, Any], said: str) -> None:

@@ -66,11 +66,15 @@ class BasicKernels(Lowering):
             self.set(out, self.table(step))
             return
         by = step.how["by"]
-        looked_up = self.t.embedding(self.table(step), self._index(out.rows, by))
+        looked_up = self.looked_up(step, self.table(step), self._index(out.rows, by))
         if by in BY_TOKEN:
             self.set(out, looked_up)
         else:
             self.bind(out, looked_up)  # [rows, …]: all sequences share it
+
+    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+        """The rows of a table at these indices."""
+        return self.t.embedding(weight, index)
 
     def _index(self, rows: Rows, by: str) -> Tensor:
         """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""

@@ -30,9 +30,10 @@ class RankChoices:
     grouped: whether all local experts are one grouped product. dispatcher: how tokens reach their experts.
     permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
     capacity: rows of an expert over an even share, padded; None if no row is dropped. aux_loss: whether the router has
-        an auxiliary loss. recompute_core: whether the attention's core runs again in the backward pass. recompute, recompute_layers: which layers
-        do: groups of so many (uniform), or so many of the first (block).
-    deferred: whether the gradient of the output layer's weight is computed at the end of a step.
+        an auxiliary loss. recompute_core: whether the attention's core runs again in the backward pass.
+    recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
+    deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
+        all; None (default) if none is.
     """
 
     tensor: int = 1
@@ -60,7 +61,7 @@ class RankChoices:
     aux_loss: bool = True
     shared_first: bool = True
     combined_at_once: bool = False
-    deferred: bool = False
+    deferred: int | None = None
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1

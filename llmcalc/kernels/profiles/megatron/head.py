@@ -84,8 +84,10 @@ class HeadKernels(ElementwiseKernels):
         takes, gives = kinds[0].takes, kinds[-1].gives
         assert takes is not None
         assert gives is not None
-        if any(one.rows != kinds[0].takes.rows for kind in kinds for step in kind.steps() for one in self._outside(step)):
-            raise self.unsupported("no kernels for layers that run again and read an encoder; expected no recomputation")
+        if any(one.rows != takes.rows for kind in kinds for step in kind.steps() for one in self._outside(step)):
+            raise self.unsupported(
+                "no kernels for layers that run again and read an encoder; expected no recomputation"
+            )
         now = self.get(takes)
         self._leave(takes)
         order = folded(list(in_order(kinds)), self.run_only.get(self.loops))
@@ -168,14 +170,16 @@ class HeadKernels(ElementwiseKernels):
         return record(graph, "scatter", (made,), view, lambda g, _: (graph.new(every, g.dtype),))
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """With tokens further ahead the hidden states of all are joined; their losses enter the graph before the head."""
+        """With tokens further ahead all hidden states are joined, and their losses enter the graph before the head."""
         if self.is_ahead or self.further:
             x = self.copied(x)
         if self.further and not self.is_ahead:
             further, self.further = self.further, []
             read, shapes = Tensor(x.shape, x.dtype, x.storage), [one.shape for one in further]
             new = self.graph.new
-            self.node("loss_scaler", (x, *further), [read], lambda kept, g, needs: [g, *(new(s, FLOAT32) for s in shapes)])
+            self.node(
+                "loss_scaler", (x, *further), [read], lambda kept, g, needs: [g, *(new(s, FLOAT32) for s in shapes)]
+            )
             del further
             x = read
             del read

@@ -303,8 +303,12 @@ class LinearKernels(RankKernels):
             out = self.like(out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            if divided:
+            defers, read = self.stays.defers(self.how.deferred), kept[0]
+            if defers and read is not None:
+                self.stays.deferred.append((read, g))
+            elif divided:
                 self.stays.gathered(2 * rows * n_in)
+            del read
             self.stays.product("backward")
             given = self.new(rows, n_in)
             scattered = self.new(local, n_in) if divided else None

@@ -65,6 +65,8 @@ class Held:
         self.meter, self.cublas, self.engine = meter, cublas, engine
         self.workspaces: dict[str, Storage] = {}
         self.buffer: Storage | None = None
+        self.further_buffers: dict[str, Storage] = {}
+        self.deferred: list[tuple[Tensor, Tensor]] = []
         self.dummies: dict[Shape, Tensor] = {}
         self.named: dict[Any, list[Tensor]] = {}
 
@@ -91,6 +93,22 @@ class Held:
         if self.buffer is None or self.buffer.bytes < size:
             with counted_as(self.meter, "communication"):
                 self.buffer = Storage(self.meter, size)
+
+    def defers(self, limit: int | None) -> bool:
+        """Whether another gradient of the output layer's weight waits for the end of the step."""
+        return limit is not None and (limit == 0 or len(self.deferred) < limit)
+
+    def drain(self, ranks: int) -> None:
+        """Computes what waited (core/utils.py, `drain_embedding_wgrad_compute`). ranks: over which tokens are divided,
+        1 if they are not; inputs are gathered in two buffers in turn.
+        """
+        for i in range(len(self.deferred)):
+            read, given = self.deferred.pop(0)
+            name, size = f"mpu_{i % 2}", read.bytes * ranks
+            if ranks > 1 and name not in self.further_buffers:
+                with counted_as(self.meter, "communication"):
+                    self.further_buffers[name] = Storage(self.meter, size)
+            del read, given
 
     def dummy(self, weight: Tensor, graph: Graph) -> Tensor:
         """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""

@@ -1,0 +1,188 @@
+"""torch's own tensor parallelism: what its distributed tensors allocate beside the products.
+
+Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
+output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
+other ranks have; its gradient is whole on every rank. The loss is computed on divided logits (`loss_parallel`).
+
+Every method here allocates and frees what the function that it names does, in the same order; a local variable stands
+for the local variable of that name. Source: torch/distributed/tensor of torch 2.13 (parallel/style.py,
+parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
+"""
+
+from __future__ import annotations
+
+from ..flow.program import Step
+from ..flow.value import Value
+from ..kernels.autograd import Needs, Node, record
+from ..kernels.layout import Shape
+from ..kernels.lowering import Frame
+from ..kernels.profiles.eager import Eager
+from ..kernels.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
+from ..layouts.rank import Shard, axes_of, is_divided
+
+ENTERED = "from_local"
+"""The name of the node behind what products with a divided output read."""
+
+
+class Divided(Eager):
+    """Runs a rank's program with tensor parallelism.
+
+    entered: of every module that runs, the values that its products read, as they were before.
+    """
+
+    entered: list[list[tuple[int, Tensor]]]
+
+    # --- sums over ranks --------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """`funcol.all_reduce`: the sum, in a new tensor."""
+        return self.graph.new(x.shape, x.dtype)
+
+    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
+        out = super().multiplied(step, x, weight, bias)
+        if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
+            return out
+        return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
+
+    def step(self, step: Step) -> None:
+        if step.weight is not None and step.ins and is_divided(step.outs[0].axes):
+            self._enter(step.ins[0])
+        super().step(step)
+
+    def _enter(self, value: Value) -> None:
+        """`PrepareModuleInput`: the gradients of all products that read it are added, and then summed over ranks."""
+        if is_divided(value.axes):
+            return
+        x = self.get(value)
+        if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
+            return
+        self.entered[-1].append((id(value), x))
+        inside = record(self.graph, ENTERED, [x], x.detached(), self._summed)
+        self.bind(value, inside)
+
+    def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+        return [self.all_reduce(gradient)]
+
+    def _module(self, frame: Frame) -> None:
+        if not hasattr(self, "entered"):
+            self.entered = []
+        self.entered.append([])
+        super()._module(frame)
+        for key, x in self.entered.pop():
+            if key in self.values:
+                self.values[key] = x
+
+    # --- the embedding ----------------------------------------------------------------------------------------------
+
+    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+        """Rows of a table, of which each rank has some (`RowwiseParallel` of an embedding)."""
+        weighed = () if step.weight is None else (*axes_of(step.weight.ins), *axes_of(step.weight.out))
+        rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
+        if not rows or rows[0].degree == 1:
+            return super().looked_up(step, weight, index)
+        whole, width = rows[0].whole, weight.shape[1]
+        mask, masked_tensor = self._mask_tensor(index)
+        tensor = self.graph.new((*index.shape, width), weight.dtype)
+        del masked_tensor, mask
+        out = self.all_reduce(tensor)
+        del tensor
+        return self._of_whole_table(weight, out, index, (whole, width))
+
+    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, whole: Shape) -> Tensor:
+        """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
+
+        def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
+            return [self.graph.new(whole, g.dtype)]
+
+        made = record(self.graph, "embedding", [weight], out, back, index)
+        if made.node is not None:
+            made.node.inputs[0] = (whole, weight.dtype)
+        return made
+
+    def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """`_MaskPartial._mask_tensor`: which indices are of other ranks, and the indices from this rank's first on."""
+        new = self.graph.new
+        below, above = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
+        mask = new(tensor.shape, BOOL)
+        del below, above
+        clone = new(tensor.shape, INT64)
+        masked_tensor = new(tensor.shape, INT64)
+        del clone
+        return mask, masked_tensor
+
+    # --- the loss ---------------------------------------------------------------------------------------------------
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """`F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
+        x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
+        out = self._log_softmax(x)
+        logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
+        result, total_weight = self._nll_loss_forward(logs)
+
+        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+            return [self._nll_loss_and_log_softmax_backward(x)]
+
+        return record(self.graph, "nll_loss", [logs], result, back, logs, labels, total_weight)
+
+    def _log_softmax(self, x: Tensor) -> Tensor:
+        new, each = self.graph.new, (*x.shape[:-1], 1)
+        x_max = new(each, x.dtype)
+        x_max = self.all_reduce(x_max)
+        shifted = new(x.shape, x.dtype)
+        exp = new(x.shape, x.dtype)
+        shifted_sumexp = new(each, x.dtype)
+        del exp
+        shifted_sumexp = self.all_reduce(shifted_sumexp)
+        _shifted_logsumexp = new(each, x.dtype)
+        result = new(x.shape, x.dtype)
+        del shifted
+        return result
+
+    def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        new, (tokens, _) = self.graph.new, x.shape
+        _safe_target = self._where_known((tokens,), INT64)
+        mask, _safe_target_partial_ = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        result_partial = new((tokens, 1), x.dtype)
+        del mask
+        _result_reduced = self.all_reduce(result_partial)
+        result = new((tokens,), x.dtype)
+        result = self._where_known((tokens,), x.dtype)
+        known = new((tokens,), BOOL)
+        count = new((), INT64)
+        del known
+        total_weight = new((), x.dtype)
+        del count
+        summed = new((), x.dtype)
+        mean = new((), x.dtype)
+        del summed
+        result = mean
+        return result, total_weight
+
+    def _where_known(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """`torch.where(target != ignore_index, …, 0)`."""
+        _known = self.graph.new(shape, BOOL)
+        return self.graph.new(shape, dtype)
+
+    def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
+        new, (tokens, _) = self.graph.new, x.shape
+        grad_output = new((), x.dtype)
+        _safe_target = self._where_known((tokens, 1), INT64)
+        _grad_input = new(x.shape, x.dtype)
+        _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
+        as_numbers = new((tokens,), x.dtype)
+        _grad_update = new((tokens,), x.dtype)
+        del as_numbers
+        _arange_1d = new((tokens,), INT64)
+        grad_output = self._where_known((tokens, 1), x.dtype)
+        exp = new(x.shape, x.dtype)
+        _sum = new(x.shape, x.dtype)
+        del exp
+        out = new(x.shape, x.dtype)
+        del _sum, grad_output
+        return out
+
+
+def new_view(shape: Shape, of: Tensor) -> Tensor:
+    """A view of a tensor in another shape."""
+    return Tensor(shape, of.dtype, of.storage)

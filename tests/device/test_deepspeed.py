@@ -1,0 +1,181 @@
+"""ZeRO as DeepSpeed runs it, against what its own processes have held (`tests.device.deepspeed_record`).
+
+Reached: stages 1 and 2, with and without overlap, keep what deepspeed keeps but for 4 bytes (the norm of the gradients),
+and their peaks but for 16 (scalars); stage 3 keeps it but for 9 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device.cluster import Cluster
+from llmcalc.device.deepspeed.partitions import by_turns, flat_size, offsets, pieces
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
+from llmcalc.errors import InputError
+from llmcalc.run.deepspeed import DeepSpeedSettings
+from llmcalc.run.layout import Layout
+from tests.device.deepspeed_record import CASES, RECORD, installed, model, record
+from tests.device.deepspeed_replay import PHASES, replayed
+
+KEPT = ("set_up", "after_backward", "after")
+
+SCALARS = 64
+"""Bytes of norms, flags and counts, which are not replayed."""
+
+OF_A_CLASS = 256
+"""Bytes of the buffers of the class in transformers, which the reference does not have."""
+
+GATHERED = 0.04
+"""The share by which peaks of stage 3 may differ."""
+
+
+@cache
+def recorded() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text())["cases"]
+    return found
+
+
+def compare(name: str, ranks: list[dict[str, int]]) -> None:
+    """Compares the first and the last rank; those between hold as much as the first, or take part of it."""
+    case = CASES[name]
+    exact = SCALARS if case.of == "reference" else OF_A_CLASS
+    for rank in sorted({0, case.ranks - 1}):
+        theirs, ours = ranks[rank], replayed(case, rank)
+        for quantity in KEPT:
+            assert abs(ours[quantity] - theirs[quantity]) <= exact, (name, rank, quantity)
+        for phase in PHASES:
+            near = GATHERED * theirs[phase] if case.zero["stage"] == 3 else exact
+            assert abs(ours[phase] - theirs[phase]) <= near, (name, rank, phase, ours[phase], theirs[phase])
+
+
+def test_every_case_is_recorded_as_it_is_now() -> None:
+    assert list(recorded()) == list(CASES)
+    assert all(recorded()[name]["config"] == case.config for name, case in CASES.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_those_of_deepspeed(name: str) -> None:
+    compare(name, recorded()[name]["ranks"])
+
+
+@pytest.mark.skipif(not installed(), reason="deepspeed is not installed")
+@pytest.mark.parametrize("name", ["stage 2", "stage 3"])
+def test_deepspeed_still_holds_what_is_recorded(name: str) -> None:
+    compare(name, record(name)["ranks"])
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def test_the_flat_tensor_is_a_multiple_of_two_elements_a_rank() -> None:
+    assert flat_size(100, 3) == 102  # 17 · 6
+    assert flat_size(102, 3) == 102
+    assert flat_size(1, 1) == 2
+
+
+def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
+    assert offsets([3, 10, 5], 2, aligned=False) == ([0, 3, 13], 18)
+    assert offsets([3, 10, 5], 2, aligned=True) == ([0, 8, 24], 29)  # 8 elements of 2 bytes
+
+
+def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
+    assert pieces(start=8, count=5, part=10) == [(0, 2), (1, 3)]
+    assert pieces(start=8, count=25, part=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
+
+
+def test_ranks_get_parameters_by_turns() -> None:
+    assert by_turns("abcdefg", 3) == list("adgbecf"[:0] + "adg" + "be" + "cf")
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_what_transformers_makes_of_it() -> None:
+    auto = DeepSpeedSettings(
+        reduce_bucket_size="auto",
+        stage3_prefetch_bucket_size="auto",
+        stage3_param_persistence_threshold="auto",
+    ).resolved(4096)
+    assert auto.reduce_bucket_size == 4096 * 4096
+    assert auto.stage3_prefetch_bucket_size == int(0.9 * 4096 * 4096)
+    assert auto.stage3_param_persistence_threshold == 10 * 4096
+
+
+def test_sums_run_beside_the_backward_pass_in_stage_3_by_default() -> None:
+    assert [DeepSpeedSettings(stage=stage).overlaps for stage in (1, 2, 3)] == [False, False, True]  # type: ignore[arg-type]
+
+
+# --- a rank of a cluster ----------------------------------------------------------------------------------------------
+
+
+def cluster(own: DeepSpeedSettings | None = None, layout: Layout | None = None, **settings: Any) -> Cluster:
+    """The small model on four devices, by default with stage 2."""
+    one = memory(model(), Settings("training", batch=2, seq=16, **settings))
+    return Cluster(one, layout or Layout(dp=4, zero=2), "deepspeed", own=own)
+
+
+def small(stage: int, **fields: Any) -> DeepSpeedSettings:
+    return DeepSpeedSettings(stage=stage, reduce_bucket_size=100_000, **fields)  # type: ignore[arg-type]
+
+
+def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> None:
+    n = -(-llmcalc.params(model()).total // 8) * 8  # padded to 2 elements a rank
+    kept = cluster(small(2)).peak.device
+    exact = 2 * n + (4 + 4 + 4) * n // 4  # bf16; fp32 copy and two states of Adam
+    assert exact <= kept.after_step_bytes <= exact + 4 * 512 + (2 << 20)  # rounding, and a workspace's blocks
+    assert sum(term.bytes for term in kept.terms) == kept.device_bytes
+    assert sum(kept.by_kind.values()) == kept.peak_bytes
+
+
+def test_each_stage_takes_less() -> None:
+    peaks = [cluster(small(stage, overlap_comm=False), Layout(dp=4, zero=stage)).peak for stage in (1, 2)]  # type: ignore[arg-type]
+    kept = [one.device.after_step_bytes for one in peaks]
+    assert kept[0] == kept[1]
+    assert peaks[0].device.peak_bytes > peaks[1].device.peak_bytes
+
+
+def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:
+    here = cluster(small(2)).peak.device
+    away = cluster(small(2, offload_optimizer="cpu")).peak.device
+    assert away.by_kind["optimizer"] == 0
+    assert away.by_kind["weights"] == here.by_kind["weights"]
+    assert away.peak_bytes < here.peak_bytes
+
+
+def test_parameters_on_the_host_are_there_only_while_they_are_whole() -> None:
+    fields = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+    here = cluster(small(3, **fields), Layout(dp=4, zero=3)).peak.device
+    away = cluster(small(3, offload_param="cpu", **fields), Layout(dp=4, zero=3)).peak.device
+    assert 0 < away.by_kind["weights"] < here.by_kind["weights"]
+
+
+def test_frozen_weights_are_in_no_partition() -> None:
+    tuned = cluster(small(2), lora_rank=4).peak.device
+    assert tuned.by_kind["optimizer"] < cluster(small(2)).peak.device.by_kind["optimizer"] / 10
+    gathered = cluster(small(3), Layout(dp=4, zero=3), lora_rank=4).peak.device
+    assert gathered.after_step_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("own", "layout", "message"),
+    [
+        (None, Layout(dp=4), "--zero 0: DeepSpeed without ZeRO"),
+        (None, Layout(dp=2, tp=2, zero=1), "--tp 2: with DeepSpeed"),
+        (small(1), Layout(dp=4, zero=2), "--zero 2: the configuration has stage 1"),
+        (small(2, offload_optimizer="nvme"), Layout(dp=4, zero=2), "offload_optimizer: nvme"),
+        (small(2, offload_param="cpu"), Layout(dp=4, zero=2), "offload_param: stage 2"),
+        (small(3, zero_quantized_weights=True), Layout(dp=4, zero=3), "zero_quantized_weights: not modelled"),
+        (small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1), "grad_accum_dtype fp32"),
+        (small(2, version="0.9.0"), Layout(dp=4, zero=2), "--framework-version 0.9.0"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(own: Any, layout: Layout, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _ = cluster(own, layout).peak
