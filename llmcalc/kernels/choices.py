@@ -29,6 +29,7 @@ class Choices:
         Phi-3, LitGPT); false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
+    compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
     capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is dropped.
         Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
         capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
@@ -44,8 +45,14 @@ class Choices:
     keeps_logits: bool = False
     fused_qkv: bool = False
     compiled: bool = False
+    compiled_loss: bool = True
     capacity: Fraction | None = None
     workspace: bool = True
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether torch.compile is estimated for the loss."""
+        return self.compiled and self.compiled_loss
 
 
 EAGER = Choices()

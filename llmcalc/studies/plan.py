@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from ..device.cluster import Cluster
 from ..device.memory import Memory
@@ -156,11 +157,12 @@ def plan(
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
     """The best first."""
     places: dict[int, int] = {}
-    for key in (
+    keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda one: -one.headroom,
         lambda one: one.communication_bytes,
         lambda one: one.bubble,
-    ):
+    )
+    for key in keys:
         values = sorted({key(one) for one in candidates})
         order = {value: place for place, value in enumerate(values)}
         for one in candidates:

@@ -49,6 +49,9 @@ TITAN = Fsdp()
 SPLIT = date(2025, 7, 28)
 """Since when torchtitan has groups of their own for embedding and head (83e694105)."""
 
+EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
+"""From when (e8977b007) to when (bbb1b616e) torchtitan compiled layers but not the loss."""
+
 
 def called(spec: ModelSpec, how: Training, version: date | None = None) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
@@ -59,7 +62,10 @@ def called(spec: ModelSpec, how: Training, version: date | None = None) -> tuple
     dtype = "float32" if how.master else how.dtype
     reduced = "float32" if how.gradient_dtype is None else how.gradient_dtype.name
     newer = version is None or version >= SPLIT
+    eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     alone = replace(how, master=False, gradient_dtype=None)
+    if eager_loss:
+        alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
     return alone, Fsdp(dtype, reduced, splits=newer and why_not_split(spec, how) == "")
 
 

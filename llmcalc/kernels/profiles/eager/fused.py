@@ -208,7 +208,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             if self.choices.cross_entropy == "split":
                 return self._chunk_by_chunk(logits, weight, bias, labels)
             return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias, labels)
-        if self.choices.compiled:
+        if self.choices.compiles_loss:
             read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._compiled_loss(self.t.flatten(self.t.to(logits, read), 0, 1))
         return super().loss(logits, labels)
@@ -248,7 +248,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         t, (batch, tokens) = self.t, x.shape[:2]
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
-        read = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiled else FLOAT32).name]
+        read = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         sizes = [min(size, tokens - at) for at in range(0, tokens, size)]
         assert self.result is not None
         vocabulary = self.result.width
@@ -259,7 +259,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         for chunk in chunks:
             rows = t.flatten(t.slice(t.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
             whole = t.flatten(t.to(chunk, read), 0, 1)
-            loss = self._compiled_loss(whole) if self.choices.compiled else self.cross_entropy(whole, rows)
+            loss = self._compiled_loss(whole) if self.choices.compiles_loss else self.cross_entropy(whole, rows)
             del whole
             total = loss if total is None else t.add(total, loss)
         assert total is not None
