@@ -89,7 +89,7 @@ class Storages:
     """A meter that knows all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.whose = "temporary", At(), None
+        self.kind, self.place, self.whose, self.stream = "temporary", At(), None, 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:

@@ -47,6 +47,7 @@ class Region:
         self.packed: list[ref[_Later]] = []
         self.again: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
+        self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
         """Whether the next result of an operation is kept. calls: how often each has run, to which this adds one."""
@@ -58,6 +59,12 @@ class Region:
         later = _Later(self, len(self.packed))
         self.packed.append(ref(later))
         return later
+
+    def drop_unread(self) -> None:
+        """Keeps no result that was made after the last saved tensor: the backward pass does not ask for it."""
+        for name, number, before in self.made_after:
+            if before == len(self.packed):
+                self.results[name][number] = None
 
     def unpack(self, number: int) -> Tensor:
         """The tensor of that number, which lives on only where the node that asks for it keeps it."""
@@ -118,7 +125,9 @@ class _Kept:
         out = make()
         if self.region.keeps(name, self.calls):
             self.region.graph.meter.kept(out.storage.block, "activations")
-            self.region.results.setdefault(name, []).append(out.detached())
+            results = self.region.results.setdefault(name, [])
+            self.region.made_after.append((name, len(results), len(self.region.packed)))
+            results.append(out.detached())
         return out
 
 
@@ -163,12 +172,14 @@ def checkpoint(
     early: bool = True,
     kept: frozenset[str] = frozenset(),
     alternate: frozenset[str] = frozenset(),
+    compiled: bool = False,
 ) -> Tensor:
     """Runs a part without keeping what its nodes would save (`use_reentrant=False`).
 
     early: whether running again stops at the last tensor that is needed, true by default.
     kept: names of operations whose results are kept, none by default. alternate: of these, those of which every other
-        result is kept.
+        result is kept. compiled: whether torch.compile is estimated, which keeps no result that the backward pass does
+        not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
     if not graph.enabled:
         return run(arguments)
@@ -176,10 +187,13 @@ def checkpoint(
     graph.packs.append(region.pack)
     before, graph.results = graph.results, _Kept(region) if kept else None
     try:
-        return run(arguments)
+        out = run(arguments)
     finally:
         graph.packs.pop()
         graph.results = before
+    if compiled:
+        region.drop_unread()
+    return out
 
 
 def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:

@@ -703,8 +703,8 @@ class Lowering:
         """Runs a part whose activations are computed again in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
-        what = self.recompute
-        return checkpoint(self.graph, run, arguments, kept=what.kept, alternate=what.alternate)
+        what, compiled = self.recompute, self.choices.compiled
+        return checkpoint(self.graph, run, arguments, kept=what.kept, alternate=what.alternate, compiled=compiled)
 
     # --- what passes keep for later ones ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import llmcalc
 from llmcalc.device.cluster import Cluster
 from llmcalc.device.deepspeed.partitions import by_turns, flat_size, offsets, pieces
 from llmcalc.device.memory import memory
+from llmcalc.device.runtime import HOPPER
 from llmcalc.device.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.run.deepspeed import DeepSpeedSettings
@@ -91,7 +92,7 @@ def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
 
 
 def test_ranks_get_parameters_by_turns() -> None:
-    assert by_turns("abcdefg", 3) == list("adgbecf"[:0] + "adg" + "be" + "cf")
+    assert by_turns("abcdefg", 3) == list("adgbecf")
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ def test_what_a_rank_keeps_are_whole_weights_and_its_part_of_the_states() -> Non
     n = -(-llmcalc.params(model()).total // 8) * 8  # padded to 2 elements a rank
     kept = cluster(small(2)).peak.device
     exact = 2 * n + (4 + 4 + 4) * n // 4  # bf16; fp32 copy and two states of Adam
-    assert exact <= kept.after_step_bytes <= exact + 4 * 512 + (2 << 20)  # rounding, and a workspace's blocks
+    rounding = 5 * 512  # of the flat tensor, the copy, the states and the token ids
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace - exact <= rounding
     assert sum(term.bytes for term in kept.terms) == kept.device_bytes
     assert sum(kept.by_kind.values()) == kept.peak_bytes
 
@@ -149,11 +151,12 @@ def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:
     assert away.peak_bytes < here.peak_bytes
 
 
-def test_parameters_on_the_host_are_there_only_while_they_are_whole() -> None:
-    fields = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+def test_parts_of_parameters_on_the_host_are_not_on_the_device() -> None:
+    fields = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
     here = cluster(small(3, **fields), Layout(dp=4, zero=3)).peak.device
     away = cluster(small(3, offload_param="cpu", **fields), Layout(dp=4, zero=3)).peak.device
-    assert 0 < away.by_kind["weights"] < here.by_kind["weights"]
+    parts = 2 * llmcalc.params(model()).total // 4
+    assert here.after_step_bytes - away.after_step_bytes == pytest.approx(parts, abs=1024)
 
 
 def test_frozen_weights_are_in_no_partition() -> None:
