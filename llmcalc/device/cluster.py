@@ -12,6 +12,7 @@ from ..layouts.asked import Framework, dated
 from ..layouts.communication import Traffic, communication
 from ..model import ModelSpec
 from ..run.layout import Layout
+from ..units import DTYPE_BITS
 from .allocator import CachingAllocator
 from .answer import TORCH, DeviceMemory, Term, summed
 from .fold import loops
@@ -83,7 +84,6 @@ class Cluster:
         """The rank that takes the most."""
         return worst(self.by_rank)
 
-
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a step."""
@@ -93,19 +93,25 @@ class Cluster:
     @cached_property
     def communication(self) -> list[Traffic] | None:
         """What the rank that takes the most sends in a step; None where that is not modelled."""
-        use = self.one.states
         try:
-            return communication(
-                self.spec,
-                self.layout,
-                use.workload,
-                self.micro_batches,
-                self.framework,
-                self.peak.rank,
-                include=use.count.include,
-            )
+            return self.sent(self.peak.rank)
         except InputError:
             return None
+
+    def sent(self, rank: int) -> list[Traffic]:
+        """What a rank sends in a step. Raises `InputError` for what is not modelled."""
+        use = self.one.states
+        return communication(
+            self.spec,
+            self.layout,
+            use.workload,
+            self.micro_batches,
+            self.framework,
+            rank,
+            width=DTYPE_BITS[use.dtype] // 8,
+            include=use.count.include,
+            recompute=self.settings.recomputed(),
+        )
 
 
 def worst(ranks: Sequence[RankMemory]) -> RankMemory:

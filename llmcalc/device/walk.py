@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import times
@@ -213,15 +213,6 @@ class Walk:
             etp=1 if ep > 1 else None,
         )
         return alone, list(stages(alone, count))[rank]
-
-
-def measure_of(one: Memory, framework: Framework) -> Measure:
-    """How the passes of a framework's kernels are measured."""
-    if framework == "megatron":
-        from .megatron.walk import measured
-
-        return partial(measured, one)
-    return torch_passes(one.spec, one.settings.training(one.states, one.states.count.include))
 
 
 def torch_passes(spec: ModelSpec, how: Training) -> Measure:

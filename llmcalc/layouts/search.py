@@ -91,7 +91,12 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
     shares = sizes["dp"] * sizes["cp"] > 1
     zero: dict[Framework, Zero] = {"torch": 0, "megatron": 1, "deepspeed": 3, "fsdp2": 3}
     return Layout(
-        **sizes,
+        tp=sizes["tp"],
+        cp=sizes["cp"],
+        pp=sizes["pp"],
+        dp=sizes["dp"],
+        vpp=sizes["vpp"],
+        ep=sizes["ep"],
         etp=1 if mixture and framework == "megatron" else None,
         pp_layout=None if layers % count == 0 else shared_out(layers, count),
         sequence_parallel=sizes["tp"] > 1 and framework == "megatron",

@@ -744,6 +744,9 @@ class MegatronSettings:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
                 )
+        longest = max(self.tokens, self.decoder_seq_length or 0)
+        if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
+            self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
         if self.kind == "t5" and self.decoder_seq_length is None:
@@ -884,7 +887,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "overlap_moe_expert_parallel_comm",
         "delay_wgrad_compute",
         "overlap_dispatch_backward_with_experts_wgrad",
-        "overlap_param_gather_with_optimizer_step",
     ),
     "fused operations": ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "mla_down_proj_fusion"),
     "experts on narrower vectors": ("moe_latent_size",),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from ..device.cluster import Cluster
+from ..device.megatron.walk import measured
 from ..device.memory import Memory
-from ..device.walk import Bytes, Walk, alike, measure_of
+from ..device.walk import Bytes, Measure, Walk, alike, torch_passes
 from ..errors import InputError
 from ..hardware import Hardware
 from ..layouts.asked import Asked, Framework
-from ..layouts.communication import communication
 from ..layouts.schedules import Timetable, pipeline, timetable
 from ..layouts.search import Search, search
 from ..run.layout import Layout, Schedule
@@ -94,9 +94,8 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
         return cluster.of_rank(layout.rank(pp=stage), one.runtime).device.device_bytes
 
     def sent(layout: Layout, batches: int) -> int:
-        return sum(
-            each.wire_bytes * each.count for each in communication(spec, layout, use.workload, batches, framework)
-        )
+        cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
+        return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
     return Planned(
         one,
@@ -111,7 +110,11 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
 def walk_of(one: Memory, framework: Framework) -> Walk:
     """What ranks of a framework need, without an allocator."""
     include, each = one.states.count.include, Bytes.of(one, framework)
-    return Walk(one.spec, each, measure_of(one, framework), include, one.runtime.context)
+    if framework == "megatron":
+        measure: Measure = partial(measured, one)
+    else:
+        measure = torch_passes(one.spec, one.settings.training(one.states, include))
+    return Walk(one.spec, each, measure, include, one.runtime.context)
 
 
 def plan(

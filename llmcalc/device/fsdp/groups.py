@@ -40,6 +40,7 @@ class Sharding:
     dtype: number format of the parts, of their gradients and of the optimizer's states.
     gathered: the format in which parameters are gathered and modules compute.
     reduced: the format in which gradients are summed.
+    float8: whether the matrices of layers are gathered in 8 bits, false by default.
     """
 
     shards: int
@@ -48,6 +49,7 @@ class Sharding:
     dtype: Dtype
     gathered: Dtype
     reduced: Dtype
+    float8: bool = False
 
 
 class Gathered(Storage):
@@ -80,19 +82,20 @@ class Parameter:
     own: this rank's rows, which the optimizer updates; it has no gradient until the sums are there.
     part: the number of elements of the largest part: that many are kept and sent by every rank.
     summed: the sum of the gradients of earlier micro-batches, None if they have been reduced.
+    width: bytes of an element that is gathered.
     """
 
-    __slots__ = ("own", "part", "path", "summed", "whole")
+    __slots__ = ("own", "part", "path", "summed", "whole", "width")
 
-    def __init__(self, meter: Meter, path: Path, like: Tensor, how: Sharding) -> None:
+    def __init__(self, meter: Meter, path: Path, like: Tensor, how: Sharding, width: int) -> None:
         rows, *rest = like.shape
         each = ceil_div(rows, how.shards)
         here = max(0, min(each, rows - how.index * each))
-        self.path, self.part = path, each * count(tuple(rest))
+        self.path, self.part, self.width = path, each * count(tuple(rest)), width
         with counted_as(meter, "weights"):
             padded = Storage(meter, self.part * how.dtype.bytes)
         self.own = Tensor((here, *rest), how.dtype, padded, leaf=like.leaf)
-        storage = Gathered(meter, self.part * how.shards * how.gathered.bytes)
+        storage = Gathered(meter, self.part * how.shards * width)
         self.whole = Tensor(like.shape, how.gathered, storage, leaf=like.leaf)
         self.summed: Tensor | None = None
 
@@ -167,14 +170,14 @@ class Group:
         self.all_reduced: Storage | None = None
 
     @property
-    def part(self) -> int:
-        """The number of elements that each rank sends."""
-        return sum(one.part for one in self.parameters)
+    def sent(self) -> int:
+        """The bytes that each rank sends to gather them."""
+        return sum(one.part * one.width for one in self.parameters)
 
     def collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
         """What a step sends, with as many micro-batches and backward passes that sum gradients."""
         how, trained = self.traffic.how, sum(one.part for one in self.parameters if one.own.leaf)
-        whole, summed = self.part * how.gathered.bytes * how.shards, trained * how.reduced.bytes
+        whole, summed = self.sent * how.shards, trained * how.reduced.bytes
         if how.shards > 1:
             for backward in (False, True) if self.reshards else (False,):
                 yield Collective(self.name, "all_gather", "dp", how.shards, backward, whole, microbatches)
@@ -193,7 +196,7 @@ class Group:
     def _all_gather(self, forward: bool) -> Storage:
         """`foreach_all_gather`, on a stream of its own. The rank's own parts are cast into one tensor first."""
         traffic, how = self.traffic, self.traffic.how
-        size = self.part * how.gathered.bytes
+        size = self.sent
         with traffic.on(COPY_IN):
             if how.shards == 1:
                 return Storage(traffic.meter, 0)
@@ -316,7 +319,7 @@ class Group:
             found = one.whole.grad if one.summed is None else one.summed
             if found is not None:
                 with_grad.append(one)
-                unsharded_grads.append(found)
+                unsharded_grads.append(self._get_grad_inner_tensor(one, found))
                 one.summed = one.whole.grad = None
             del found
         self.reshard()
@@ -327,6 +330,10 @@ class Group:
             reduce_scatter_input, all_reduce_input = self._foreach_reduce(with_grad, unsharded_grads)
             self.traffic.reducing.append(reduce_scatter_input)
             self.all_reduced = all_reduce_input
+
+    def _get_grad_inner_tensor(self, one: Parameter, grad: Tensor) -> Tensor:
+        """A gradient that is whole where tensor parallelism divides the parameter is divided too, into a copy."""
+        return grad if grad.shape == one.whole.shape else empty(self.traffic.meter, one.whole.shape, grad.dtype)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]

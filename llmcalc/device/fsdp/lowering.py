@@ -15,7 +15,7 @@ from ...kernels.layout import Shape
 from ...kernels.lowering import Frame, Path, unused
 from ...kernels.meter import Place
 from ...kernels.profiles.eager import Eager
-from ...kernels.tensor import Dtype, Tensor, empty
+from ...kernels.tensor import FLOAT8, Dtype, Tensor, empty
 from .groups import Group, Parameter, Traffic
 
 
@@ -77,8 +77,10 @@ class Sharded(Eager):
             return empty(self.graph.meter, like.shape, how.dtype if like.dtype is self.dtype else like.dtype)
         if not like.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.name_of(key))
-        made = self.sharded[key] = Parameter(self.graph.meter, key, like, how)
         layer = self.layer_of(key)
+        narrow = how.float8 and layer.turn >= 0 and len(like.shape) == 2
+        width = FLOAT8.bytes if narrow else how.gathered.bytes
+        made = self.sharded[key] = Parameter(self.graph.meter, key, like, how, width)
         if layer not in self.groups:
             name = layer.path if layer.turn < 0 else f"{layer.path}.{layer.turn}"
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)

@@ -14,7 +14,9 @@ from ...errors import InputError
 from ...kernels.meter import Meter, Place
 from ...kernels.tensor import DTYPES
 from ...model import ModelSpec
+from ...layouts.rank import RankFlow
 from ...run.layout import Layout
+from ..dtensor import Divided
 from ..fold import loops
 from ..recording import Recorded, Recorder
 from ..training import Training, TrainingRun, repeated, two_steps
@@ -34,6 +36,7 @@ class Fsdp:
         last one alone, which then has the sum of all (`set_requires_gradient_sync`).
     splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
         torchtitan since 2025-07-28; else they are one group, whose gradients wait for the end of the backward pass.
+    float8: whether the matrices of layers are gathered in 8 bits (torchao's `enable_fsdp_float8_all_gather`).
     """
 
     dtype: str = "float32"
@@ -41,6 +44,7 @@ class Fsdp:
     keeps_last: bool = True
     reduces_each: bool = True
     splits: bool = False
+    float8: bool = False
 
 
 TITAN = Fsdp()
@@ -93,16 +97,21 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if holds:
             raise InputError(f"FSDP2 with {words} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
-    return Sharding(layout.shards, rank % layout.shards, layout.hsdp_replicas, *formats)
+    return Sharding(layout.shards, rank % layout.shards, layout.hsdp_replicas, *formats, fsdp.float8)
+
+
+class ShardedAndDivided(Divided, Sharded):
+    """Layers whose products are divided, and what is left of their parameters sharded."""
 
 
 class FsdpRun(TrainingRun):
     """Replays steps of one rank.
 
-    traffic: what its groups share, and what they have sent.
+    traffic: what its groups share, and what they have sent. program: that of a rank of tensor parallelism, by default
+    that of the whole model.
     """
 
-    profile = Sharded
+    profile: type[Sharded] = Sharded
     lowering: Sharded
 
     def __init__(
@@ -115,8 +124,11 @@ class FsdpRun(TrainingRun):
         layers: Mapping[int, int] | None = None,
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
+        program: RankFlow | None = None,
     ) -> None:
-        super().__init__(spec, how, layers, workspace, meter)
+        if program is not None and program.shares.layout.tp > 1:
+            self.profile = ShardedAndDivided
+        super().__init__(spec, how, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard
         self.traffic = Traffic(self.graph, sharding)
         self.stacks = [loop.path for loop in loops(spec)]

@@ -51,6 +51,11 @@ class Buffer:
     ranges: dict[int, tuple[Range, int]]
 
 
+def shards_elements(settings: MegatronSettings) -> bool:
+    """Whether the optimizer's shards are ranges of elements; with Muon they are whole tensors."""
+    return settings.use_distributed_optimizer and settings.optimizer == "adam"
+
+
 def padded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
@@ -67,7 +72,7 @@ def buffer_of(
     output layer's too: then it has a bucket of its own.
     """
     shards = layout.expert_shards if expert else layout.shards
-    if not settings.use_distributed_optimizer:
+    if not shards_elements(settings):
         size = sum(one.size for one in parameters)
         return Buffer(parameters, expert, shards, size, [Range(0, size)], {})
     multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
@@ -106,23 +111,65 @@ def bucket_size(settings: MegatronSettings, layout: Layout, at: Coordinates, chu
     return max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.dp * layout.cp)
 
 
-def updated(buffers: Sequence[Buffer], distributed: bool, layout: Layout, at: Coordinates) -> Iterator[int]:
-    """The sizes of the parameters, or of the parts of them, that this rank's optimizer updates, in its order."""
+class Updated(NamedTuple):
+    """A parameter, or this rank's part of it, that its optimizer updates. states: tensors that it keeps of the size."""
+
+    size: int
+    states: int
+
+
+def updated(
+    buffers: Sequence[Buffer], distributed: bool, layout: Layout, at: Coordinates, optimizer: str = "adam"
+) -> Iterator[Updated]:
+    """What this rank's optimizer updates, in its order. Muon keeps a momentum of matrices, and leaves the rest to Adam.
+
+    Source: core/optimizer/__init__.py, `_get_param_groups` and `_get_megatron_emerging_optimizer`.
+    """
+    if optimizer == "muon":
+        for buffer in buffers:
+            yield from (Updated(one.size, 1) for one in buffer.parameters if by_muon(one))
     for decays in (True, False):
         for buffer in buffers:
+            here = [one for one in buffer.parameters if _decays(one) is decays]
+            if optimizer == "muon":
+                here = [one for one in here if not by_muon(one)]
             if not distributed:
-                yield from (one.size for one in buffer.parameters if _decays(one) is decays)
+                yield from (Updated(one.size, 2) for one in here)
                 continue
             where = shard_of(buffer, layout, at)
             for number, bucket in enumerate(buffer.buckets):
                 width = (bucket.end - bucket.start) // buffer.shards
                 low = bucket.start + where * width
-                for one in reversed(buffer.parameters):
+                for one in reversed(here):
                     (start, end), of = buffer.ranges[id(one.tensor)]
-                    if of == number and _decays(one) is decays:
-                        part = min(low + width, end) - max(low, start)
-                        if part > 0:
-                            yield part
+                    part = min(low + width, end) - max(low, start)
+                    if of == number and part > 0:
+                        yield Updated(part, 2)
+
+
+def by_turns(buffers: Sequence[Buffer], layout: Layout, at: Coordinates) -> tuple[list[Updated], list[int]]:
+    """What this rank's optimizer updates where whole tensors are dealt out to ranks, the smallest first, forth and back;
+    and for each kind of parameters the elements that a step gathers.
+
+    Source: core/optimizer/layer_wise_optimizer.py, `_shard_params_ping_pong` and `allgather_params`.
+    """
+    mine: list[Parameter] = []
+    gathered: list[int] = []
+    for expert in (False, True):
+        ranks, here = (layout.expert_dp, at.edp) if expert else (layout.dp * layout.cp, at.dp * layout.cp + at.cp)
+        turns = [*range(ranks), *reversed(range(ranks))]
+        every = [one for buffer in buffers if buffer.expert is expert for one in buffer.parameters]
+        dealt = sorted(sorted(every, key=lambda one: not by_muon(one)), key=lambda one: one.size)
+        mine += [one for i, one in enumerate(dealt) if turns[i % len(turns)] == here]
+        if ranks > 1 and every:
+            gathered.append(sum(one.size for one in every))
+    mine.sort(key=lambda one: not by_muon(one))
+    return [Updated(one.size, 1 if by_muon(one) else 2) for one in mine], gathered
+
+
+def by_muon(one: Parameter) -> bool:
+    """Whether Muon updates a parameter: a matrix, but not of the embedding or the output layer."""
+    return len(one.tensor.shape) == 2 and one.role not in ("table", "head")
 
 
 def shard_of(buffer: Buffer, layout: Layout, at: Coordinates) -> int:

@@ -25,6 +25,9 @@ COMBINED_IN_PARTS = datetime.date(2026, 1, 16)
 """From when the outputs of experts are combined in two functions, after the first of which its argument is freed
 (Megatron-LM 1501c0f33a)."""
 
+LAYER_WISE_LAYOUT = datetime.date(2026, 5, 20)
+"""From when the tensors that Muon shares out lie in buffers by rank (Megatron-LM 0044db1f20)."""
+
 RETAINED = datetime.date(2026, 5, 21), datetime.date(2026, 7, 6)
 """From and until when every batch of a step stayed on the GPU: `RerunDataIterator` held the dictionaries in which
 get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
@@ -42,12 +45,23 @@ def refuse(settings: MegatronSettings) -> None:
     others = set(settings.recomputed_modules) - {"core_attn"}
     if others:
         raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
-    if settings.optimizer != "adam":
-        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam")
+    if settings.optimizer not in ("adam", "muon", "dist_muon"):
+        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam or muon")
+    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    if is_layer_wise(settings) and laid_out and not settings.no_use_layer_wise_param_layout:
+        raise InputError(
+            f"--optimizer {settings.optimizer}: the layout of its distributed form is not modelled; expected "
+            "--no-use-layer-wise-param-layout, or no --use-distributed-optimizer"
+        )
     if settings.moe_token_dispatcher_type == "flex":
         raise InputError("--moe-token-dispatcher-type flex: not modelled; expected allgather or alltoall")
     if settings.transformer_impl == "inference_optimized":
         raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
+
+
+def is_layer_wise(settings: MegatronSettings) -> bool:
+    """Whether whole tensors are shared out to the optimizers of ranks."""
+    return settings.optimizer == "dist_muon" or (settings.optimizer == "muon" and settings.use_distributed_optimizer)
 
 
 def is_hopper(gpu: str) -> bool:

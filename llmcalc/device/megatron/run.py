@@ -24,8 +24,8 @@ from ...run.layout import Layout, Stage, stages
 from ...run.megatron import MegatronSettings
 from ...run.sight import Sight
 from ...run.workload import Workload
-from .buffers import Buffer, bucket_size, buffer_of, updated
-from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches
+from .buffers import Buffer, bucket_size, buffer_of, by_turns, shards_elements, updated
+from .kernels import choices_of, cublas_workspace, engine_workspace, is_layer_wise, refuse, retains_batches
 from .streams import SIDE, Streams
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -104,6 +104,8 @@ class RankRun:
         self.copies: list[Storage] = []
         self.batches: list[list[Tensor]] = []
         self.sizes: list[int] = []
+        self.states_of: list[int] = []
+        self.gathered: list[int] = []
         self.angles: list[Storage] = []
         self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
@@ -132,7 +134,7 @@ class RankRun:
     def set_up(self) -> None:
         self.meter.place = Place("set-up")
         settings, layout = self.settings, self.layout
-        distributed = settings.use_distributed_optimizer
+        distributed = shards_elements(settings)
         self._positions()
         weights: list[list[Storage]] = []
         for chunk in self.chunks:
@@ -203,11 +205,16 @@ class RankRun:
         """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type."""
         s = self.settings
         main = STATES[s.main_params_dtype] if s.use_precision_aware_optimizer else 4
-        for size in updated(self.buffers, s.use_distributed_optimizer, self.layout, self.at):
+        if is_layer_wise(s):
+            own, self.gathered = by_turns(self.buffers, self.layout, self.at)
+        else:
+            own = list(updated(self.buffers, shards_elements(s), self.layout, self.at, s.optimizer))
+        for size, states in own:
             copy = self.storage(2 * size, "temporary")
             self.kept.append(self.storage(main * size, "optimizer"))
             del copy
             self.sizes.append(size)
+            self.states_of.append(states)
         self.kept += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
@@ -218,8 +225,13 @@ class RankRun:
             self.copies = [self.storage(4 * size, "gradients") for size in self.sizes]
         if not self.stepped:
             widths = [STATES[one] if aware else 4 for one in (s.exp_avg_dtype, s.exp_avg_sq_dtype)]
-            self.states = [self.storage(width * size, "optimizer") for size in self.sizes for width in widths]
+            of_each = zip(self.sizes, self.states_of, strict=True)
+            self.states = [
+                self.storage(width * size, "optimizer") for size, states in of_each for width in widths[:states]
+            ]
             self.stepped = True
+        for size in [] if s.overlap_param_gather else self.gathered:
+            self.storage(2 * size, "communication")
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 

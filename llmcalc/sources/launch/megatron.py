@@ -32,6 +32,9 @@ REMOVED = {
 }
 """Arguments that Megatron-LM itself refuses."""
 
+REPLACING = ("use_checkpoint_args", "use_mp_args_from_checkpoint_args")
+"""Arguments that put those of a checkpoint in the place of the file's."""
+
 REASONS = {
     "rl_": "reinforcement learning",
     "grpo_": "reinforcement learning",
@@ -48,8 +51,6 @@ REASONS = {
     "export_kd": "distillation",
     "use_legacy_models": "models of an older form",
     "yaml_cfg": "arguments in another file",
-    "use_checkpoint_args": "arguments from a checkpoint",
-    "use_mp_args_from_checkpoint_args": "arguments from a checkpoint",
     "eval_micro_batch_size": "evaluation with a batch of its own",
     "eval_global_batch_size": "evaluation with a batch of its own",
 }
@@ -227,6 +228,9 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 if name in values and values[name] != read:
                     raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
                 values[name] = read
+        elif name in REPLACING:
+            if value is not False:
+                reading.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif name in REMOVED:
             raise reading.wrong(flag, REMOVED[name])
         elif name.replace("_", "-") in IGNORED or name.replace("_", "-") in IGNORED_ONCE or _is_named(flag):

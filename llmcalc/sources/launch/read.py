@@ -12,9 +12,9 @@ from typing import Any
 from ...errors import InputError
 from ...run.megatron import MegatronSettings
 from ..files import read_text
-from . import deepspeed, megatron, torchtitan, trainer
+from . import accelerate, deepspeed, megatron, torchtitan, trainer
 from .launch import Launch
-from .shell import Command, is_open, read_script, said
+from .shell import Command, Script, is_open, read_script, said
 from .text import LARGEST, parse_json, parse_toml, parse_yaml
 
 EXPECTED = (
@@ -59,7 +59,9 @@ def launch_of(
     kind, data = _parsed(text, where)
     more: dict[str, Any] = {"date": date, "gpu": gpu}
     if kind == "script":
-        return _script(data, where, world_size, allow_unknown, more, folder)
+        asked = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
+        batch = [word for words in asked for word in words if word]
+        return _script(data, where, world_size, allow_unknown, more, folder, batch)
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {EXPECTED}")
     if megatron.is_megatron(data):
@@ -70,8 +72,8 @@ def launch_of(
         return megatron.read_megatron(data["megatron_args"], where, world_size, allow_unknown, env=given, **more)
     if torchtitan.is_titan(data):
         return torchtitan.read_titan(data, where, world_size, allow_unknown)
-    if trainer.is_accelerate(data):
-        return trainer.read_accelerate(data, where, world_size, allow_unknown, _fetcher(where, folder))
+    if accelerate.is_accelerate(data):
+        return accelerate.read_accelerate(data, where, world_size, allow_unknown, _fetcher(where, folder))
     if deepspeed.is_deepspeed(data) and not trainer.is_trainer({k: v for k, v in data.items() if k != STEPS}):
         return deepspeed.read_deepspeed(data, where, world_size, allow_unknown)
     if trainer.is_trainer(data):
@@ -128,7 +130,13 @@ def _fetcher(where: str, folder: Path | None) -> trainer.Fetch:
 
 
 def _script(
-    script: Any, where: str, world_size: int | None, allow_unknown: bool, more: dict[str, Any], folder: Path | None
+    script: Script,
+    where: str,
+    world_size: int | None,
+    allow_unknown: bool,
+    more: dict[str, Any],
+    folder: Path | None,
+    batch: list[str],
 ) -> Launch:
     known = MegatronSettings.flags()
     hugging = [one for one in script.commands if any(word.startswith("--per_device_train_batch") for word in one.words)]
@@ -143,7 +151,7 @@ def _script(
     command = chosen[0]
     launcher, program, words = _divided(command, where)
     env = {**script.env(), **{name: value for name, value in command.env.items() if not is_open(value)}}
-    world = world_size or _world(launcher)
+    world = world_size or _world([*batch, *launcher])
     arguments = _arguments(words, where)
     if found:
         launch = megatron.read_megatron(arguments, where, world, allow_unknown, env=env, script=program, **more)
@@ -169,7 +177,7 @@ def _divided(command: Command, where: str) -> tuple[list[str], str, list[str]]:
 
 
 def _world(launcher: list[str]) -> int | None:
-    """Devices that the launcher's own arguments say: processes of a machine times machines."""
+    """Devices that the arguments of the batch system and of the launcher say: processes of a machine times machines."""
     found: dict[str, int] = {}
     names = {
         "--nproc-per-node": "each",
@@ -182,6 +190,7 @@ def _world(launcher: list[str]) -> int | None:
         "--ntasks": "all",
         "--ntasks-per-node": "each",
         "--nodes": "machines",
+        "-N": "machines",
     }
     for i, word in enumerate(launcher):
         name, equals, value = word.partition("=")

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import InputError, shown
-from ...run.layout import Layout, Zero
+from ...run.layout import Layout
 from .deepspeed import read_into
+from .fsdp_words import STRATEGIES, fsdp_layout
 from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 
 Table = Mapping[str, Any]
@@ -77,66 +78,10 @@ TRAINER_SIGNS = (
     "fsdp",
 )
 
-ACCELERATE_SIGNS = ("distributed_type", "compute_environment", "fsdp_config", "megatron_lm_config", "num_processes")
-
-ACCELERATE_READ = frozenset(
-    """
-    distributed_type mixed_precision num_processes num_machines fsdp_config deepspeed_config megatron_lm_config
-    parallelism_config dynamo_config gradient_accumulation_steps use_cpu fp8_config downcast_bf16
-    """.split()  # noqa: SIM905
-)
-
-ACCELERATE_IGNORED = frozenset(
-    """
-    compute_environment debug enable_cpu_affinity gpu_ids machine_rank main_process_ip main_process_port
-    main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone commands
-    command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval
-    """.split()  # noqa: SIM905
-)
-
-FSDP_READ = frozenset(
-    """
-    version sharding_strategy reshard_after_forward offload_params activation_checkpointing xla
-    """.split()  # noqa: SIM905
-)
-
-FSDP_IGNORED = frozenset(
-    """
-    auto_wrap_policy transformer_layer_cls_to_wrap transformer_cls_names_to_wrap min_num_params state_dict_type
-    sync_module_states cpu_ram_efficient_loading use_orig_params backward_prefetch backward_prefetch_policy
-    forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
-    """.split()  # noqa: SIM905
-)
-
-STRATEGIES: dict[str, tuple[Zero, bool]] = {
-    "FULL_SHARD": (3, True),
-    "SHARD_GRAD_OP": (3, False),
-    "NO_SHARD": (0, True),
-    "HYBRID_SHARD": (3, True),
-    "HYBRID_SHARD_ZERO2": (3, False),
-    "1": (3, True),
-    "2": (3, False),
-    "3": (0, True),
-    "4": (3, True),
-    "5": (3, False),
-}
-"""FSDP's word → what is divided, and whether a layer's weights are given back after its forward pass."""
-
-PER_MACHINE = 8
-"""Devices of a machine over which a hybrid strategy divides weights, where the file does not say."""
-
 
 def is_trainer(data: Table) -> bool:
     """Whether a table has arguments of the Trainer."""
     return any(name in data for name in TRAINER_SIGNS) and "distributed_type" not in data
-
-
-def is_accelerate(data: Table) -> bool:
-    """Whether a table is one of accelerate's configs."""
-    return "distributed_type" in data or sum(name in data for name in ACCELERATE_SIGNS) > 1
-
-
-# ---- the Trainer
 
 
 def read_trainer(
@@ -165,14 +110,14 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
     layout, own = Layout(dp=world), {}
     given = data.get("deepspeed")
     if given:
-        table = given if isinstance(given, Mapping) else _fetched(reading, "deepspeed", given, fetch)
+        table = given if isinstance(given, Mapping) else fetched(reading, "deepspeed", given, fetch)
         half = {name: bool(data.get(name)) for name in ("bf16", "fp16")}
         inner = read_into(reading, table, world, {**words, **half})
         kept = {key: value for key, value in words.items() if key not in ("precision", "dtype", "optimizer_impl")}
         words = {**kept, **inner.settings}
         framework, layout, own = inner.framework, inner.layout, inner.own
     elif data.get("fsdp") or data.get("fsdp_config"):
-        layout, more = _fsdp(reading, _trainer_fsdp(reading, data), world, 1)
+        layout, more = fsdp_layout(reading, _trainer_fsdp(reading, data), world, 1)
         framework = "fsdp2"
         words |= more
     reading.check_unknown()
@@ -190,7 +135,7 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
     )
 
 
-def _fetched(reading: Reading, name: str, path: Any, fetch: Fetch | None) -> Table:
+def fetched(reading: Reading, name: str, path: Any, fetch: Fetch | None) -> Table:
     if not isinstance(path, str) or fetch is None:
         raise reading.wrong(name, f"{shown(path)}; expected the path of a DeepSpeed JSON that can be read")
     return fetch(path)
@@ -308,235 +253,3 @@ def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
         elif name not in ("AUTO_WRAP", "TRUE"):
             raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op, hybrid_shard or no_shard")
     return out
-
-
-# ---- accelerate
-
-
-def read_accelerate(
-    data: Table, where: str, world_size: int | None = None, allow_unknown: bool = False, fetch: Fetch | None = None
-) -> Launch:
-    """Reads accelerate's config. fetch: reads a file that it names, such as `deepspeed_config_file`.
-
-    Raises `InputError`, which names file and key.
-    """
-    reading = Reading(where, allow_unknown)
-    try:
-        return _accelerate(reading, data, world_size, fetch)
-    except InputError as error:
-        raise with_file(where, error) from None
-
-
-def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fetch | None) -> Launch:
-    reading.ignored += [name for name in data if name in ACCELERATE_IGNORED]
-    unknown_keys(reading, data, (*ACCELERATE_READ, *ACCELERATE_IGNORED), "", "no key that is known")
-    world = world_size
-    if world is None:
-        world = size_of(reading, "num_processes", data["num_processes"]) if data.get("num_processes") else 1
-        if not data.get("num_processes"):
-            reading.notes.append("1 device is assumed; --world-size says another number")
-    machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
-    kind = str(data.get("distributed_type", "NO")).upper()[:40]
-    words: dict[str, Any] = {"phase": "training", **_mixed(reading, data)}
-    framework: Framework = "torch"
-    layout, own = Layout(dp=world), {}
-    if data.get("gradient_accumulation_steps") is not None:
-        steps = size_of(reading, "gradient_accumulation_steps", data["gradient_accumulation_steps"])
-        words["num_microbatches"] = steps
-    dynamo = _table(reading, data, "dynamo_config").get("dynamo_backend", "NO")
-    if str(dynamo).upper() != "NO":
-        words["compile"] = True
-    if kind == "FSDP":
-        table = {str(key).removeprefix("fsdp_"): value for key, value in _table(reading, data, "fsdp_config").items()}
-        layout, more = _fsdp(reading, table, world, machines, _table(reading, data, "parallelism_config"))
-        framework = "fsdp2"
-        words |= more
-    elif kind == "DEEPSPEED":
-        inner = _accelerate_deepspeed(reading, data, world, words, fetch)
-        words = {**{key: value for key, value in words.items() if key != "precision"}, **inner.settings}
-        framework, layout, own = inner.framework, inner.layout, inner.own
-    elif kind == "MEGATRON_LM":
-        layout = _megatron_layout(reading, _table(reading, data, "megatron_lm_config"), world, words)
-        framework = "megatron"
-    elif kind not in ("NO", "MULTI_GPU"):
-        raise reading.wrong(
-            "distributed_type", f"{shown(kind)}; expected NO, MULTI_GPU, FSDP, DEEPSPEED or MEGATRON_LM"
-        )
-    reading.check_unknown()
-    return Launch(
-        where=reading.where,
-        kind="accelerate",
-        framework=framework,
-        layout=layout,
-        settings=words,
-        own=own,
-        unknown=reading.unknown,
-        ignored=tuple(reading.ignored),
-        notes=tuple(reading.notes),
-    )
-
-
-def _table(reading: Reading, data: Table, name: str) -> Table:
-    found = data.get(name)
-    if found in (None, []):
-        return {}
-    if not isinstance(found, Mapping):
-        raise reading.wrong(name, f"{shown(found)}; expected a table")
-    return found
-
-
-def _mixed(reading: Reading, data: Table) -> dict[str, Any]:
-    name = str(data.get("mixed_precision") or "no").lower()[:20]
-    if name in ("no", "false"):
-        return {"precision": "fp32"}
-    if name in ("bf16", "fp16"):
-        return {"precision": "autocast"}
-    if name == "fp8":
-        reading.unknown["mixed_precision"] = "products in 8 bits are not modelled"
-        return {}
-    raise reading.wrong("mixed_precision", f"{shown(data['mixed_precision'])}; expected no, bf16 or fp16")
-
-
-def _fsdp(
-    reading: Reading, table: Table, world: int, machines: int, parallel: Table | None = None
-) -> tuple[Layout, dict[str, Any]]:
-    """The layout of FSDP and the settings that follow. table: keys without `fsdp_`."""
-    at = "fsdp_config"
-    reading.ignored += [f"{at}.{key}"[:80] for key in table if key in FSDP_IGNORED]
-    unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), at, "no key that is known")
-    version = size_of(reading, f"{at}.fsdp_version", table.get("version", 1))
-    if version == 1:
-        reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshard, hybrid = _strategy(reading, table)
-    if table.get("offload_params") not in (None, False, "false"):
-        reading.unknown[f"{at}.fsdp_offload_params"] = "offloading to the host is not modelled"
-    if table.get("xla") not in (None, False):
-        reading.unknown[f"{at}.xla"] = "XLA is not modelled"
-    words: dict[str, Any] = {}
-    if table.get("activation_checkpointing") in (True, "true"):
-        words["recompute"] = "full"
-    sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
-    known = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
-    harmless = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reading, sizes, (*known, *harmless), "parallelism_config", "no key that is known")
-    tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
-    replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
-    if sizes.get("sp_size") not in (None, 1):
-        reading.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
-    if hybrid:
-        replicas = machines if machines > 1 else max(1, world // PER_MACHINE)
-    if world % (tp * cp * replicas):
-        raise InputError(f"--world-size: {world}; expected a multiple of {tp * cp * replicas}")
-    exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
-    dp = world // (tp * cp)
-    layout = Layout(
-        tp=tp,
-        cp=cp,
-        dp=dp,
-        zero=zero if dp * cp > 1 else 0,
-        hsdp_replicas=replicas,
-        reshard=reshard,
-        sequence_parallel=tp > 1,
-        cp_comm="allgather" if exchange == "allgather" else "p2p",
-    )
-    return layout, words
-
-
-def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
-    """What is divided, whether weights are given back after the forward pass, and whether groups have copies."""
-    again = table.get("reshard_after_forward")
-    name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
-    if isinstance(again, str) and again.upper() in STRATEGIES:  # version 1 wrote a strategy under this name
-        name, again = again.upper(), None
-    if name not in STRATEGIES:
-        known = ", ".join(word for word in STRATEGIES if not word.isdigit())
-        raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {known}")
-    zero, reshard = STRATEGIES[name]
-    if again is not None:
-        reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", again)
-    return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
-
-
-PLUGIN = frozenset(
-    """
-    zero_stage gradient_accumulation_steps offload_optimizer_device offload_param_device deepspeed_config_file
-    """.split()  # noqa: SIM905
-)
-
-PLUGIN_IGNORED = frozenset(
-    """
-    zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_multinode_launcher deepspeed_hostfile
-    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names offload_optimizer_nvme_path
-    offload_param_nvme_path
-    """.split()  # noqa: SIM905
-)
-
-
-def _accelerate_deepspeed(reading: Reading, data: Table, world: int, words: Table, fetch: Fetch | None) -> Launch:
-    table = _table(reading, data, "deepspeed_config")
-    at = "deepspeed_config"
-    reading.ignored += [f"{at}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
-    unknown_keys(reading, table, (*PLUGIN, *PLUGIN_IGNORED), at, "no key that is known")
-    name = str(data.get("mixed_precision") or "no").lower()
-    half = {"bf16": name == "bf16", "fp16": name == "fp16", "batch": 1}
-    if table.get("deepspeed_config_file") is not None:
-        config = _fetched(reading, f"{at}.deepspeed_config_file", table["deepspeed_config_file"], fetch)
-        return _without_batch(read_into(reading, config, world, half), config)
-    stage = size_of(reading, f"{at}.zero_stage", table.get("zero_stage", 2), least=0)
-    made: dict[str, Any] = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": "auto"}
-    made |= {key: {"enabled": half[key]} for key in ("bf16", "fp16")}
-    if table.get("gradient_accumulation_steps") is not None:
-        made["gradient_accumulation_steps"] = table["gradient_accumulation_steps"]
-    for key in ("offload_optimizer_device", "offload_param_device"):
-        if table.get(key) not in (None, "none", False):
-            reading.unknown[f"{at}.{key}"] = "offloading to the host is not modelled"
-    return _without_batch(read_into(reading, made, world, half), made)
-
-
-def _without_batch(launch: Launch, config: Table) -> Launch:
-    """A launch without the size of a micro-batch where the config leaves it to the script."""
-    from dataclasses import replace
-
-    if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
-        return launch
-    return replace(launch, settings={key: value for key, value in launch.settings.items() if key != "batch"})
-
-
-MEGATRON_READ = frozenset(
-    """
-    tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer
-    """.split()  # noqa: SIM905
-)
-
-
-def _megatron_layout(reading: Reading, table: Table, world: int, words: dict[str, Any]) -> Layout:
-    """The layout of accelerate's Megatron-LM plugin."""
-    short = {str(key).removeprefix("megatron_lm_"): value for key, value in table.items()}
-    at = "megatron_lm_config"
-    unknown_keys(reading, short, (*MEGATRON_READ, "gradient_clipping"), at, "no key that is known")
-
-    def size(name: str) -> int:
-        return size_of(reading, f"{at}.megatron_lm_{name}", 1 if short.get(name) is None else short[name])
-
-    def flag(name: str) -> bool:
-        return short.get(name) is not None and flag_value(reading, f"{at}.megatron_lm_{name}", short[name])
-
-    tp, pp = size("tp_degree"), size("pp_degree")
-    if world % (tp * pp):
-        raise InputError(f"--world-size: {world}; expected a multiple of {tp * pp}")
-    words["num_microbatches"] = size("num_micro_batches")
-    if flag("recompute_activations"):
-        words["recompute"] = "attention"
-    name = str(reading_precision(words))
-    words |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"} if name == "autocast" else {}
-    if name == "autocast":
-        del words["precision"]
-    zero: Zero = 1 if flag("use_distributed_optimizer") else 0
-    return Layout(
-        tp=tp, pp=pp, dp=world // (tp * pp), sequence_parallel=tp > 1 and flag("sequence_parallelism"), zero=zero
-    )
-
-
-def reading_precision(words: Table) -> Any:
-    """The precision that `mixed_precision` asks for."""
-    return words.get("precision")

@@ -11,6 +11,7 @@ from ...device.pipeline import RankRun, check_torch
 from ...device.training import Training
 from ...errors import InputError
 from ...kernels.meter import Meter
+from ...layouts.rank import rank_program
 from ...model import ModelSpec
 from ...run.layout import Layout
 
@@ -84,7 +85,10 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
     meter = meter or Meter()
     run: RankRun | FsdpRun
     if job.layout.zero == 3:
-        run = FsdpRun(job.spec, job.how, sharding(job.how, job.layout, rank, FSDP), FSDP, job.layout.reshard, meter=meter)
+        layout = job.layout
+        sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, FSDP)
+        program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
+        run = FsdpRun(job.spec, job.how, sharded, FSDP, layout.reshard, meter=meter, program=program)
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
         run = RankRun(job.spec, job.how, job.layout, rank, meter)

@@ -290,6 +290,8 @@ class Rank:
         module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         table = module.embed_tokens if at.pp == 0 else module.lm_head
         gradient = local(table.weight.grad)
+        if gradient.shape != local(table.weight).shape:  # whole on every rank of the products
+            gradient = gradient.chunk(layout.tp)[at.tp]
         holders = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
         wait_for_release([gradient], [holders])

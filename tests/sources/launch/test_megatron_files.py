@@ -314,6 +314,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
         ({"num_experts": 4, "moe_layer_freq": "__import__('os')"}, "--moe-layer-freq"),
         ({"batch_size": 4}, "no longer valid; expected --micro-batch-size"),
         ({"fp16": True, "bf16": True}, "both are given"),
+        ({"seq_length": 64}, "--max-position-embeddings: 32; expected at least 64"),
         ({"cp_comm_type": "a2a+p2p", "context_parallel_size": 2}, "--cp-comm-type a2a+p2p: not supported"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "vocab_size": None}, "--vocab-size: missing"),
         ({"hybrid_layer_pattern": "MX"}, "--hybrid-layer-pattern: a layer X is not supported"),
@@ -336,6 +337,10 @@ def test_all_arguments_of_the_files_are_known() -> None:
             assert not set(launch.ignored) & set(known)
     ignored = read("mla_moe_ep4.json").ignored
     assert "--moe-aux-loss-coeff" in ignored
+
+
+def test_arguments_of_a_checkpoint_are_noted() -> None:
+    assert small(use_checkpoint_args=True).notes[0].startswith("--use-checkpoint-args: the arguments of a checkpoint")
 
 
 def test_a_json_object_of_flags() -> None:

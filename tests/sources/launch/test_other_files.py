@@ -14,11 +14,12 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.run.deepspeed import DeepSpeedSettings
 from llmcalc.run.layout import Layout
+from llmcalc.sources.launch.accelerate import read_accelerate
 from llmcalc.sources.launch.deepspeed import read_deepspeed
 from llmcalc.sources.launch.flavors import DEEPSEEK_V3, LLAMA3, QWEN3, flavor
 from llmcalc.sources.launch.read import launch_of, read_launch
 from llmcalc.sources.launch.torchtitan import read_titan
-from llmcalc.sources.launch.trainer import read_accelerate, read_trainer
+from llmcalc.sources.launch.trainer import read_trainer
 from llmcalc.sources.target import load
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"

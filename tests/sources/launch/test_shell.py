@@ -124,6 +124,8 @@ ARGUMENTS = (
         (f"torchrun --nproc-per-node $GPUS pretrain_gpt.py {ARGUMENTS}", 1),
         (f"python -m torch.distributed.launch --nproc_per_node 2 pretrain_gpt.py {ARGUMENTS}", 2),
         (f"srun --nodes=2 --ntasks-per-node=8 python -u /opt/pretrain_gpt.py {ARGUMENTS}", 16),
+        (f"#SBATCH --nodes=2\n#SBATCH -J x\ntorchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py {ARGUMENTS}", 16),
+        (f"#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\nsrun python pretrain_gpt.py {ARGUMENTS}", 8),
         (f"N=4\nmpirun -np $N python pretrain_gpt.py {ARGUMENTS}", 4),
     ],
 )
