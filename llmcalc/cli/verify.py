@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,12 +11,17 @@ import typer
 
 from ..errors import InputError
 from ..kernels.lowering import Unsupported
+from ..layouts.asked import ANY, Asked
+from ..run.layout import Layout
 from ..sources.presets import model_names
 from ..verify.checks import Verdict
+from ..verify.distributed.compare import job_for, verify_distributed
+from ..verify.distributed.launch import launched, launched_rank
 from ..verify.reference import Device
 from ..verify.run import Witness, verify
 from ..views.junit import junit
 from ..views.verify import report
+from .layout_options import takes_layout
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -33,6 +40,7 @@ from .options import (
 from .output import writable, written
 
 
+@takes_layout
 def command(
     targets: TargetsOrNone = None,
     overrides: Overrides = None,
@@ -59,6 +67,17 @@ def command(
             help="Also compare the memory of training, prefill and decode: to the byte, on cuda with the allocator.",
         ),
     ] = False,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="Run --devices processes (2 if not given) on the CPU instead: the memory of every rank, and the loss.",
+        ),
+    ] = False,
+    asked: Asked = ANY,
+    num_microbatches: Annotated[
+        int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
+    ] = None,
     junit_file: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
@@ -74,6 +93,10 @@ def command(
     """
     if everything == bool(targets):
         raise InputError("verify: expected TARGET... or --all")
+    if distributed:
+        _only_distributed(everything, device, against, every_layer, memory)
+    elif asked.anything or num_microbatches is not None:
+        raise InputError("verify: options of layouts only apply to --distributed")
     if junit_file is not None:
         writable(junit_file, "--junit")
     names = list(model_names()) if everything else list(targets or ())
@@ -82,6 +105,11 @@ def command(
     for name in _progress(names):
         try:
             preset = load_one(name, overrides, head, allow_unknown)
+            if distributed:
+                with about(preset):
+                    job = job_for(preset.model, _layout(asked), batch, seq, num_microbatches)
+                    verdicts.append(verify_distributed(job, preset.name))
+                continue
             with about(preset), _witness(against):
                 verdicts.append(verify(preset, against, device, batch, seq, every_layer, memory))
         except InputError as error:
@@ -91,9 +119,26 @@ def command(
     if junit_file is not None:
         with written(junit_file, "--junit") as out:
             out.write(junit(verdicts, skipped))
-    show(report(verdicts, skipped), fmt, output, notes, table)
+    if launched_rank() == 0:
+        show(report(verdicts, skipped), fmt, output, notes, table)
     if not verdicts or not all(v.ok for v in verdicts):
         raise typer.Exit(1)
+
+
+def _only_distributed(everything: bool, device: Device, against: Witness, every_layer: bool, memory: bool) -> None:
+    """Raises `InputError` for options of another comparison."""
+    if everything:
+        raise InputError("--distributed: expected TARGET, not --all")
+    if against != "reference" or device != "meta" or every_layer or memory:
+        raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
+
+
+def _layout(asked: Asked) -> Layout:
+    """The layout over as many processes as torchrun has started, or over two if nothing says how many."""
+    if launched() and asked.devices is None:
+        asked = replace(asked, devices=int(os.environ["WORLD_SIZE"]))
+    layout = asked.layout()
+    return layout if asked.devices is not None or layout.world > 1 else replace(asked, devices=2).layout()
 
 
 @contextmanager

@@ -845,8 +845,11 @@ SHARDING: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim
 RENAMED = {
     "hybrid_override_pattern": "hybrid_layer_pattern",
     "use_custom_fsdp": "use_megatron_fsdp",
+    "disable_fp8_wgrad": "no_fp8_wgrad",
+    "disable_pad_vocab_size": "no_pad_vocab_size",
+    "disable_clone_scatter_output_in_embedding": "no_clone_scatter_output_in_embedding",
 }
-"""What older versions call an argument → what the newest calls it."""
+"""What older versions call an argument, or its second name → its field."""
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "sharded weights": ("use_megatron_fsdp", "use_torch_fsdp2", "init_model_with_meta_device"),

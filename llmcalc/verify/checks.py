@@ -22,12 +22,16 @@ MEMORY = "memory."
 """How the names of quantities of a device's memory begin, such as `memory.backward_peak_bytes`."""
 
 
+LOSS = "loss"
+"""The quantity of a loss, which is no whole number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One number, counted and measured.
 
     node: the path of the node; empty for the whole model.
-    quantity: the quantity, one of `QUANTITIES` or one that begins with `MEMORY`.
+    quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
     closed_form: the counted number.
     measured: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
@@ -38,8 +42,8 @@ class Check:
 
     node: str
     quantity: str
-    closed_form: int
-    measured: int | None
+    closed_form: float
+    measured: float | None
     witness: str
     seq: int | None = None
     explained: int = 0
@@ -65,6 +69,9 @@ class Check:
             return "the witness counted nothing"
         difference = self.measured - (self.closed_form - self.explained)
         share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
+        if self.quantity == LOSS:
+            return f"{difference:+.3g}{share}"
+        difference = int(difference)
         what = named(difference, sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if what and " × " not in what and "embed" not in self.node else ""
         beyond = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""

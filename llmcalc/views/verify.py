@@ -7,13 +7,14 @@ from itertools import groupby
 from typing import Any
 
 from .. import units
-from ..verify.checks import MEMORY, QUANTITIES, Check, Verdict
+from ..verify.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
 from .document import Column, Report, Row, Table, one_or_list
 from .notes import plural
 
 SHORT = {
     "parameters": "params", "buffers": "buffers", "forward_flops": "forward", "train_flops": "fwd+bwd",
     "prefill_flops": "prefill", "decode_flops": "decode", "cache_bytes": "cache", MEMORY: "memory",
+    LOSS: "loss",
 }  # fmt: skip
 
 NAMES = {
@@ -25,9 +26,10 @@ NAMES = {
     "decode_flops": "FLOPs of decoding",
     "cache_bytes": "bytes of cache",
     MEMORY: "bytes of memory",
+    LOSS: "the loss",
 }
 
-WHAT = {MEMORY: "moment"}
+WHAT = {MEMORY: "moment", LOSS: "step"}
 """Quantity → what its checks are of, where that is no node."""
 
 MOST_FAILURES = 20
@@ -46,7 +48,7 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
     there = {_group(c) for v in verdicts for c in v.checks}
-    seen = [q for q in (*QUANTITIES, MEMORY) if q != "buffers" and q in there]
+    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in there]
     columns = [
         Column("target", "model", justify="left"),
         *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),
@@ -121,6 +123,8 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
             + ("; identical layers are run once (--every-layer runs all)" if shared else "")
         )
         notes += _memory(verdicts)
+    if verdicts and verdicts[0].witness == "distributed":
+        notes += _distributed(verdicts)
     if verdicts and verdicts[0].witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
         notes.append(f"against transformers on meta, eager attention: {classes}")
@@ -149,8 +153,9 @@ def _bounds(checks: list[Check]) -> str:
     """How far quantities may be from their closed forms."""
     found: dict[float, dict[str, None]] = {}
     for check in checks:
-        found.setdefault(check.within, {})[check.quantity.rpartition("_bytes")[0].rpartition("_")[2]] = None
-    return ", ".join(f"within {units.percent(most)} ({', '.join(names)})" for most, names in sorted(found.items()))
+        name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
+        found.setdefault(check.within, {})[name] = None
+    return ", ".join(f"within {units.percent(most, 1 if most > 1e-4 else 3)} ({', '.join(names)})" for most, names in sorted(found.items()))
 
 
 def _memory(verdicts: list[Verdict]) -> list[str]:
@@ -165,6 +170,21 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
             reasons.setdefault(why, []).append(phase)
         notes += [f"{name}: memory of {', '.join(phases)} not compared: {why}" for why, phases in reasons.items()]
     return notes
+
+
+def _distributed(verdicts: list[Verdict]) -> list[str]:
+    """Which processes ran, and what of theirs is not compared."""
+    info = verdicts[0].info
+    layout = info["layout"]
+    degrees = {"tp": "tensor parallelism", "pp": "stages of a pipeline"}
+    degrees["dp"] = "FSDP2 ranks" if layout["zero"] == 3 else "replicas"
+    kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
+    return [
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
+        f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
+        "replica; loss: against one process",
+        f"not compared: {'; '.join(info['not_counted'])}",
+    ]
 
 
 def _coverage(verdicts: list[Verdict]) -> str:
@@ -182,9 +202,10 @@ def _coverage(verdicts: list[Verdict]) -> str:
 
 def _where(check: Check) -> str:
     """The node; of memory, the moment: `training: backward peak`."""
-    return (
-        check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ") if not check.node else check.where
-    )
+    moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
+    if not check.node:
+        return moment
+    return f"{check.where}: {moment}" if check.quantity.startswith(MEMORY) else check.where
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[Table]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmcalc.kernels.adapters import Adapters
+from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.model import ModelSpec
 
 RECORD = Path(__file__).parent.parent / "data" / "deepspeed.json"
@@ -55,6 +57,7 @@ class Case:
     """One run. ranks: its processes. zero: `zero_optimization`. further: other keys of the configuration.
 
     recompute: as of `--recompute`. of: whether the model is llmcalc's reference, or the class of transformers.
+    adapters: whether low-rank adapters are trained in the place of the weights.
     """
 
     ranks: int
@@ -62,6 +65,12 @@ class Case:
     further: Mapping[str, Any] = field(default_factory=dict)
     recompute: str = "none"
     of: str = "reference"
+    adapters: bool = False
+
+    @property
+    def trained_beside(self) -> Adapters | None:
+        """The adapters, in the format of the model, to which the engine casts them."""
+        return Adapters(8, frozenset({"q_proj", "v_proj", "down_proj"}), dtype=BFLOAT16) if self.adapters else None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -100,12 +109,28 @@ CASES: Mapping[str, Case] = {
     "stage 2, reduced in fp32": Case(2, {"stage": 2}, {"communication_data_type": "fp32"}),
     "stage 2, fp32": Case(2, {"stage": 2}, {"bf16": {"enabled": False}}),
     "stage 2, transformers": Case(2, {"stage": 2}, of="transformers"),
+    "stage 2, adapters": Case(2, {"stage": 2}, adapters=True),
     "stage 3": Case(2, {"stage": 3}),
     "stage 3, little ahead": Case(2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 100}),
     "stage 3, nothing ahead": Case(
         2, {"stage": 3, **SMALL, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
     ),
     "stage 3, few live": Case(2, {"stage": 3, **SMALL, "stage3_max_live_parameters": 60_000}),
+    "stage 3, used again soon": Case(
+        2, {"stage": 3, "stage3_prefetch_bucket_size": 40_000, "stage3_param_persistence_threshold": 100}
+    ),
+    "stage 3, one by one": Case(
+        2, {"stage": 3, **SMALL, "stage3_allgather_sequential": True, "stage3_param_persistence_threshold": 100}
+    ),
+    "stage 3, fetched as sums": Case(
+        2,
+        {
+            "stage": 3,
+            **SMALL,
+            "stage3_use_all_reduce_for_fetch_params": True,
+            "stage3_param_persistence_threshold": 100,
+        },
+    ),
     "stage 3, 3 ranks": Case(3, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 10_000}),
     "stage 3, 1 rank": Case(1, {"stage": 3, **SMALL}),
     "stage 3, accumulated": Case(2, {"stage": 3, **SMALL}, {"gradient_accumulation_steps": 2}),
@@ -113,6 +138,7 @@ CASES: Mapping[str, Case] = {
     "stage 3, sub-groups": Case(2, {"stage": 3, **SMALL, "sub_group_size": 50_000}),
     "stage 3, reduced to all": Case(2, {"stage": 3, **SMALL, "reduce_scatter": False}),
     "stage 3, scattered gradients": Case(2, {"stage": 3, **SMALL, "contiguous_gradients": False}),
+    "stage 3, adapters": Case(2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 5_000}, adapters=True),
     "stage 3, transformers": Case(2, {"stage": 3, **SMALL}, of="transformers"),
 }
 
@@ -160,7 +186,7 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     with mode:
         module, logits = built(case)
         mode.follow((*module.parameters(), *module.buffers()))
-        optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
+        optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], foreach=True)
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=case.config)
         del module, optimizer
         gc.collect()
@@ -184,7 +210,7 @@ def built(case: Case) -> tuple[Any, Any]:
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
         module = loop.built(model(), dtype, "cpu")
-        variants.change(module, EAGER, recompute_of(case.recompute))
+        variants.change(module, EAGER, recompute_of(case.recompute), case.trained_beside)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

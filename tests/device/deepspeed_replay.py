@@ -34,6 +34,7 @@ def training(case: Case) -> Training:
         microbatches=case.config["gradient_accumulation_steps"],
         dtype="bfloat16" if case.config["bf16"]["enabled"] else "float32",
         recompute=recompute_of(case.recompute),
+        adapters=case.trained_beside,
     )
 
 

@@ -61,9 +61,8 @@ def main() -> None:
     """Prints every row."""
     for row in under_deepspeed():
         one = outcome(row)
-        print(
-            f"{one.id:48} measured {one.measured:6.2f} computed {one.low:5.2f} to {one.high:5.2f} {100 * one.error:+.1f} %"
-        )
+        computed = f"{one.low:5.2f} to {one.high:5.2f} {100 * one.error:+.1f} %"
+        print(f"{one.id:48} measured {one.measured:6.2f} computed {computed}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from llmcalc.kernels.meter import Meter
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.verify import variants
-from llmcalc.verify.loop import encoded, result, token_ids
+from llmcalc.verify.loop import encoded, optimizers, result, token_ids
 from tests.kernels.witness import Alive
 
 STEPS = 2
@@ -265,7 +265,8 @@ def by_torch(
     try:
         with process_group(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
             model = sharded(spec, how, layout, fsdp, mesh)
-            optimizer = torch.optim.AdamW(model.parameters(), foreach=how.implementation is None, fused=fused)
+            parameters = [(one, False) for one in model.parameters()]
+            (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
             tracker: Any = watch(model, optimizer)
             with tracker:
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
@@ -274,7 +275,7 @@ def by_torch(
                 else:
                     with beside:
                         _steps(spec, how, fsdp, model, optimizer, tracker, seen, fake)
-            seen.parameters = 0 if fused else len(optimizer.state)
+            seen.parameters = 0 if fused else sum("step" in one for one in optimizer.state.values())
     finally:
         Run.__dataclass_fields__ = fields
     return seen

@@ -1,7 +1,7 @@
 """ZeRO as DeepSpeed runs it, against what its own processes have held (`tests.device.deepspeed_record`).
 
-Reached: stages 1 and 2, with and without overlap, keep what deepspeed keeps but for 4 bytes (the norm of the gradients),
-and their peaks but for 16 (scalars); stage 3 keeps it but for 9 bytes.
+Reached, in all cases of all stages: what is kept is equal but for 9 bytes, and the peaks but for 65: norms, flags and
+other scalars. The class of transformers has 276 bytes more: buffers that the reference does not have.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from llmcalc.run.deepspeed import DeepSpeedSettings
 from llmcalc.run.layout import Layout
 from tests.device.deepspeed_record import CASES, RECORD, installed, model, record
 from tests.device.deepspeed_replay import PHASES, replayed
+from tests.device.deepspeed_rows import outcome, under_deepspeed
 
 KEPT = ("set_up", "after_backward", "after")
 
 SCALARS = 64
-"""Bytes of norms, flags and counts, which are not replayed."""
+"""Bytes of norms, flags and counts that are kept, which are not replayed; a pass or a step has twice as many."""
 
 OF_A_CLASS = 256
-"""Bytes of the buffers of the class in transformers, which the reference does not have."""
-
-GATHERED = 0.04
-"""The share by which peaks of stage 3 may differ."""
+"""Bytes of the buffers of the class in transformers, and of tensors that it makes and the reference does not."""
 
 
 @cache
@@ -46,14 +44,13 @@ def recorded() -> Mapping[str, Any]:
 def compare(name: str, ranks: list[dict[str, int]]) -> None:
     """Compares the first and the last rank; those between hold as much as the first, or take part of it."""
     case = CASES[name]
-    exact = SCALARS if case.of == "reference" else OF_A_CLASS
+    near = SCALARS + (0 if case.of == "reference" else OF_A_CLASS)
     for rank in sorted({0, case.ranks - 1}):
         theirs, ours = ranks[rank], replayed(case, rank)
         for quantity in KEPT:
-            assert abs(ours[quantity] - theirs[quantity]) <= exact, (name, rank, quantity)
+            assert abs(ours[quantity] - theirs[quantity]) <= near, (name, rank, quantity)
         for phase in PHASES:
-            near = GATHERED * theirs[phase] if case.zero["stage"] == 3 else exact
-            assert abs(ours[phase] - theirs[phase]) <= near, (name, rank, phase, ours[phase], theirs[phase])
+            assert abs(ours[phase] - theirs[phase]) <= near + SCALARS, (name, rank, phase, ours[phase], theirs[phase])
 
 
 def test_every_case_is_recorded_as_it_is_now() -> None:
@@ -70,6 +67,14 @@ def test_bytes_are_those_of_deepspeed(name: str) -> None:
 @pytest.mark.parametrize("name", ["stage 2", "stage 3"])
 def test_deepspeed_still_holds_what_is_recorded(name: str) -> None:
     compare(name, record(name)["ranks"])
+
+
+def test_published_rows_under_deepspeed() -> None:
+    """The source states no meter; all three are below what was measured. Buffers of NCCL are not counted."""
+    for row in under_deepspeed():
+        one = outcome(row)
+        print(f"{one.id:48} {one.measured:6.2f} {one.low:6.2f} to {one.high:6.2f} {100 * one.error:+.1f} %")
+        assert -0.115 <= one.error <= 0.0
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

@@ -88,11 +88,11 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "formats": (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")),
     "reshard": (True, True, False),
     "keeps last": (True, False),
-    "optimizer": (None, None, "fused"),
+    "optimizer": ("adamw foreach", "adamw fused", "adamw foreach", "sgd foreach"),
     "sizes": ((2, 7), (1, 9)),
 }
 """Option → its values. micro-batches: how many, and whether the gradients of each are summed over ranks. formats: of
-shards and of sums. optimizer: AdamW's implementation, by default foreach. `Block-14` is an encoder-decoder.
+shards and of sums. sgd has momentum. `Block-14` is an encoder-decoder.
 """
 
 DRAWN = 14
@@ -110,12 +110,15 @@ class Case:
     def setting(self) -> tuple[ModelSpec, Training, Layout, Fsdp]:
         of = dict(self.values)
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
+        optimizer, _, implementation = of["optimizer"].partition(" ")
         attention = "eager" if of["family"] in ("gemma2-9b", "Block-14") else of["attention"]
         how = Training(
             batch=batch,
             seq=seq,
             microbatches=count,
-            implementation=of["optimizer"],
+            optimizer=optimizer,
+            implementation=implementation,
+            momentum=optimizer == "sgd",
             recompute=recompute_of(of["recompute"]),
             choices=Choices(attention=attention, workspace=False),
         )
@@ -334,6 +337,7 @@ def test_ranks_that_differ() -> None:
         (Layout(tp=2, dp=2, zero=3), 0, {}, "--tp 2: with FSDP2 it is not modelled; expected 1"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
         (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
+        (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),
     ],
 )
 def test_what_is_not_modelled(layout: Layout, rank: int, changes: dict[str, Any], words: str) -> None:

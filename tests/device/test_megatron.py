@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 
 import llmcalc
 from llmcalc.device.megatron import rank_memory, replay_rank
+from llmcalc.device.megatron.buffers import by_muon
+from llmcalc.device.megatron.run import RankRun
+from llmcalc.device.megatron.streams import Streams
 from llmcalc.errors import InputError
+from llmcalc.kernels.meter import Meter
 from llmcalc.model import ModelSpec
 from llmcalc.run.megatron import MegatronSettings
 from llmcalc.sources.launch.megatron import read_megatron
@@ -175,3 +180,164 @@ def test_golden_values_of_megatrons_ci(row: Row) -> None:
 def test_what_is_not_modelled_is_refused_by_name(row: Row) -> None:
     with pytest.raises(InputError, match=REFUSED[row["id"]]):
         errors_of(row)
+
+
+# --- single terms ----------------------------------------------------------------------------------------------------
+
+DENSE = "gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist/h100"
+LATENT = "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed/h100"
+
+
+def changed(row: str, **fields: Any) -> tuple[ModelSpec, MegatronSettings]:
+    """The run of a row of Megatron's CI with other arguments."""
+    spec, settings = ci_run(next(one for one in CI if one["id"] == row))
+    return spec, replace(settings, **fields)
+
+
+def kept(spec: ModelSpec, settings: MegatronSettings, rank: int | None = None) -> RankRun:
+    """A rank after two steps, without an allocator that rounds."""
+    run = RankRun(spec, settings, settings.world_size - 1 if rank is None else rank, Meter(Streams()))
+    run.set_up()
+    run.step()
+    run.step()
+    return run
+
+
+def test_an_answer_adds_up() -> None:
+    spec, settings = changed(DENSE)
+    found = rank_memory(spec, settings, settings.world_size - 1)
+    assert sum(found.by_kind.values()) == found.peak_bytes
+    assert sum(term.bytes for term in found.terms) == found.device_bytes
+    assert found.peak_at == ("forward", "loss", found.peak_at.bytes)
+    assert any(point.node.startswith("layers.11.") for point in found.timeline)
+    assert set(found.moments) == {"forward", "backward", "step"}
+
+
+def test_a_step_leaves_what_the_one_before_left() -> None:
+    run = kept(*changed(LATENT))
+    before = run.meter.now
+    run.step()
+    assert run.meter.now == before
+
+
+def test_products_that_add_gradients_themselves_keep_a_tensor_for_each_shape() -> None:
+    """TransformerEngine, module/base.py, `get_dummy_wgrad`."""
+    spec, settings = changed(DENSE, no_gradient_accumulation_fusion=False)
+    h, ffn, tp = spec.hidden_size, settings.ffn, settings.tp
+    shapes = {(3 * h // tp, h), (h, h // tp), (ffn // tp, h), (h, ffn // tp), (spec.vocab_size // tp, h)}
+    assert set(kept(spec, settings).held.dummies) == shapes
+    assert not kept(*changed(DENSE)).held.dummies
+
+
+def test_workspaces_follow_the_environment() -> None:
+    spec, settings = changed(DENSE)
+    small = kept(spec, replace(settings, env={"CUBLAS_WORKSPACE_CONFIG": ":16:8"}))
+    sizes = {name: storage.bytes for name, storage in small.held.workspaces.items()}
+    assert sizes["cuBLAS, forward"] == sizes["cuBLAS, backward"] == 16 * 8 * 1024
+    assert sizes["Transformer Engine"] == 32 * MIB + 1024
+
+
+def test_each_layer_of_latent_attention_has_tables_of_its_own() -> None:
+    """Angles in fp32, and cosines and sines of YaRN, which are in bf16 with the model."""
+    spec, settings = changed(LATENT)
+    run = kept(spec, settings)
+    layers = settings.layers // 2 + 1  # and one of multi-token prediction
+    assert sum(one.bytes for one in run.angles) == layers * 2 * 2 * 4096 * 64
+    assert sum(1 for one in run.kept if one.bytes == 4 * 4096 * 64) >= layers
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "core"), ("core", "full"), ("full", "pairs")])
+def test_recomputation_lowers_what_a_micro_batch_keeps(first: str, second: str) -> None:
+    arguments: dict[str, dict[str, Any]] = {
+        "": {},
+        "core": {"recompute_granularity": "selective"},
+        "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        "pairs": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+    }
+    saved = []
+    for name in (first, second):
+        spec, settings = changed(DENSE, **arguments[name])
+        run = kept(spec, settings)
+        before, x = run.meter.now, run.received()
+        output = run.forward(run.chunks[0], x)
+        saved.append(run.meter.now - before)
+        del output
+    assert saved[0] > saved[1]
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
+    spec, settings = changed(DENSE, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    run = kept(spec, settings)
+    run.chunks[0].input_tensor = x = run.received()  # in the place of that of the step before, and its gradient
+    before = run.meter.now
+    output = run.forward(run.chunks[0], x)
+    hidden, layers = x.bytes, len(run.chunks[0].stage.layers) if run.chunks[0].stage else 0
+    logits = run.sight.batch * run.sight.workload.seq * spec.vocab_size // settings.tp
+    head = 2 * hidden + 4 * logits  # input and output of the last norm, and the softmax
+    rest = run.meter.now - before - head - (layers - 1) * hidden
+    assert 0 < rest < hidden / 20  # statistics, targets
+    del output
+
+
+def test_deferred_gradients_wait_for_the_end_of_the_step() -> None:
+    spec, settings = changed(DENSE, no_gradient_accumulation_fusion=False, global_batch_size=32)
+    peaks = []
+    for limit in (None, 1, 2, 0):
+        how = replace(settings, defer_embedding_wgrad_compute=limit is not None, wgrad_deferral_limit=limit or 0)
+        peaks.append(max(peak.bytes for peak in kept(spec, how).meter.peaks.values()))
+    logits = 2 * (settings.micro_batch_size or 1) * settings.tokens * spec.vocab_size // settings.tp
+    assert peaks[0] <= peaks[1] < peaks[2] < peaks[3]
+    assert peaks[2] - peaks[1] >= logits
+
+
+def test_muon_keeps_one_state_of_a_matrix() -> None:
+    adam = kept(*changed(DENSE, use_distributed_optimizer=False))
+    muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))
+    matrices = sum(one.size for one in muon.chunks[0].parameters if by_muon(one))
+    assert adam.meter.by_kind["optimizer"] - muon.meter.by_kind["optimizer"] == 4 * matrices
+
+
+@pytest.mark.parametrize("date", [None, datetime.date(2026, 5, 1)])
+def test_muon_shares_out_whole_tensors(date: datetime.date | None) -> None:
+    """Every matrix is updated by exactly one of the ranks that hold it."""
+    spec, settings = changed(DENSE, optimizer="muon", use_distributed_optimizer=True, date=date)
+    layout = settings.layout()
+    runs = []
+    for dp in range(layout.dp):
+        run = RankRun(spec, settings, layout.rank(tp=1, dp=dp, pp=1), Meter(Streams()))
+        run.set_up()
+        runs.append(run)
+    matrices = sum(one.size for one in runs[0].chunks[0].parameters if by_muon(one))
+    own = sum(size for run in runs for size, n in zip(run.sizes, run.states_of, strict=True) if n == 1)
+    every = sum(size for run in runs for size in run.sizes)
+    assert own == matrices
+    assert every == sum(one.size for one in runs[0].chunks[0].parameters)
+
+
+def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
+    spec, settings = changed("gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist/h100", use_distributed_optimizer=True)
+    layout = settings.layout()
+    found = [kept(spec, settings, layout.rank(dp=dp, pp=1)).meter.by_kind for dp in range(layout.dp)]
+    assert len({one["weights"] for one in found}) == len({one["gradients"] for one in found}) == 1
+    first = kept(spec, settings, 0)
+    assert first.chunks[0].first
+    assert first.meter.by_kind["weights"] != found[0]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp"),
+        ({"fp8_format": "hybrid"}, "--fp8-format"),
+        ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
+        ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),
+        ({"tp_comm_overlap": True}, "--tp-comm-overlap"),
+        ({"optimizer": "soap"}, "--optimizer"),
+        ({"recompute_granularity": "selective", "recompute_modules": ("moe_act",)}, "--recompute-modules moe_act"),
+        ({"delay_wgrad_compute": True}, "--delay-wgrad-compute"),
+    ],
+)
+def test_arguments_that_are_not_modelled_are_refused(fields: dict[str, Any], names: str) -> None:
+    spec, settings = changed(DENSE, **fields)
+    with pytest.raises(InputError, match=names):
+        rank_memory(spec, settings, 0)

@@ -64,7 +64,16 @@ class Bucket:
 
 
 class DividedRun(TrainingRun):
-    """Replays steps of one rank. ranks: over which states are divided. rank: which of them this is."""
+    """Replays steps of one rank. ranks: over which states are divided. rank: which of them this is.
+
+    sums_in: number format of sums over micro-batches. sends: that of sums over ranks. most: elements of a bucket.
+    pieces: a parameter's pieces on each rank. mine: its piece on this one. own: the parameters that have one.
+    bucket: what is summed next. large: a gradient that is larger than a bucket. ready: whether there are buffers.
+    boundary: whether the micro-batch is the last of a step. waiting: gradients that go with the next sum.
+    accumulated: sums over micro-batches in a format of their own. in_partition: the buffer of the rank's gradients.
+    summed: its gradients of all micro-batches so far. averaged: the same after the last one.
+    compact: the sums of the rank's part, in float32. to_host: a buffer for gradients that go to the host.
+    """
 
     def __init__(
         self,
@@ -98,7 +107,8 @@ class DividedRun(TrainingRun):
     def prepare_training(self) -> None:
         """The flat tensor, whose slices the parameters become, and the rank's part of it in float32 (`__init__`)."""
         by_path = dict(self.lowering.parameters)
-        self.parameters = [by_path[path] for path in in_module_order(list(by_path))]
+        once = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
+        self.parameters = list(once.values())
         self.parameters += [weight for weight in self.lowering.unused if weight.leaf]
         settings, ranks = self.settings, self.ranks
         order = by_turns(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
@@ -248,7 +258,10 @@ class DividedRun(TrainingRun):
                 self.large = None
             else:
                 self._clear_previous_reduced_grads()
-                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights])
+                own = [self.mine[id(weight)] for weight in bucket.weights if id(weight) in self.mine]
+                if own and self.sums_compactly and self.compact is None:
+                    self._build_compact_grad_partition_buffer()
+                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights], own)
             for weight in bucket.weights:
                 mine = id(weight) in self.mine
                 if settings.stage == 2 and not mine:

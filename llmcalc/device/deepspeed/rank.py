@@ -146,9 +146,11 @@ def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
 def known(settings: DeepSpeedSettings) -> Term:
     """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU.
 
-    On a GPU, buffers of streams beside the default one are kept until these streams have read them.
+    On a GPU, what a stream beside the default one reads is freed when that has read it, which is not replayed.
     """
-    if settings.stage == 3 or settings.overlaps:
-        witness = "deepspeed's own processes on the CPU, within 4 %; streams from its source"
-        return Term("tensors", 0, "source", witness, VERSIONS)
-    return Term("tensors", 0, "exact", "deepspeed's own processes on the CPU: every storage", VERSIONS)
+    witness = "deepspeed's own processes on the CPU: every storage"
+    if settings.offload_optimizer != "none" or settings.offload_param != "none":
+        return Term("tensors", 0, "source", "deepspeed/runtime/zero, stage_1_and_2.py and stage3.py", VERSIONS)
+    if settings.overlaps:
+        return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
+    return Term("tensors", 0, "exact", witness, VERSIONS)

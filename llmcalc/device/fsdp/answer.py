@@ -23,6 +23,12 @@ from .lowering import Layer
 from .training import TITAN, Fsdp, FsdpRun, called, record, sharding
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+"""What is known of a run by default."""
+
+FLOAT8_GATHERED = Term(
+    "tensors", 0, "estimate", "matrices gathered in 8 bits; their products' scratch is left out", TORCH
+)
+"""What is known of a run that gathers in 8 bits."""
 
 MANY = 160
 """Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
@@ -46,6 +52,7 @@ def fsdp_memory(
     is not modelled with.
     """
     sharded = sharding(how, layout, rank, fsdp)
+    tensors = FLOAT8_GATHERED if fsdp.float8 else tensors
     return device_memory(
         spec,
         lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace)],

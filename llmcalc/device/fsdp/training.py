@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 
+from ...costs.optimizers import ALIASES
 from ...errors import InputError
 from ...kernels.meter import Meter, Place
 from ...kernels.tensor import DTYPES
-from ...model import ModelSpec
 from ...layouts.rank import RankFlow
+from ...model import ModelSpec
 from ...run.layout import Layout
 from ..dtensor import Divided
 from ..fold import loops
@@ -46,6 +47,9 @@ class Fsdp:
     splits: bool = False
     float8: bool = False
 
+
+BY_ELEMENT = ("adamw", "sgd")
+"""Optimizers that update each element by itself, and so a rank's rows without the others."""
 
 TITAN = Fsdp()
 """As torchtitan called it before 2025-07-28."""
@@ -86,6 +90,13 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
+    optimizer = ALIASES.get(how.optimizer, how.optimizer)
+    if optimizer not in BY_ELEMENT:
+        known = " or ".join(BY_ELEMENT)
+        raise InputError(f"--optimizer {how.optimizer}: on shards it is not modelled; expected {known}")
+    for name in (fsdp.dtype, fsdp.reduced):
+        if name not in DTYPES:
+            raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
     for holds, words in (
         (how.adapters is not None, "adapters"),
         (how.autocast, "autocast beside its own mixed precision"),

@@ -41,6 +41,7 @@ class Buffer:
     """The gradients, and with the distributed optimizer the weights, of the parameters of one kind.
 
     shards: ranks that divide it. size: elements. ranges: parameter → where it lies, and in which bucket.
+    packed: whether no parameter lies in two shards.
     """
 
     parameters: list[Parameter]
@@ -49,11 +50,7 @@ class Buffer:
     size: int
     buckets: list[Range]
     ranges: dict[int, tuple[Range, int]]
-
-
-def shards_elements(settings: MegatronSettings) -> bool:
-    """Whether the optimizer's shards are ranges of elements; with Muon they are whole tensors."""
-    return settings.use_distributed_optimizer and settings.optimizer == "adam"
+    packed: bool = False
 
 
 def padded(n: int, multiple: int) -> int:
@@ -67,12 +64,13 @@ def buffer_of(
     layout: Layout,
     bucket: int | None,
     tied: bool,
+    distributed: bool,
 ) -> Buffer:
-    """bucket: elements after which one ends; None if there is one. tied: whether the table of the embedding is the
-    output layer's too: then it has a bucket of its own.
+    """distributed: whether ranges of it are this rank's. bucket: elements after which one ends; None if there is one.
+    tied: whether the table of the embedding is the output layer's too: then it has a bucket of its own.
     """
     shards = layout.expert_shards if expert else layout.shards
-    if not shards_elements(settings):
+    if not distributed:
         size = sum(one.size for one in parameters)
         return Buffer(parameters, expert, shards, size, [Range(0, size)], {})
     multiple = math.lcm(shards, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
@@ -145,26 +143,6 @@ def updated(
                     part = min(low + width, end) - max(low, start)
                     if of == number and part > 0:
                         yield Updated(part, 2)
-
-
-def by_turns(buffers: Sequence[Buffer], layout: Layout, at: Coordinates) -> tuple[list[Updated], list[int]]:
-    """What this rank's optimizer updates where whole tensors are dealt out to ranks, the smallest first, forth and back;
-    and for each kind of parameters the elements that a step gathers.
-
-    Source: core/optimizer/layer_wise_optimizer.py, `_shard_params_ping_pong` and `allgather_params`.
-    """
-    mine: list[Parameter] = []
-    gathered: list[int] = []
-    for expert in (False, True):
-        ranks, here = (layout.expert_dp, at.edp) if expert else (layout.dp * layout.cp, at.dp * layout.cp + at.cp)
-        turns = [*range(ranks), *reversed(range(ranks))]
-        every = [one for buffer in buffers if buffer.expert is expert for one in buffer.parameters]
-        dealt = sorted(sorted(every, key=lambda one: not by_muon(one)), key=lambda one: one.size)
-        mine += [one for i, one in enumerate(dealt) if turns[i % len(turns)] == here]
-        if ranks > 1 and every:
-            gathered.append(sum(one.size for one in every))
-    mine.sort(key=lambda one: not by_muon(one))
-    return [Updated(one.size, 1 if by_muon(one) else 2) for one in mine], gathered
 
 
 def by_muon(one: Parameter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from typing import Literal, TypeAlias
 
 from ...errors import InputError
 from ...kernels.profiles.megatron import RankChoices
@@ -47,21 +48,25 @@ def refuse(settings: MegatronSettings) -> None:
         raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
     if settings.optimizer not in ("adam", "muon", "dist_muon"):
         raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam or muon")
-    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
-    if is_layer_wise(settings) and laid_out and not settings.no_use_layer_wise_param_layout:
-        raise InputError(
-            f"--optimizer {settings.optimizer}: the layout of its distributed form is not modelled; expected "
-            "--no-use-layer-wise-param-layout, or no --use-distributed-optimizer"
-        )
     if settings.moe_token_dispatcher_type == "flex":
         raise InputError("--moe-token-dispatcher-type flex: not modelled; expected allgather or alltoall")
     if settings.transformer_impl == "inference_optimized":
         raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
 
 
-def is_layer_wise(settings: MegatronSettings) -> bool:
-    """Whether whole tensors are shared out to the optimizers of ranks."""
-    return settings.optimizer == "dist_muon" or (settings.optimizer == "muon" and settings.use_distributed_optimizer)
+Sharing: TypeAlias = Literal["none", "elements", "turns", "layout"]
+
+
+def sharing(settings: MegatronSettings) -> Sharing:
+    """What ranks of the optimizer share: nothing, ranges of elements, or whole tensors, which are dealt out by turns or
+    laid out in buffers.
+    """
+    if settings.optimizer == "adam":
+        return "elements" if settings.use_distributed_optimizer else "none"
+    if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
+        return "none"
+    laid_out = settings.date is None or settings.date >= LAYER_WISE_LAYOUT
+    return "layout" if laid_out and not settings.no_use_layer_wise_param_layout else "turns"
 
 
 def is_hopper(gpu: str) -> bool:
@@ -121,6 +126,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         mla_fusion=not s.no_rope_fusion and s.positions == "rope",
         loss=loss(s),
         deterministic=s.deterministic_mode,
+        multiprocessors=108 if is_ampere(s.gpu) else 132 if is_hopper(s.gpu) else 148,
         padded=s.kind in ("bert", "t5"),
         grouped=s.moe_grouped_gemm,
         dispatcher="alltoall" if s.moe_token_dispatcher_type == "alltoall" else "allgather",

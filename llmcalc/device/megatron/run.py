@@ -7,7 +7,7 @@ megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -24,8 +24,9 @@ from ...run.layout import Layout, Stage, stages
 from ...run.megatron import MegatronSettings
 from ...run.sight import Sight
 from ...run.workload import Workload
-from .buffers import Buffer, bucket_size, buffer_of, by_turns, shards_elements, updated
-from .kernels import choices_of, cublas_workspace, engine_workspace, is_layer_wise, refuse, retains_batches
+from .buffers import Buffer, bucket_size, buffer_of, by_muon, updated
+from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
+from .layer_wise import by_layout, by_turns, packed
 from .streams import SIDE, Streams
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -34,8 +35,12 @@ STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 ORIGINAL_POSITIONS = 4096
 """Positions whose angles YaRN makes at first (transformer_config.py, `original_max_position_embeddings`)."""
 
-FLAGS = 3
-"""Small tensors of the optimizer: whether an overflow was found, its buffer, and a scale of one."""
+FLAGS = 2
+"""Small tensors of the optimizer: a scale of one (optimizer.py, `_scale_one`), and the flag of an overflow of its Adam
+(TransformerEngine, optimizers/fused_adam.py, `_dummy_overflow_buf`)."""
+
+REPORTED = 2
+"""Losses that the last stage keeps: that of the last step, and the sum of several (training/training.py, `train`)."""
 
 
 @dataclass
@@ -87,6 +92,7 @@ class RankRun:
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
         self.at = self.layout.at(rank)
+        self.sharing = sharing(settings)
         vocabulary = settings.padded_vocabulary
         self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})
         self.graph = Graph(meter)
@@ -106,6 +112,7 @@ class RankRun:
         self.sizes: list[int] = []
         self.states_of: list[int] = []
         self.gathered: list[int] = []
+        self.reported: list[Storage] = []
         self.angles: list[Storage] = []
         self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
@@ -134,7 +141,7 @@ class RankRun:
     def set_up(self) -> None:
         self.meter.place = Place("set-up")
         settings, layout = self.settings, self.layout
-        distributed = shards_elements(settings)
+        distributed = self.sharing in ("elements", "layout")
         self._positions()
         weights: list[list[Storage]] = []
         for chunk in self.chunks:
@@ -145,11 +152,7 @@ class RankRun:
         tied = self.spec.tie_word_embeddings
         for number, chunk in enumerate(self.chunks):
             bucket = bucket_size(settings, layout, self.at, number)
-            for expert in (False, True):
-                own = [one for one in chunk.parameters if one.expert is expert]
-                if not own:
-                    continue
-                buffer = buffer_of(own, expert, settings, layout, bucket, tied)
+            for buffer in self._buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with self._aside():
                     if distributed:
@@ -162,6 +165,19 @@ class RankRun:
         self.kept += [one for of in weights for one in of]
         del weights
         self._main_parameters()
+
+    def _buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+        """The buffers of data parallelism of a chunk: those of experts come last, and matrices may have their own."""
+        distributed = self.sharing in ("elements", "layout")
+        for expert in (False, True):
+            own = [one for one in chunk.parameters if one.expert is expert]
+            apart = self.sharing == "layout"
+            matrices = [one for one in own if apart and by_muon(one)]
+            rest = [one for one in own if not (apart and by_muon(one))]
+            if matrices:
+                yield packed(matrices, expert, self.settings, self.layout, bucket)
+            if rest:
+                yield buffer_of(rest, expert, self.settings, self.layout, bucket, tied, distributed)
 
     def _aside(self) -> Any:
         device = self.meter.device
@@ -205,10 +221,12 @@ class RankRun:
         """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type."""
         s = self.settings
         main = STATES[s.main_params_dtype] if s.use_precision_aware_optimizer else 4
-        if is_layer_wise(s):
+        if self.sharing == "turns":
             own, self.gathered = by_turns(self.buffers, self.layout, self.at)
+        elif self.sharing == "layout":
+            own = by_layout(self.buffers, self.layout, self.at)
         else:
-            own = list(updated(self.buffers, shards_elements(s), self.layout, self.at, s.optimizer))
+            own = list(updated(self.buffers, self.sharing == "elements", self.layout, self.at, s.optimizer))
         for size, states in own:
             copy = self.storage(2 * size, "temporary")
             self.kept.append(self.storage(main * size, "optimizer"))
@@ -317,6 +335,8 @@ class RankRun:
             self._interleaved()
         self.held.drain(self.layout.tp if self.how.sequence_parallel else 1)
         self.optimizer_step()
+        if self.chunks[-1].last and not self.reported:
+            self.reported = [self.storage(4, "temporary") for _ in range(REPORTED)]
 
     @property
     def microbatches(self) -> int:

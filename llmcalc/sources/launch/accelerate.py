@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...run.layout import Layout, Zero
 from .deepspeed import read_into
-from .fsdp_words import fsdp_layout
+from .fsdp_words import computing, fsdp_layout
 from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 from .trainer import Fetch, Table, fetched
 
@@ -65,7 +65,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
     kind = str(data.get("distributed_type", "NO")).upper()[:40]
     words: dict[str, Any] = {"phase": "training", **_mixed(reading, data)}
     framework: Framework = "torch"
-    layout, own = Layout(dp=world), {}
+    layout, own = Layout(dp=world), None
     if data.get("gradient_accumulation_steps") is not None:
         steps = size_of(reading, "gradient_accumulation_steps", data["gradient_accumulation_steps"])
         words["num_microbatches"] = steps
@@ -76,7 +76,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
         table = {str(key).removeprefix("fsdp_"): value for key, value in _table(reading, data, "fsdp_config").items()}
         layout, more = fsdp_layout(reading, table, world, machines, _table(reading, data, "parallelism_config"))
         framework = "fsdp2"
-        words |= more
+        words = {**computing(words), **more}
     elif kind == "DEEPSPEED":
         inner = _accelerate_deepspeed(reading, data, world, words, fetch)
         words = {**{key: value for key, value in words.items() if key != "precision"}, **inner.settings}
@@ -191,16 +191,10 @@ def _megatron_layout(reading: Reading, table: Table, world: int, words: dict[str
     words["num_microbatches"] = size("num_micro_batches")
     if flag("recompute_activations"):
         words["recompute"] = "attention"
-    name = str(reading_precision(words))
-    words |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"} if name == "autocast" else {}
-    if name == "autocast":
+    if words.get("precision") == "autocast":
         del words["precision"]
+        words |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
     zero: Zero = 1 if flag("use_distributed_optimizer") else 0
     return Layout(
         tp=tp, pp=pp, dp=world // (tp * pp), sequence_parallel=tp > 1 and flag("sequence_parallelism"), zero=zero
     )
-
-
-def reading_precision(words: Table) -> Any:
-    """The precision that `mixed_precision` asks for."""
-    return words.get("precision")

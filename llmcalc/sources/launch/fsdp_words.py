@@ -102,3 +102,15 @@ def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, b
     if again is not None:
         reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", again)
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+
+
+def computing(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run under FSDP, whose mixed precision gathers weights in 16 bits from shards in fp32.
+
+    words: those of the run without it, with autocast.
+    """
+    out = dict(words)
+    if out.get("precision") == "autocast":
+        del out["precision"]
+        out |= {"dtype": "bf16", "master_weights": "fp32"}
+    return out

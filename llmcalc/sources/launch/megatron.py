@@ -19,7 +19,7 @@ from ...errors import InputError, shown, suggest
 from ...run.layout import Layout
 from ...run.megatron import RENAMED, Kind, MegatronSettings, flag_of
 from .arithmetic import evaluated
-from .launch import Launch, Reading, allocator_of, check_env, with_file
+from .launch import LARGEST, Launch, Reading, allocator_of, check_env, with_file
 from .megatron_ignored import IGNORED, IGNORED_ONCE
 from .megatron_model import model_of
 from .shell import is_open, said
@@ -233,16 +233,12 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
                 reading.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif name in REMOVED:
             raise reading.wrong(flag, REMOVED[name])
-        elif name.replace("_", "-") in IGNORED or name.replace("_", "-") in IGNORED_ONCE or _is_named(flag):
+        elif {flag[2:], flag_of(name)[2:]} & (IGNORED | IGNORED_ONCE):
             reading.ignored.append(flag)
         elif value is not False:
             why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
             reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
     return values
-
-
-def _is_named(flag: str) -> bool:
-    return flag.lstrip("-") in IGNORED or flag.lstrip("-") in IGNORED_ONCE
 
 
 def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
@@ -280,9 +276,6 @@ def _flag(reading: Reading, flag: str, value: Any) -> bool | None:
     if text not in words:
         raise reading.wrong(flag, f"{shown(value)}; it takes no value")
     return words[text]
-
-
-LARGEST = 2**40
 
 
 def _one(kind: Any, value: Any) -> Any:
@@ -352,9 +345,9 @@ def _text(value: Any) -> str:
 def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> Kind:
     """Which pretraining script runs: its name says so, or the arguments that only one of them has."""
     name = script.lower()
-    for part, kind in (("bert", "bert"), ("t5", "t5"), ("mamba", "hybrid"), ("hybrid", "hybrid")):
+    for part, kind in SCRIPTS.items():
         if part in name:
-            return _checked_kind(kind)
+            return kind
     if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
         return "hybrid"
     if name:
@@ -368,12 +361,11 @@ def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> K
     return "gpt"
 
 
-def _checked_kind(kind: str) -> Kind:
-    kinds: dict[str, Kind] = {"bert": "bert", "t5": "t5", "hybrid": "hybrid", "gpt": "gpt"}
-    return kinds[kind]
-
+SCRIPTS: dict[str, Kind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
+"""What the name of a script says → the kind of model it trains."""
 
 NARROW = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
+"""Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
 def settings_of(s: MegatronSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line
 
 OPEN = "\0"
 """Stands on both sides of the name of something whose value only a run would tell."""
@@ -561,8 +561,3 @@ ITEM = "\x1f"
 def unknown(name: str) -> str:
     """The text that stands for something whose value only a run would tell."""
     return f"{OPEN}{''.join(c for c in name if not c.isspace() and c not in (OPEN, ITEM))}{OPEN}"
-
-
-def shown_word(text: str) -> str:
-    """A word in a message."""
-    return shown(said(text))

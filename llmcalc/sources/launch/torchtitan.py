@@ -333,8 +333,7 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         "batch": batch,
         "num_microbatches": micro,
         "seq": job.size("seq_len", 2048, training),
-        "dtype": "bf16" if job.word("dtype", "float32", FORMATS, training) == "bfloat16" else "fp32",
-        "master_weights": "none",
+        **_precision(job, layout),
         "optimizer": _optimizer(job),
         "optimizer_impl": _implementation(job),
         "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
@@ -359,6 +358,20 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def _precision(job: _Job, layout: Layout) -> dict[str, str]:
+    """The format in which modules compute, and whether the weights that the optimizer updates are in fp32.
+
+    `fully_shard` gathers weights in the format of computing; without shards, autocast does the same.
+    """
+    own = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
+    computes = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
+    if computes == own:
+        return {"dtype": own, "master_weights": "none"}
+    if own == "bf16":
+        raise job.reading.wrong("training.mixed_precision_param", "float32 over weights in bfloat16 is not supported")
+    return {"dtype": computes, "master_weights": "fp32"} if layout.zero else {"precision": "autocast"}
 
 
 def _piped(job: _Job, local: int, pp: int) -> tuple[int, int]:
@@ -431,6 +444,7 @@ def _own(job: _Job, old: bool) -> dict[str, Any]:
         "old": old,
         "mixed_precision_param": job.word("mixed_precision_param", "bfloat16", FORMATS, training),
         "mixed_precision_reduce": "float32",
+        "float8_all_gather": job.flag("enable_fsdp_float8_all_gather", False, "float8"),
         "loss_parallel": not job.flag("disable_loss_parallel", False, "parallelism", training),
         "async_tensor_parallel": job.flag("enable_async_tensor_parallel", False, "parallelism", "experimental"),
         "compiled_loss": "compile" in job.data and _compiled(job),

@@ -1,7 +1,6 @@
-"""Reads the settings of Hugging Face's Trainer and of accelerate, in YAML or JSON. They name no architecture.
+"""Reads arguments of Hugging Face's Trainer, in YAML or JSON. They name no architecture.
 
-Sources: transformers/training_args.py (5.23), with arguments that recipes of TRL and the alignment handbook add; the
-files that `accelerate config` writes (accelerate 1.x, commands/config, utils/dataclasses.py).
+Source: transformers/training_args.py (5.23), with arguments that recipes of TRL and the alignment handbook add.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...run.layout import Layout
 from .deepspeed import read_into
-from .fsdp_words import STRATEGIES, fsdp_layout
+from .fsdp_words import STRATEGIES, computing, fsdp_layout
 from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 
 Table = Mapping[str, Any]
@@ -107,7 +106,7 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
         reading.notes.append("1 device is assumed; --world-size says another number")
     target = data.get("model_name_or_path")
     framework: Framework = "torch"
-    layout, own = Layout(dp=world), {}
+    layout, own = Layout(dp=world), None
     given = data.get("deepspeed")
     if given:
         table = given if isinstance(given, Mapping) else fetched(reading, "deepspeed", given, fetch)
@@ -119,7 +118,7 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
     elif data.get("fsdp") or data.get("fsdp_config"):
         layout, more = fsdp_layout(reading, _trainer_fsdp(reading, data), world, 1)
         framework = "fsdp2"
-        words |= more
+        words = {**computing(words), **more}
     reading.check_unknown()
     return Launch(
         where=reading.where,

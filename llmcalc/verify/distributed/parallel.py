@@ -39,7 +39,9 @@ class Whole(ParallelStyle):
     """A module that every process has whole and runs on the same input, as in torchtitan (`NoParallel`)."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, self._replicated, self._entered, self._left)
+        entered: Any = self._entered
+        left: Any = self._left
+        return distribute_module(module, device_mesh, self._replicated, entered, left)
 
     @staticmethod
     def _replicated(name: str, module: nn.Module, mesh: DeviceMesh) -> None:

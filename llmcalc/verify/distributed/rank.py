@@ -6,9 +6,10 @@ This module imports torch, so import it only in functions that run torch.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # a first optimizer step imports it, and would count what it allocates
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C import _distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
@@ -32,6 +33,8 @@ from . import parallel
 from .job import DTYPE, STEPS, Job
 
 SEED = 0
+
+c10d: Any = _distributed_c10d
 
 PAIRS = frozenset({"send", "recv_", "recv_any_source_"})
 """Operations between two processes, which may be under way while others begin."""
@@ -64,7 +67,7 @@ class OnRank(OnCpu):
         """Runs a collective to its end, until gloo's threads hold none of its tensors: at what time they let go of them
         differs from run to run.
         """
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        given: list[Any] = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         before = [one._use_count() for one in given]
         out = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in PAIRS:
@@ -75,7 +78,7 @@ class OnRank(OnCpu):
             del work
             done: torch.futures.Future[Any] = torch.futures.Future()
             done.set_result([])
-            out = (*made, _create_work_from_future(done).boxed())
+            out = (*made, c10d._create_work_from_future(done).boxed())
         elif func.namespace == "_c10d_functional" and isinstance(out, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(out)
             given.append(out)
@@ -88,8 +91,13 @@ class OnRank(OnCpu):
         return out
 
     def _follow(self, tensor: Tensor, func: Any) -> None:
-        if not isinstance(tensor, (*WRAPPERS, FakeTensor)):
-            super()._follow(tensor, func)
+        if isinstance(tensor, (*WRAPPERS, FakeTensor)):
+            return
+        if not self.set_up and tensor.dtype is torch.int32:  # the numbers of ranks, which a mesh keeps on the host
+            self.seen.add(tensor.untyped_storage()._cdata)
+            weakref.finalize(tensor.untyped_storage(), self.seen.discard, tensor.untyped_storage()._cdata)
+            return
+        super()._follow(tensor, func)
 
     def _gone(self, key: int, size: int) -> None:
         super()._gone(key, self.sizes.pop(key, size))
@@ -110,14 +118,14 @@ class OnRank(OnCpu):
                     self.log.append(f"r{size - old:>12,} {self.now:>12,}")
             return out
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             torch.UntypedStorage.resize_ = before  # type: ignore[method-assign]
 
 
-def wait_for_release(tensors: list[Tensor], holders: list[int]) -> None:
+def wait_for_release(tensors: list[Any], holders: list[int]) -> None:
     """Waits until tensors have no more holders than these."""
     limit = time.monotonic() + PATIENCE
     while any(one._use_count() > most for one, most in zip(tensors, holders, strict=True)):
@@ -173,16 +181,16 @@ def _optimizers(job: Job, module: Any) -> list[Any]:
 
 
 class Rank:
-    """A process of a run. logs: whether every allocation is noted."""
+    """A process of a run. log: gets every allocation."""
 
-    def __init__(self, job: Job, logs: bool = False) -> None:
+    def __init__(self, job: Job, log: list[str] | None = None) -> None:
         self.job, self.mode = job, OnRank()
         self.rank, layout = dist.get_rank(), job.layout
         self.at = layout.at(self.rank)
         self.mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
         self.meshes = {name: self.mesh[name] for name in ("pp", "dp", "tp")}  # made before storages are followed
         self.ends = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
-        self.mode.log = [] if logs else None
+        self.mode.log = log
         self.most: dict[str, int] = {}
 
     def measured(self) -> tuple[dict[str, int], list[float]]:
@@ -271,7 +279,7 @@ class Rank:
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.seen("forward")
                 loss.backward(torch.ones_like(loss))
-            total += float(loss.detach().to_local() if isinstance(loss, DTensor) else loss.detach())
+            total += local(loss.detach()).item()
             del loss
             self.seen("backward")
         return total
@@ -279,7 +287,7 @@ class Rank:
     def unsummed(self, last: bool) -> AbstractContextManager[Any]:
         """Replicas sum their gradients once, after the last micro-batch."""
         if isinstance(self.module, DistributedDataParallel) and not last:
-            return self.module.no_sync()  # type: ignore[no-any-return]
+            return self.module.no_sync()
         return nullcontext()
 
     def sum_tied(self) -> None:
@@ -289,7 +297,7 @@ class Rank:
             return
         module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         table = module.embed_tokens if at.pp == 0 else module.lm_head
-        gradient = local(table.weight.grad)
+        gradient: Any = local(table.weight.grad)
         if gradient.shape != local(table.weight).shape:  # whole on every rank of the products
             gradient = gradient.chunk(layout.tp)[at.tp]
         holders = gradient._use_count()
@@ -318,10 +326,17 @@ class Rank:
         return run
 
 
-def run(job: Job, logs: bool = False) -> tuple[dict[str, int], list[float], list[str]]:
-    """Runs this process's part. Returns the quantities, the mean loss of each step, and the log."""
-    rank = Rank(job, logs)
+class Found(NamedTuple):
+    """What one process found. bytes: quantity → bytes. losses: the mean loss of each step, of all processes."""
+
+    bytes: dict[str, int]
+    losses: list[float]
+
+
+def run(job: Job, log: list[str] | None = None) -> Found:
+    """Runs this process's part of a job, in the default process group. log: gets every allocation."""
+    rank = Rank(job, log)
     found, losses = rank.measured()
     own = torch.tensor([one if rank.last and rank.at.tp == 0 else 0.0 for one in losses], dtype=torch.float64)
     dist.all_reduce(own)
-    return found, (own / (job.layout.dp * job.microbatches)).tolist(), rank.mode.log or []
+    return Found(found, (own / (job.layout.dp * job.microbatches)).tolist())

@@ -84,7 +84,8 @@ def test_a_job_of_2026() -> None:
     assert launch.layout == Layout(tp=8, dp=32, zero=3, hsdp_replicas=2, sequence_parallel=True, cp_comm="allgather")
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (8, 2)  # 512 = 8 · 32 · 2
-    assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "fp32")
+    assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "bf16")
+    assert settings["master_weights"] == "fp32"  # weights are gathered in bf16 from shards in fp32
     assert launch.own["compiled_loss"]
 
 
@@ -92,6 +93,21 @@ def test_devices_that_are_not_said() -> None:
     launch = titan("llama3_70b_2026.toml", training={"global_batch_size": -1})
     assert launch.layout.world == 16  # 8 · 2 ranks leave one shard
     assert launch.notes[0] == "16 devices are assumed"
+
+
+@pytest.mark.parametrize(
+    ("training", "world", "words"),
+    [
+        ({"dtype": "bfloat16"}, 256, {"dtype": "bf16", "master_weights": "none"}),
+        ({"mixed_precision_param": "float32"}, 256, {"dtype": "fp32", "master_weights": "none"}),
+        ({}, 256, {"dtype": "bf16", "master_weights": "fp32"}),
+        ({"global_batch_size": -1}, 16, {"precision": "autocast"}),  # one shard
+    ],
+)
+def test_formats_of_a_job(training: dict[str, Any], world: int, words: dict[str, str]) -> None:
+    settings = titan("llama3_70b_2026.toml", world, training=training).settings
+    assert words.items() <= settings.items()
+    assert ("precision" in settings) == ("precision" in words)
 
 
 def test_pipelines_in_chunks() -> None:
@@ -304,7 +320,7 @@ def test_a_script_that_runs_the_trainer() -> None:
     )
     launch = launch_of(text, "x.sh")
     assert (launch.target, launch.layout.world, launch.layout.zero) == ("gpt2", 4, 3)
-    assert (launch.settings["batch"], launch.settings["precision"]) == (3, "autocast")
+    assert (launch.settings["batch"], launch.settings["dtype"]) == (3, "bf16")
 
 
 def test_a_file_that_is_named_but_missing() -> None:
@@ -320,7 +336,12 @@ def test_fsdp_of_accelerate() -> None:
     launch = read_launch(LAUNCHES / "accelerate_fsdp2.yaml")
     assert (launch.kind, launch.framework, launch.notes) == ("accelerate", "fsdp2", ())
     assert launch.layout == Layout(cp=2, dp=4, zero=3, hsdp_replicas=2, reshard=False, cp_comm="allgather")
-    assert launch.settings == {"phase": "training", "precision": "autocast", "recompute": "full"}
+    assert launch.settings == {
+        "phase": "training",
+        "dtype": "bf16",
+        "master_weights": "fp32",
+        "recompute": "full",
+    }
 
 
 ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....algebra import Number
+from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import Gradient, Needs, record
@@ -176,11 +176,14 @@ class AttentionKernels(LinearKernels):
         out = self.new(rows, width)
         sums = self.new(rows, heads, FLOAT32)
         seed = graph.new((2,), INT64)
-        q_shape = q.shape
+        q_shape, splits = q.shape, 1
+        if self.how.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
+            splits = ceil_div(self.how.multiprocessors, self.sight.batch * heads)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             made = [graph.new(shape, g.dtype) for shape in shapes]
-            row, sums = graph.new(q_shape, FLOAT32), self.new(rows, heads, FLOAT32)
+            sums = self.new(rows, heads, FLOAT32)
+            row = graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
             del row, sums
             return made
 

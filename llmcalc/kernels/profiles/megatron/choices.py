@@ -24,7 +24,7 @@ class RankChoices:
     accumulates: whether products add gradients of weights to the main gradients themselves.
     bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
         keys, are one kernel. mla_fusion: whether the rotation of latent attention is.
-    loss: what computes the loss. deterministic: whether algorithms are.
+    loss: what computes the loss. deterministic: whether algorithms are. multiprocessors: of the GPU.
     tokentypes: token types with an embedding; 0 for none. padded: whether attention takes a mask of padding.
     skips_mask: whether the encoder's memory is masked, too.
     grouped: whether all local experts are one grouped product. dispatcher: how tokens reach their experts.
@@ -52,6 +52,7 @@ class RankChoices:
     mla_fusion: bool = True
     loss: Loss = "unfused"
     deterministic: bool = False
+    multiprocessors: int = 132
     padded: bool = False
     grouped: bool = False
     dispatcher: Dispatcher = "allgather"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ....algebra import Number
@@ -140,6 +140,7 @@ class RankKernels(Lowering):
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1
         self.tokens: Number = 0
+        self.last_made: list[Parameter] = []
         self.siblings: dict[int, tuple[Value, ...]] = {}
         self.nothing = Storage(NoMeter(), 0)
 
@@ -209,13 +210,25 @@ class RankKernels(Lowering):
             self.role = before
 
     def _module(self, frame: Frame) -> None:
-        """In attention the output projection is made before the projections of its input."""
-        start = len(self.made)
+        """Modules are not always made in the order in which they run: in attention the output projection is made first,
+        in a mixture of experts the shared ones last, and a pooler after the head, its scores before its vector.
+        """
+        start, scope = len(self.made), frame.scope
         super()._module(frame)
-        attends = any(isinstance(item, Step) and item.verb == "attention" for item in frame.scope.steps())
-        if attends and frame.turn is None and frame.scope.reads is not None:
-            own = self.made[start:]
+        own = self.made[start:]
+        kind = scope.about.get("kind")
+        if any(step.verb == "attention" for step in direct(scope)):
             self.made[start:] = sorted(own, key=lambda one: one.role != "row")
+        elif kind == "shared_expert":
+            self.last_made += own
+            del self.made[start:]
+        elif kind == "pooler":
+            pairs = [own[i : i + 2] for i in range(0, len(own), 2)]  # a weight and a bias
+            self.last_made = [one for pair in reversed(pairs) for one in pair]
+            del self.made[start:]
+        elif kind in ("experts", "lm_head") and scope.reads is not None:
+            self.made += self.last_made
+            self.last_made = []
 
     # --- operations --------------------------------------------------------------------------------------------------
 
@@ -284,3 +297,12 @@ class RankKernels(Lowering):
 
     def extent(self, shape: Any) -> Number:
         return extent(shape)
+
+
+def direct(scope: Scope) -> Iterator[Step]:
+    """The steps of a module itself, in the first of its forms."""
+    for item in scope.items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            yield from direct(next(iter(item.branches.values())))

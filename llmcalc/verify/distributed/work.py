@@ -1,0 +1,69 @@
+"""What every process of a distributed run does: its part of each job, and its replay.
+
+`python -m llmcalc.verify.distributed.work FILE` is such a process; FILE has the jobs, a line each. The processes find
+one another as those of torchrun do (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints what all found.
+
+This module imports torch, so import it only in functions that run torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .job import Job, job_of, replayed
+from .rank import losses_of_one, run
+
+TIMEOUT = 300
+"""Seconds in which a process has to answer another one."""
+
+
+def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Runs jobs one after the other in a process group over all processes. Returns, for each, what all ranks found:
+
+    ranks: the bytes that each counted and measured. losses: of all processes, and of one that runs everything; the
+    latter is in rank 0's answer alone.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    try:
+        return [_result(job) for job in jobs]
+    finally:
+        dist.destroy_process_group()
+
+
+def _result(job: Job) -> dict[str, Any]:
+    found = run(job)
+    ours = replayed(job, dist.get_rank())
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (ours, found.bytes))
+    alone = losses_of_one(job) if dist.get_rank() == 0 else found.losses
+    return {"ranks": every, "losses": found.losses, "losses_of_one": alone}
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its standard input is closed, so that none is left when the one that started it dies."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def main(path: str) -> None:
+    """Runs the jobs of a file."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    found = results([job_of(line) for line in Path(path).read_text().splitlines()])
+    if os.environ["RANK"] == "0":
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

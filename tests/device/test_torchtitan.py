@@ -1,0 +1,92 @@
+"""Published runs of torchtitan: the bytes that torch's allocator reserved (`max_memory_reserved`).
+
+What each of these runs does is in torchtitan's files of its date (`fsdp.training`). Compiled layers are an estimate.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import llmcalc
+from llmcalc.device.fsdp.answer import fsdp_memory
+from llmcalc.device.fsdp.training import Fsdp, called
+from llmcalc.device.runtime import Runtime
+from llmcalc.device.training import Training
+from llmcalc.kernels.choices import Choices
+from llmcalc.run.layout import Layout
+from llmcalc.run.recompute import recompute_of
+
+ROWS = Path(__file__).parent.parent / "data" / "measured_training.json"
+GIB = 2**30
+
+EAGER, COMPILED = Choices(attention="flash"), Choices(attention="flash", norm="fused", compiled=True)
+
+
+class Run(NamedTuple):
+    """A published run of Llama 3 8B. version: torchtitan's date. reached: the error of segments, in %."""
+
+    ranks: int
+    batch: int
+    seq: int
+    recompute: str
+    choices: Choices
+    version: date
+    reached: float
+    float8: bool = False
+
+
+WINTER, SUMMER = date(2024, 12, 26), date(2025, 6, 11)
+
+RUNS = {
+    "torchtitan_202412/T1/FSDP/8192/{'fsdp': 8}": Run(8, 2, 8192, "selective-op", EAGER, WINTER, 0.5),
+    "torchtitan_202412/T1/FSDP+compile+Float8/8192/{'fsdp': 8}": Run(
+        8, 2, 8192, "selective-op", COMPILED, WINTER, 0.2, float8=True
+    ),
+    "torchtitan_202412/T3/FSDP+compile/8192/{'fsdp': 128}": Run(128, 2, 8192, "selective-op", COMPILED, WINTER, 0.6),
+    "torchtitan_202412/T2/FSDP+CP+compile+Float8/32768/{'fsdp': 8, 'cp': 1}": Run(
+        8, 1, 32768, "full", COMPILED, WINTER, 3.6, float8=True
+    ),
+    "torchtitan_h200/4nodes": Run(32, 2, 8192, "selective-op", COMPILED, SUMMER, 0.4, float8=True),
+}
+
+
+@cache
+def rows() -> dict[str, Any]:
+    return {row["id"]: row for row in json.loads(ROWS.read_text())["rows"]}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_reserved_bytes(name: str) -> None:
+    """The error with torch's default segments; with expandable ones it is printed beside it."""
+    run, spec = RUNS[name], llmcalc.load("llama3-8b").model
+    how, fsdp = called(
+        spec,
+        Training(
+            batch=run.batch,
+            seq=run.seq,
+            master=True,
+            implementation="fused",
+            recompute=recompute_of(run.recompute),
+            choices=run.choices,
+        ),
+        run.version,
+    )
+    fsdp = Fsdp(fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=run.float8)
+    measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
+    errors = [
+        100
+        * (
+            fsdp_memory(spec, how, Layout(dp=run.ranks, zero=3), 0, Runtime(expandable=grows), fsdp).reserved_bytes
+            / measured
+            - 1
+        )
+        for grows in (False, True)
+    ]
+    print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
+    assert abs(errors[0]) <= run.reached
