@@ -100,6 +100,10 @@ class Cluster:
 
     def sent(self, rank: int) -> list[Traffic]:
         """What a rank sends in a step. Raises `InputError` for what is not modelled."""
+        if self.framework == "fsdp2" and self.layout.dp == self.layout.world and self.layout.ep == 1:
+            from .fsdp.answer import rank_traffic
+
+            return rank_traffic(self.one, self.layout, rank, dated(self.version))
         use = self.one.states
         return communication(
             self.spec,

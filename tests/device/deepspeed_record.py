@@ -13,8 +13,8 @@ import importlib.util
 import json
 import os
 import socket
-import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -285,17 +285,21 @@ def least(steps: list[dict[str, int]]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measures the cases that are named, or all, and rewrites the record."""
+    """Measures the cases that are named, or all, and writes them to the record."""
     import deepspeed
     import torch
     import transformers
 
-    log = "--log" in sys.argv
-    names = [name for name in sys.argv[1:] if name != "--log"] or list(CASES)
-    if log:
+    asked = ArgumentParser(description=__doc__)
+    asked.add_argument("names", nargs="*", choices=[*CASES, []], metavar="NAME")
+    asked.add_argument("--to", type=Path, default=RECORD, help="the file that is written")
+    asked.add_argument("--log", action="store_true", help="print every allocation of the first rank instead")
+    given = asked.parse_args()
+    names = given.names or list(CASES)
+    if given.log:
         print(measured(names[0], log=True)[0]["log"])
         return
-    known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
+    known = json.loads(given.to.read_text())["cases"] if given.to.exists() else {}
     about = {
         "versions": {one.__name__: one.__version__ for one in (deepspeed, torch, transformers)},
         "date": time.strftime("%Y-%m-%d"),
@@ -308,7 +312,7 @@ def main() -> None:
         known[name] = record(name)
         print(f"{name:34} {time.time() - began:5.1f} s  {known[name]['ranks'][0]}", flush=True)
         cases = {name: known[name] for name in CASES if name in known}
-        RECORD.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")
+        given.to.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from datetime import date
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...algebra import ceil_div
+from ...algebra import Number, ceil_div
 from ...errors import InputError
 from ...kernels.lowering import RECORDED
+from ...layouts.communication import Traffic
 from ...layouts.placements import Collective
 from ...model import ModelSpec
 from ...optional import TOWERS
@@ -98,6 +99,19 @@ def communication(
             before = found.get(key)
             found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
     return list(found.values())
+
+
+def rank_traffic(one: Memory, layout: Layout, rank: int, version: date | None = None) -> list[Traffic]:
+    """What a rank sends in a step under torchtitan of that date, None (default) for the newest.
+
+    Raises `InputError` as `rank_memory` does.
+    """
+    how, fsdp = called(one.spec, one.settings.training(one.states, one.states.count.include), version)
+    counts: dict[Traffic, Number] = {}
+    for each in communication(one.spec, how, layout, rank, fsdp):
+        alike = Traffic(each.group, each.ranks, each.kind, each.bytes, 0)
+        counts[alike] = counts.get(alike, 0) + each.times
+    return [alike._replace(count=count) for alike, count in counts.items()]
 
 
 def _joined(before: Collective, one: Collective, times: int) -> Collective:

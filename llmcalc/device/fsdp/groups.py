@@ -184,7 +184,7 @@ class Group:
         if how.shards > 1 and trained:
             yield Collective(self.name, "reduce_scatter", "dp", how.shards, True, summed * how.shards, reduces)
         if how.replicas > 1 and trained:
-            yield Collective(self.name, "all_reduce", "dp", how.replicas, True, summed, reduces)
+            yield Collective(self.name, "all_reduce", "replicas", how.replicas, True, summed, reduces)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class Group:
                 whole = size * how.shards
                 traffic.sent.append(Collective(self.name, "reduce_scatter", "dp", how.shards, True, whole))
             if how.replicas > 1:
-                traffic.sent.append(Collective(self.name, "all_reduce", "dp", how.replicas, True, size))
+                traffic.sent.append(Collective(self.name, "all_reduce", "replicas", how.replicas, True, size))
                 all_reduce_input = reduce_output
         if cast:
             post_reduce_stream = ALL_REDUCE if how.replicas > 1 else REDUCE

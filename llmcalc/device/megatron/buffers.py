@@ -119,10 +119,12 @@ class Updated(NamedTuple):
 def updated(
     buffers: Sequence[Buffer], distributed: bool, layout: Layout, at: Coordinates, optimizer: str = "adam"
 ) -> Iterator[Updated]:
-    """What this rank's optimizer updates, in its order. Muon keeps a momentum of matrices, and leaves the rest to Adam.
+    """What this rank's optimizer updates, in its order. Muon keeps a momentum of matrices, and leaves the rest to Adam;
+    SGD keeps a momentum of everything.
 
     Source: core/optimizer/__init__.py, `_get_param_groups` and `_get_megatron_emerging_optimizer`.
     """
+    states = 1 if optimizer == "sgd" else 2
     if optimizer == "muon":
         for buffer in buffers:
             yield from (Updated(one.size, 1) for one in buffer.parameters if by_muon(one))
@@ -132,7 +134,7 @@ def updated(
             if optimizer == "muon":
                 here = [one for one in here if not by_muon(one)]
             if not distributed:
-                yield from (Updated(one.size, 2) for one in here)
+                yield from (Updated(one.size, states) for one in here)
                 continue
             where = shard_of(buffer, layout, at)
             for number, bucket in enumerate(buffer.buckets):
@@ -142,7 +144,7 @@ def updated(
                     (start, end), of = buffer.ranges[id(one.tensor)]
                     part = min(low + width, end) - max(low, start)
                     if of == number and part > 0:
-                        yield Updated(part, 2)
+                        yield Updated(part, states)
 
 
 def by_muon(one: Parameter) -> bool:

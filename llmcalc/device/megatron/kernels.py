@@ -46,8 +46,10 @@ def refuse(settings: MegatronSettings) -> None:
     others = set(settings.recomputed_modules) - {"core_attn"}
     if others:
         raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
-    if settings.optimizer not in ("adam", "muon", "dist_muon"):
-        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam or muon")
+    if settings.optimizer not in ("adam", "sgd", "muon", "dist_muon"):
+        raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam, sgd or muon")
+    if settings.optimizer == "sgd" and not settings.sgd_momentum:
+        raise InputError("--sgd-momentum 0: not modelled; expected a momentum")
     if settings.moe_token_dispatcher_type == "flex":
         raise InputError("--moe-token-dispatcher-type flex: not modelled; expected allgather or alltoall")
     if settings.transformer_impl == "inference_optimized":
@@ -61,7 +63,7 @@ def sharing(settings: MegatronSettings) -> Sharing:
     """What ranks of the optimizer share: nothing, ranges of elements, or whole tensors, which are dealt out by turns or
     laid out in buffers.
     """
-    if settings.optimizer == "adam":
+    if settings.optimizer in ("adam", "sgd"):
         return "elements" if settings.use_distributed_optimizer else "none"
     if settings.optimizer == "muon" and not settings.use_distributed_optimizer:
         return "none"

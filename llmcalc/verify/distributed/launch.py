@@ -72,12 +72,15 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
 
 def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, limit: float) -> None:
     """Raises `InputError` for the first process that fails, or at the end of the time."""
-    while any(one.poll() is None for one in processes) or any(one.returncode for one in processes):
-        for rank, one in enumerate(processes):
-            if one.returncode:
-                raise InputError(f"--distributed: {_failure(rank, one.returncode, folder)}")
+    while True:
+        codes = [one.poll() for one in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                raise InputError(f"--distributed: {_failure(rank, code, folder)}")
+        waiting = [str(rank) for rank, code in enumerate(codes) if code is None]
+        if not waiting:
+            return
         if time.monotonic() > end:
-            waiting = [str(rank) for rank, one in enumerate(processes) if one.poll() is None]
             raise InputError(f"--distributed: rank {', '.join(waiting)} had not ended after {limit:g} seconds")
         time.sleep(0.02)
 

@@ -149,7 +149,7 @@ class RankKernels(Lowering):
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """All parameters, without anything that is metered."""
         dry = type(self)(Graph(NoMeter()), self.sight, self.how, Held(NoMeter()))
-        dry.graph.enabled, dry.include = False, self.include
+        dry.graph.enabled, dry.include, dry.below = False, self.include, self.below
         given = None
         entry = program.entry
         if entry is not None:
