@@ -142,7 +142,7 @@ class Divided(Eager):
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         new, (tokens, _) = self.graph.new, x.shape
         _safe_target = self._where_known((tokens,), INT64)
-        mask, _safe_target_partial_ = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
         result_partial = new((tokens, 1), x.dtype)
         del mask
         _result_reduced = self.all_reduce(result_partial)

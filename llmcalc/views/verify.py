@@ -155,7 +155,10 @@ def _bounds(checks: list[Check]) -> str:
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
         found.setdefault(check.within, {})[name] = None
-    return ", ".join(f"within {units.percent(most, 1 if most > 1e-4 else 3)} ({', '.join(names)})" for most, names in sorted(found.items()))
+    return ", ".join(
+        f"within {units.percent(most, 1 if most > 1e-4 else 3)} ({', '.join(names)})"
+        for most, names in sorted(found.items())
+    )
 
 
 def _memory(verdicts: list[Verdict]) -> list[str]:
@@ -176,14 +179,16 @@ def _distributed(verdicts: list[Verdict]) -> list[str]:
     """Which processes ran, and what of theirs is not compared."""
     info = verdicts[0].info
     layout = info["layout"]
-    degrees = {"tp": "tensor parallelism", "pp": "stages of a pipeline"}
+    degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degrees["dp"] = "FSDP2 ranks" if layout["zero"] == 3 else "replicas"
+    scratch = sorted({pair for one in verdicts for pair in one.info["scratch_bytes"].items()})
     kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
         f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
         "replica; loss: against one process",
-        f"not compared: {'; '.join(info['not_counted'])}",
+        f"not compared: {'; '.join(info['not_counted'])}; scratch that kernels free before they return, the largest "
+        f"block of each: {', '.join(f'{name} {units.memory(size)}' for name, size in scratch) or 'none'}",
     ]
 
 

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks [startup|sweep|verify|memory ...]` from the root of the repository prints every ratio
-with its target.
+"""`python -m tests.benchmarks [startup|sweep|verify|memory|layouts|fsdp ...]` from the root of the repository prints every
+ratio with its target.
 
 A target is a ratio that a change should not worsen. Times differ between machines, so nothing here passes or fails.
 """
@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from . import memory, startup, sweep, verify
+from . import fsdp, layouts, memory, startup, sweep, verify
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "startup": startup.main,
     "sweep": sweep.main,
     "verify": verify.main,
     "memory": memory.main,
+    "layouts": layouts.main,
+    "fsdp": fsdp.main,
 }
 
 

@@ -27,6 +27,7 @@ from llmcalc.errors import InputError
 from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import RECORDED
 from llmcalc.kernels.meter import Meter, Place
+from llmcalc.layouts.communication import Traffic
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
@@ -372,3 +373,13 @@ def test_ranks_of_a_cluster() -> None:
     assert last.device.exact_bytes < first.device.exact_bytes
     assert found.peak is first
     assert first.device.terms[0].status == "exact"
+    assert found.communication == [
+        Traffic("dp", 7, "all_gather", 7 * 2 * (2 * 8 * 24 + 4), 1),
+        Traffic("dp", 7, "reduce_scatter", 7 * 4 * (2 * 8 * 24 + 4), 1),
+        Traffic("dp", 7, "all_gather", 7 * 2 * LAYER, 5),
+        Traffic("dp", 7, "reduce_scatter", 7 * 4 * LAYER, 3),
+    ]
+
+
+LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
+"""Elements of a layer's largest part of 7: rows of q (24), k and v (12), o (24), gate and up (40), down (24), norms."""

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,13 +63,6 @@ def test_every_rank_holds_what_its_replay_does(jobs: list[Job]) -> None:
         assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
 
 
-@pytest.fixture
-def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-
-
 def test_torchrun_runs_the_same_command() -> None:
     sets = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
     command = ["llmcalc", "verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", "--format", "json"]
@@ -90,7 +82,12 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
     job = PAIRS[0]
     ours = replayed(job, 0)
     theirs = ours | {"backward_peak_bytes": ours["backward_peak_bytes"] + 4}
-    found = {"ranks": [(ours, theirs), (ours, ours)], "losses_of_one": [4.5, 4.4], "losses": [4.5, 4.401]}
+    found = {
+        "ranks": [(ours, theirs), (ours, ours)],
+        "losses_of_one": [4.5, 4.4],
+        "losses": [4.5, 4.401],
+        "scratch": {},
+    }
     failures = [(check.where, check.quantity) for check in verdict_of(job, found).failures]
     assert failures == [("rank 0", "memory.backward_peak_bytes"), ("step 2", "loss")]
 

@@ -193,10 +193,11 @@ class Coordinator:
         else:
             with self.beside(), counted_as(self.meter, "communication"):
                 flat = Storage(self.meter, sum(one.part for one in wanted) * self.ranks * width)
-            together = Gathering(wanted, flat)
+            summed = self.settings.stage3_use_all_reduce_for_fetch_params
+            together = Gathering(wanted, None if summed else flat)
             for one in wanted:
                 one.gathering = together
-                if self.settings.stage3_use_all_reduce_for_fetch_params:
+                if summed:
                     one.storage.inner = flat
             del flat
         del from_host

@@ -7,11 +7,23 @@ from typing import Any
 from ...flow.program import Step
 from ...flow.tree import Use
 from ...flow.value import Value, Weight
+from ...kernels.autograd import Saved
 from ...kernels.layout import Shape
 from ...kernels.lowering import Frame, Path
 from ...kernels.profiles.eager import Eager
 from ...kernels.tensor import Dtype, Tensor
+from ...ops import Linear
 from .coordinator import Coordinator
+
+
+class Unpacked:
+    """A hook of a node that unpacks a saved tensor, which its backward does not read."""
+
+    def __init__(self, saved: Saved) -> None:
+        self.saved = saved
+
+    def __call__(self) -> None:
+        self.saved.unpack()
 
 
 class Gathered(Eager):
@@ -71,13 +83,25 @@ class Gathered(Eager):
             super().step(step)
             return
         before, self.opened = self.opened, []
+        x = self._bound(step.ins[0]) if self.adapters is not None and isinstance(step.op, Linear) else None
+        given = self.values[id(x)] if x is not None and self.graph.enabled else None
         super().step(step)
+        if given is not None:
+            self._save_input(given, step.outs[0])
+            del given
         found, self.opened = self.opened, before
         for module in found:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
             else:
                 self._finish(module, step.outs[0] if step.outs else None)
+
+    def _save_input(self, x: Tensor, out: Value) -> None:
+        """A product saves its input even where its weight is frozen (`LinearFunctionForZeroStage3`)."""
+        bound = self._bound(out)
+        node = None if bound is None else self.values[id(bound)].node
+        if node is not None:
+            node.hooks.append(Unpacked(self.graph.save(x)))
 
     def _module(self, frame: Frame) -> None:
         if self.coordinator is None:

@@ -36,14 +36,17 @@ get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
 SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
 """From when shared experts run before the router (Megatron-LM e8024d716f)."""
 
-REFUSED_RECOMPUTATION = "expected core_attn, or --recompute-granularity full"
+REFUSED_RECOMPUTATION = "expected core_attn, mlp or moe, or --recompute-granularity full"
+
+NETWORKS = {"mlp": "feed_forward", "moe": "experts"}
+"""Module that runs again by itself → its kind."""
 
 
 def refuse(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
     for flag, reason in settings.not_modelled().items():
         raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
-    others = set(settings.recomputed_modules) - {"core_attn"}
+    others = set(settings.recomputed_modules) - {"core_attn", *NETWORKS}
     if others:
         raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
     if settings.optimizer not in ("adam", "sgd", "muon", "dist_muon"):
@@ -79,6 +82,13 @@ def is_ampere(gpu: str) -> bool:
     return any(name in gpu.upper() for name in ("A100", "A800"))
 
 
+def is_local(settings: MegatronSettings) -> bool:
+    """Whether layers are Megatron-Core's own. BERT's script reads that from --spec (pretrain_bert.py)."""
+    if settings.kind == "bert":
+        return settings.spec == ("local",)
+    return settings.transformer_impl == "local"
+
+
 def backend(settings: MegatronSettings) -> AttentionBackend:
     """What computes attention.
 
@@ -86,7 +96,7 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
     common/fused_attn/fused_attn.cpp, `nvte_get_fused_attn_backend`: Hopper takes the fused backend, and so does
     Blackwell, unless dropout is to be deterministic.
     """
-    if settings.transformer_impl == "local":
+    if is_local(settings):
         return "local"
     given = settings.attention_backend
     if given in ("unfused", "flash", "fused"):
@@ -117,7 +127,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         expert=s.expert_model_parallel_size,
         expert_tensor=s.expert_tensor_parallel_size or s.tp,
         sequence_parallel=s.divides_tokens,
-        transformer_engine=s.transformer_impl != "local",
+        transformer_engine=not is_local(s),
         attention=backend(s),
         attention_dropout=s.attention_dropout,
         hidden_dropout=s.hidden_dropout,
@@ -141,6 +151,11 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
+        recompute_kinds=frozenset(
+            kind
+            for name, kind in NETWORKS.items()
+            if name in s.recomputed_modules or (name == "moe" and s.moe_layer_recompute)
+        ),
         recompute_core="core_attn" in s.recomputed_modules,
     )
 

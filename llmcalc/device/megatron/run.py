@@ -503,6 +503,8 @@ class Interleaved:
                 self.gradients[before].append(gradient)
         if output is not None:
             output.free()
+        if not remaining:
+            self.gradients[-1].append(None if self.last else rank.sent_back())
         for k in range(remaining, self.total):
             back, before = self.arrives(k, False)
             back = back and k != self.total - 1

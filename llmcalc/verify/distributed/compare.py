@@ -22,12 +22,11 @@ WITHIN = 1e-5
 """How far losses may be apart, as a share: sums over ranks are rounded in another order."""
 
 NOT_COUNTED = (
-    "scratch that kernels of the CPU take for themselves (addmm, bmm, _foreach_norm)",
-    "gloo's buffers (reduce_scatter, all_gather, sockets)",
-    "rank numbers of device meshes",
-    "the passes of torch.distributed.pipelining that infer shapes before the first step",
+    "gloo's own buffers, which no tensor has",
+    "the numbers of ranks that a device mesh keeps",
+    "the pass with which a pipeline finds shapes before the first step",
 )
-"""What the processes take beside the tensors that are compared."""
+"""What the processes take beside the tensors that are compared, and beside scratch of kernels."""
 
 
 def job_for(
@@ -94,6 +93,6 @@ def verdict_of(job: Job, found: dict[str, Any], target: str = "model", seconds: 
     ]
     info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
-        "dtype": DTYPE, "not_counted": list(NOT_COUNTED),
+        "dtype": DTYPE, "scratch_bytes": found["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
     return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec))

@@ -46,8 +46,10 @@ class Job:
         if layout.zero == 3 and layout.pp > 1:
             raise InputError("--distributed: FSDP2 in a pipeline is not run; expected --pp 1, or --dp without --fsdp")
         if layout.tp > 1 and layout.dp > 1 and layout.zero == 0:
-            raise InputError("--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
-                             "expected --fsdp")
+            raise InputError(
+                "--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
+                "expected --fsdp"
+            )
         if layout.vpp > 1 or layout.schedule != "1f1b":
             raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
         if layout.hsdp_replicas > 1:
@@ -55,10 +57,12 @@ class Job:
         check_torch(replace(layout, zero=0))
         if self.spec.kind != "decoder" or self.spec.head.type != "lm" or self.spec.towers:
             raise InputError("--distributed: takes a decoder of text with a language-model head")
-        if self.microbatches < layout.pp:
+        if layout.pp > 1 and layout.dp > 1 and self.microbatches < 2 * layout.pp:  # DDP loses count of parameters
             raise InputError(
-                f"--num-microbatches: {self.microbatches} in a pipeline of {layout.pp} stages; expected at least as many"
+                f"--num-microbatches: {self.microbatches} in a pipeline with replicas; expected at least {2 * layout.pp}"
             )
+        if self.microbatches < layout.pp:
+            raise InputError(f"--num-microbatches: {self.microbatches} in a pipeline; expected at least {layout.pp}")
 
     @property
     def how(self) -> Training:

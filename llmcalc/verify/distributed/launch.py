@@ -28,7 +28,7 @@ def launched() -> bool:
 
 def launched_rank() -> int:
     """Which of them this process is; 0 if it is alone."""
-    return int(os.environ.get("RANK", 0))
+    return int(os.environ.get("RANK", "0"))
 
 
 def started(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.verify.distributed.work") -> Any:

@@ -16,9 +16,9 @@ import torch._dynamo  # a first optimizer step imports it, and would count what 
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _distributed_c10d
 from torch._subclasses import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch._C import _distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
@@ -31,6 +31,7 @@ from ..loop import built, matrices_of, optimizers
 from ..memory import OnCpu
 from . import parallel
 from .job import DTYPE, STEPS, Job
+from .scratch import scratch_of
 
 SEED = 0
 
@@ -225,6 +226,7 @@ class Rank:
                     found["first_step_peak_bytes"] = self.most["step"]
             found |= {f"{phase}_peak_bytes": most for phase, most in self.most.items()}
             found |= {"before_step_bytes": before, "after_step_bytes": mode.now}
+        self.scratch = scratch_of(lambda: run(ids))
         return found, losses
 
     def seen(self, phase: str) -> None:
@@ -327,10 +329,15 @@ class Rank:
 
 
 class Found(NamedTuple):
-    """What one process found. bytes: quantity → bytes. losses: the mean loss of each step, of all processes."""
+    """What one process found.
+
+    bytes: quantity → bytes. losses: the mean loss of each step, of all processes. scratch: kernel → the largest block
+    that it took and freed, of a further step.
+    """
 
     bytes: dict[str, int]
     losses: list[float]
+    scratch: dict[str, int]
 
 
 def run(job: Job, log: list[str] | None = None) -> Found:
@@ -339,4 +346,4 @@ def run(job: Job, log: list[str] | None = None) -> Found:
     found, losses = rank.measured()
     own = torch.tensor([one if rank.last and rank.at.tp == 0 else 0.0 for one in losses], dtype=torch.float64)
     dist.all_reduce(own)
-    return Found(found, (own / (job.layout.dp * job.microbatches)).tolist())
+    return Found(found, (own / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)

@@ -30,7 +30,7 @@ TIMEOUT = 300
 def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Runs jobs one after the other in a process group over all processes. Returns, for each, what all ranks found:
 
-    ranks: the bytes that each counted and measured. losses: of all processes, and of one that runs everything; the
+    ranks: the bytes that each counted and measured. scratch: kernel → the largest block that it took and freed. losses: of all processes, and of one that runs everything; the
     latter is in rank 0's answer alone.
     """
     torch.set_num_threads(1)
@@ -45,9 +45,12 @@ def _result(job: Job) -> dict[str, Any]:
     found = run(job)
     ours = replayed(job, dist.get_rank())
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (ours, found.bytes))
+    dist.all_gather_object(every, (ours, found.bytes, found.scratch))
     alone = losses_of_one(job) if dist.get_rank() == 0 else found.losses
-    return {"ranks": every, "losses": found.losses, "losses_of_one": alone}
+    scratch = {
+        name: max(one[2].get(name, 0) for one in every) for name in sorted({key for one in every for key in one[2]})
+    }
+    return {"ranks": [one[:2] for one in every], "scratch": scratch, "losses": found.losses, "losses_of_one": alone}
 
 
 def _end_with_parent() -> None:

@@ -16,8 +16,8 @@ Dispatcher: TypeAlias = Literal["allgather", "alltoall"]
 class RankChoices:
     """The kernels that a rank runs.
 
-    tensor, context, expert, expert_tensor: ranks of each group. sequence_parallel: whether what lies between the
-        products of tensor parallelism is divided by tokens.
+    tensor, context, expert, expert_tensor: ranks of each group.
+    sequence_parallel: whether what lies between the products of tensor parallelism is divided by tokens.
     transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
     attention: what computes attention. attention_dropout, hidden_dropout: probabilities; 0 runs no dropout.
     exchange: how context parallelism exchanges keys and values.
@@ -25,15 +25,18 @@ class RankChoices:
     bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
         keys, are one kernel. mla_fusion: whether the rotation of latent attention is.
     loss: what computes the loss. deterministic: whether algorithms are. multiprocessors: of the GPU.
-    tokentypes: token types with an embedding; 0 for none. padded: whether attention takes a mask of padding.
-    skips_mask: whether the encoder's memory is masked, too.
-    grouped: whether all local experts are one grouped product. dispatcher: how tokens reach their experts.
+    padded: whether attention that is not causal takes a mask of padding.
+    grouped: whether all experts of a rank are one grouped product. dispatcher: how tokens reach their experts.
     permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
-    capacity: rows of an expert over an even share, padded; None if no row is dropped. aux_loss: whether the router has
-        an auxiliary loss. recompute_core: whether the attention's core runs again in the backward pass.
-    recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
+    capacity: rows of an expert over an even share, padded; None if no row is dropped.
+    aux_loss: whether the router has an auxiliary loss.
+    shared_first: whether shared experts run before the router.
+    combined_at_once: whether one function combines the outputs of experts, whose caller names its argument meanwhile.
     deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
         all; None (default) if none is.
+    recompute_core: whether the attention's core runs again in the backward pass.
+    recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
+    recompute_kinds: kinds of modules of a layer that do, each by itself.
     """
 
     tensor: int = 1
@@ -66,3 +69,4 @@ class RankChoices:
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1
+    recompute_kinds: frozenset[str] = frozenset()

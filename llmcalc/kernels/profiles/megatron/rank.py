@@ -59,6 +59,8 @@ class Held:
     that stand for gradients of weights which products have added to the main gradients.
 
     cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
+    buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
+    deferred: inputs and gradients of the output layer that wait. named: module → what it names until it runs again.
     """
 
     def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
@@ -129,7 +131,7 @@ class RankKernels(Lowering):
         super().__init__(graph, sight, BFLOAT16)
         self.how, self.stays = how, held
         self.made: list[Parameter] = []
-        self.role, self.of_expert, self.front = "", False, False
+        self.role, self.of_expert = "", False
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
         self.within: dict[int, Scope] = {}
         self.pending: dict[int, Tensor] = {}
@@ -208,6 +210,30 @@ class RankKernels(Lowering):
             return make()
         finally:
             self.role = before
+
+    def module(self, frame: Frame) -> None:
+        """Runs a module; a network of a layer may run again by itself in the backward pass."""
+        scope = frame.scope
+        reads, gives = scope.reads, scope.gives
+        again = scope.about.get("kind") in self.how.recompute_kinds and frame.turn is None
+        if not again or reads is None or gives is None:
+            super().module(frame)
+            return
+        above = [Frame(one.scope, turn=one.turn, owner=one.owner) for one in self.frames]
+
+        def run(arguments: Sequence[Tensor]) -> Tensor:
+            before = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = {id(reads): arguments[0]}, {}, list(above), {}
+            try:
+                self._module(Frame(scope))
+                return self.get(gives)
+            finally:
+                self.values, self.bound, self.frames, self.memo = before
+
+        out = self.rerun(run, [self.get(reads)])
+        if self.last.get(id(reads.storage)) in {id(step) for step in scope.steps()}:
+            self.forget(reads.storage)
+        self.bind(gives, out)
 
     def _module(self, frame: Frame) -> None:
         """Modules are not always made in the order in which they run: in attention the output projection is made first,

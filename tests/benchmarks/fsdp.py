@@ -1,0 +1,48 @@
+"""The time of one rank's memory under FSDP2, and of finding the ranks that differ."""
+
+from __future__ import annotations
+
+import time
+
+import llmcalc
+from llmcalc.device.fold import folded, loops
+from llmcalc.device.fsdp.answer import fsdp_memory, ranks_that_differ
+from llmcalc.device.fsdp.training import record, sharding
+from llmcalc.device.training import Replayed, Training
+from llmcalc.device.unfolding import Unfolding
+from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.lowering import RECORDED
+from llmcalc.model import ModelSpec
+from llmcalc.run.layout import Layout
+from llmcalc.run.recompute import recompute_of
+
+from .timing import calls, line
+
+RUNS = 7
+TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
+HOW = Training(seq=8192, recompute=recompute_of("full"), choices=Choices("flash", "fused"), implementation="fused")
+
+
+def main() -> None:
+    """Prints the times."""
+    spec = llmcalc.load(TARGET).model
+    exact, answer, ranks = calls(
+        [
+            lambda: tensors(spec),
+            lambda: fsdp_memory(spec, HOW, LAYOUT),
+            lambda: ranks_that_differ(spec, HOW, LAYOUT),
+        ],
+        RUNS,
+        time.process_time,
+    )
+    print(f"fsdp: two training steps of {TARGET} on one of {LAYOUT.world:,} ranks, CPU time (median of {RUNS})")
+    line("the bytes of tensors, folded", f"{exact * 1e3:.0f} ms", "≤ 50 ms")
+    line("every layer on the allocator too", f"{answer * 1e3:.0f} ms")
+    line("the ranks that differ", f"{ranks * 1e3:.0f} ms")
+
+
+def tensors(spec: ModelSpec) -> Replayed:
+    """The bytes of tensors of all layers, from a run of a few."""
+    stacks = loops(spec)
+    few = {i: stack.kinds(RECORDED) for i, stack in enumerate(stacks)}
+    return folded(Unfolding(record(spec, HOW, sharding(HOW, LAYOUT, 0), layers=few), stacks, list(few)).counted, stacks)
