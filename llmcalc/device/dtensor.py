@@ -68,8 +68,11 @@ class Divided(Eager):
         if not hasattr(self, "entered"):
             self.entered = []
         self.entered.append([])
-        super()._module(frame)
-        for key, x in self.entered.pop():
+        try:
+            super()._module(frame)
+        finally:  # what runs again stops early
+            entered = self.entered.pop()
+        for key, x in entered:
             if key in self.values:
                 self.values[key] = x
 

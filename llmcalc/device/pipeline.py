@@ -32,10 +32,15 @@ BUCKETS = 2**20, 25 * 2**20
 
 @dataclass
 class Flight:
-    """A micro-batch in flight in a chunk. entry: what entered it, if another rank sends that. out: what left it."""
+    """A micro-batch in flight in a chunk.
+
+    entry: what entered it, if another rank sends that. out: what left it, or the loss.
+    logits: on the last stage of a pipeline, what the loss is of, which the schedule still names.
+    """
 
     entry: Tensor | None
     out: Tensor
+    logits: Tensor | None = None
 
 
 class Chunk(TrainingRun):
@@ -67,7 +72,10 @@ class Chunk(TrainingRun):
         self.next_batch()
         self.meter.place = Place("forward")
         entry = self.lowering.enter(self.program)
-        return Flight(entry, self.forward() if self.stage.last else self.run_layers())
+        if self.stage.first and self.stage.last:
+            return Flight(entry, self.forward())
+        output = self.run_layers()
+        return Flight(entry, self.compute_loss(output), output) if self.stage.last else Flight(entry, output)
 
     def backward_of(self, flight: Flight) -> None:
         """The backward pass of one micro-batch, from the gradient that another rank sends."""

@@ -232,6 +232,8 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
             chunk.backward_of(flight)
             backward = meter.peak - before
             del flight
-        return Passes(saved, forward, backward)
+        gradients = ((weight.grad, weight) for weight in chunk.parameters)
+        more = sum(grad.bytes - weight.bytes for grad, weight in gradients if grad is not None)  # some are whole
+        return Passes(saved, forward + more, backward + more)
 
     return measured

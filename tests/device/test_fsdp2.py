@@ -20,6 +20,7 @@ from llmcalc.device.fold import loops
 from llmcalc.device.fsdp.answer import Alike, communication, fsdp_memory, ranks_that_differ
 from llmcalc.device.fsdp.training import SPLIT, TITAN, Fsdp, FsdpRun, called, record, sharding
 from llmcalc.device.memory import memory
+from llmcalc.device.runtime import Runtime
 from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training
 from llmcalc.device.unfolding import Unfolding
@@ -28,6 +29,7 @@ from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import RECORDED
 from llmcalc.kernels.meter import Meter, Place
 from llmcalc.layouts.communication import Traffic
+from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
@@ -335,7 +337,8 @@ def test_ranks_that_differ() -> None:
 @pytest.mark.parametrize(
     ("layout", "rank", "changes", "words"),
     [
-        (Layout(tp=2, dp=2, zero=3), 0, {}, "--tp 2: with FSDP2 it is not modelled; expected 1"),
+        (Layout(pp=2, dp=2, zero=3), 0, {}, "--pp 2: with FSDP2 it is not modelled; expected 1"),
+        (Layout(tp=2, dp=2, zero=3, sequence_parallel=True), 0, {}, "--sequence-parallel: with FSDP2"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
         (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
         (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),
@@ -383,3 +386,23 @@ def test_ranks_of_a_cluster() -> None:
 
 LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 """Elements of a layer's largest part of 7: rows of q (24), k and v (12), o (24), gate and up (40), down (24), norms."""
+
+
+# --- with tensor parallelism ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fsdp", [TITAN, Fsdp(splits=True)])
+def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
+    """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/verify)."""
+    spec = with_layers(family("llama3-8b"), 12)
+    how = Training(batch=2, seq=7, recompute=recompute_of("full"))
+    layout = Layout(tp=2, dp=3, zero=3)
+    run = FsdpRun(spec, how, sharding(how, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
+    run.set_up()
+    run.step()
+    run.meter.peaks = {}
+    run.step()
+    assert run.meter.by_kind["activations"] == 2 * 7 * 8  # the token ids
+    found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0), fsdp)
+    assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
+    assert found.terms[0].status == "source"

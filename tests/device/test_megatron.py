@@ -16,7 +16,7 @@ import pytest
 import llmcalc
 from llmcalc.device.megatron import rank_memory, replay_rank
 from llmcalc.device.megatron.buffers import by_muon
-from llmcalc.device.megatron.run import RankRun
+from llmcalc.device.megatron.run import Interleaved, RankRun
 from llmcalc.device.megatron.streams import Streams
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
@@ -295,6 +295,34 @@ def test_muon_keeps_one_state_of_a_matrix() -> None:
     muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))
     matrices = sum(one.size for one in muon.chunks[0].parameters if by_muon(one))
     assert adam.meter.by_kind["optimizer"] - muon.meter.by_kind["optimizer"] == 4 * matrices
+
+
+def test_berts_layers_are_megatrons_own_with_a_spec() -> None:
+    """examples/bert/pretrain_bert.py: `--spec local`; without Transformer Engine all scores are kept."""
+    own = kept(*changed("bert/bert_mcore_tp1_pp2/h100", spec=("local",)))
+    assert set(own.held.workspaces) == {"cuBLAS, forward", "cuBLAS, backward"}
+    spec, settings = changed("bert/bert_mcore_tp1_pp2/h100", attention_backend="auto")
+    fused = replay_rank(spec, settings, settings.world_size - 1).allocated
+    assert fused < replay_rank(spec, replace(settings, spec=("local",)), settings.world_size - 1).allocated
+
+
+INTERLEAVED = "gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_decoupled_lr/gb200"
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_an_interleaved_schedule_runs_every_micro_batch_on_every_rank(overlaps: bool) -> None:
+    """As many forward as backward passes of every chunk, and nothing is left of them."""
+    spec, settings = changed(INTERLEAVED, no_overlap_p2p_communication=not overlaps)
+    layout = settings.layout()
+    for pp in range(layout.pp):
+        run = kept(spec, settings, layout.rank(pp=pp))
+        before = run.meter.now
+        schedule = Interleaved(run)
+        schedule.run()
+        assert schedule.total == min(settings.microbatches, 3 * layout.pp) * layout.vpp
+        assert not any(map(len, (*schedule.entered, *schedule.outputs, *schedule.gradients)))
+        del schedule
+        assert run.meter.now == before
 
 
 @pytest.mark.parametrize("date", [None, datetime.date(2026, 5, 1)])

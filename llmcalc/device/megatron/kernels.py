@@ -83,7 +83,9 @@ def is_ampere(gpu: str) -> bool:
 
 
 def is_local(settings: MegatronSettings) -> bool:
-    """Whether layers are Megatron-Core's own. BERT's script reads that from --spec (pretrain_bert.py)."""
+    """Whether layers are Megatron-Core's own. BERT's script reads that from --spec
+    (examples/bert/pretrain_bert.py).
+    """
     if settings.kind == "bert":
         return settings.spec == ("local",)
     return settings.transformer_impl == "local"

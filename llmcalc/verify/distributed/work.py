@@ -30,8 +30,10 @@ TIMEOUT = 300
 def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Runs jobs one after the other in a process group over all processes. Returns, for each, what all ranks found:
 
-    ranks: the bytes that each counted and measured. scratch: kernel → the largest block that it took and freed. losses: of all processes, and of one that runs everything; the
-    latter is in rank 0's answer alone.
+    ranks: the bytes that each counted and measured.
+    scratch: kernel → the largest block that it took and freed.
+    losses: of all processes.
+    losses_of_one: of one that runs everything, in rank 0's answer alone.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))

@@ -74,14 +74,6 @@ class AttentionKernels(LinearKernels):
         self.node("split", (x,), parts, joined)
         return parts
 
-    def copied(self, x: Tensor) -> Tensor:
-        """A dense copy."""
-        out = self.graph.new(x.shape, x.dtype)
-        return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
-
-    def dense(self, x: Tensor) -> Tensor:
-        return x if x.is_contiguous else self.copied(x)
-
     # --- rotation ----------------------------------------------------------------------------------------------------
 
     def do_rope(self, step: Step) -> None:
@@ -168,7 +160,7 @@ class AttentionKernels(LinearKernels):
         """FlashAttention reads [batch, tokens, heads, size]: copies, but for a batch of one."""
         graph, rows, several = self.graph, q.shape[0], self.sight.batch != 1
         if several:
-            q, k, v = (self.turned(x) for x in (q, k, v))
+            q, k, v = (self.copied(x) for x in (q, k, v))
         else:
             q, k, v = (self.dense(x) for x in (q, k, v))
         ins = (q, k, v)
@@ -188,7 +180,7 @@ class AttentionKernels(LinearKernels):
             return made
 
         self.node("flash_attention", ins, [out], back, *ins, out, sums, seed)
-        return self.turned(out) if several else out
+        return self.copied(out) if several else out
 
     def turned(self, x: Tensor) -> Tensor:
         """A copy with the batch before the tokens, or back; so is its gradient."""

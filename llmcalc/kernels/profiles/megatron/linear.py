@@ -43,6 +43,7 @@ class LinearKernels(RankKernels):
     def normed(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
         """A norm by itself keeps its input and one or two numbers of each row. count: the rows that are normed."""
         weights, spec = self.norm_weights(step, module), step.how["spec"]
+        x = self.dense(x)
         out = self.like(x)
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
         shapes, shape = [w.shape for w in weights], x.shape

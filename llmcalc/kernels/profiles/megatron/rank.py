@@ -182,7 +182,7 @@ class RankKernels(Lowering):
             else:
                 self.within[id(item)] = module
                 for value in item.ins:
-                    if item.verb not in ("hold", "keep"):
+                    if item.verb not in ("hold", "keep", "cache", "mask"):
                         self.readers.setdefault(id(value.storage), []).append((item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
@@ -309,6 +309,14 @@ class RankKernels(Lowering):
             out = run(arguments)
         self.node("checkpoint", arguments, [out], back, *arguments)
         return out
+
+    def copied(self, x: Tensor) -> Tensor:
+        """A dense copy."""
+        out = self.graph.new(x.shape, x.dtype)
+        return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
+
+    def dense(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous else self.copied(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
         """The gradient of a linear layer's weight, or what stands for it where the product has added it already."""
