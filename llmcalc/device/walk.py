@@ -30,11 +30,16 @@ from .training import Training
 
 
 class Passes(NamedTuple):
-    """Bytes of a micro-batch in a stage. saved: between its passes. forward, backward: the most beside what stays."""
+    """Bytes of a micro-batch in a stage.
+
+    saved: between its passes. forward, backward: the most beside what stays. received: what stays for it from the first
+    step on, into which other ranks send.
+    """
 
     saved: int
     forward: int
     backward: int
+    received: int = 0
 
     def grown(self, more: Passes, times: int) -> Passes:
         """With `times` more layers than this has; `more` has one more."""
@@ -105,16 +110,17 @@ class Walk:
         own: dict[int, list[Stage]] = {}
         for stage in stages(layout, self.layers):
             own.setdefault(stage.rank, []).append(stage)
-        bytes, rank = max((self._rank(layout, order, rank, of), -rank) for rank, of in own.items())
+        bytes, rank = max((self._rank(layout, order, rank, of, micro_batches), -rank) for rank, of in own.items())
         return bytes, -rank
 
-    def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage]) -> int:
+    def _rank(self, layout: Layout, order: Pipeline, rank: int, own: list[Stage], micro_batches: int) -> int:
         passes = [self.passes(layout, stage) for stage in own]
         most, flying = order.fullest(rank, [one.saved for one in passes])
         last = max(
             max(one.forward, one.backward) - one.saved for one, count in zip(passes, flying.whole, strict=True) if count
         )
-        return sum(self.static(layout, stage) for stage in own) + most + max(0, last) + self.beside
+        stays = sum(self.static(layout, stage) for stage in own) + micro_batches * sum(one.received for one in passes)
+        return stays + most + max(0, last) + self.beside
 
     def static(self, layout: Layout, stage: Stage) -> int:
         """Bytes of weights, gradients and optimizer states of a stage."""

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks [startup|sweep|verify|memory|layouts|fsdp ...]` from the root of the repository prints every
-ratio with its target.
+"""`python -m tests.benchmarks [startup|sweep|verify|memory|layouts|fsdp ...]` from the root of the repository prints
+every ratio with its target.
 
 A target is a ratio that a change should not worsen. Times differ between machines, so nothing here passes or fails.
 """

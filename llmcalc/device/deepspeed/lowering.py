@@ -86,11 +86,13 @@ class Gathered(Eager):
         x = self._bound(step.ins[0]) if self.adapters is not None and isinstance(step.op, Linear) else None
         given = self.values[id(x)] if x is not None and self.graph.enabled else None
         apart = given is not None and not given.needs_grad
-        super().step(step)
-        if given is not None and not apart:
-            self._save_input(given, step.outs[0])
-        del given
-        found, self.opened = self.opened, before
+        try:
+            super().step(step)
+            if given is not None and not apart:
+                self._save_input(given, step.outs[0])
+        finally:  # a part that runs again stops at the last tensor that is needed
+            given = None
+            found, self.opened = self.opened, before
         for module in found:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
@@ -111,8 +113,11 @@ class Gathered(Eager):
             super()._module(frame)
             return
         self.of_frames.append([])
-        super()._module(frame)
-        for module in self.of_frames.pop():
+        try:
+            super()._module(frame)
+        finally:
+            found = self.of_frames.pop()
+        for module in found:
             self._finish(module, frame.scope.gives)
 
     def _finish(self, module: Path, out: Value | None) -> None:
