@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import llmcalc
-from llmcalc.device import dtensor
+from llmcalc.cli.main import main
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
@@ -75,6 +75,32 @@ def test_torchrun_runs_the_same_command() -> None:
     assert (found["ok"], found["layout"]["world"], len(found["checks"])) == (True, 4, 4 * 7 + 2)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tp 2", "options of layouts only apply to --distributed"),
+        ("--distributed --memory", "--against, --device, --every-layer and --memory do not apply"),
+        ("--distributed --tp 2 --fsdp 2 --devices 3", "--devices 3: tp · cp · pp · dp is another number"),
+    ],
+)
+def test_options_of_something_else_are_refused(
+    options: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["llmcalc", "verify", "smollm2-135m", *options.split()])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
+
+
+def test_a_module_without_a_rule_is_named() -> None:
+    qk_norms: ModelSpec = llmcalc.load("qwen3-8b", **SIZES).model
+    with pytest.raises(InputError) as error:
+        verify_all([job_for(qk_norms, Layout(tp=2), 1, 7)])
+    assert str(error.value) == (
+        "--distributed: --tp 2: no rule to divide layers.0.self_attn.q_norm.weight; expected --tp 1"
+    )
+
+
 # --- what must be found -----------------------------------------------------------------------------------------------
 
 
@@ -98,7 +124,6 @@ def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
     rest = found["before_step_bytes"] - found["after_step_bytes"]  # all gradients
     weights = found["set_up_bytes"]
     assert rest - weights == 4 * 45 * 32
-    assert dtensor.ENTERED
 
 
 def test_a_job_is_the_same_after_it_was_written() -> None:

@@ -76,7 +76,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, lim
         codes = [one.poll() for one in processes]
         for rank, code in enumerate(codes):
             if code:
-                raise InputError(f"--distributed: {_failure(rank, code, folder)}")
+                raise InputError(_failure(rank, code, folder))
         waiting = [str(rank) for rank, code in enumerate(codes) if code is None]
         if not waiting:
             return
@@ -86,10 +86,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, lim
 
 
 def _failure(rank: int, code: int, folder: str) -> str:
+    """What a process has said last, or that it refuses the model."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines
-    return f"rank {rank} {how}{f': {errors[-1].strip()}' if errors else ''}"
+    for line in errors:
+        if f"{InputError.__name__}: " in line:
+            return line.partition(f"{InputError.__name__}: ")[2]
+    return f"--distributed: rank {rank} {how}{f': {errors[-1].strip()}' if errors else ''}"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
