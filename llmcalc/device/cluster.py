@@ -84,6 +84,17 @@ class Cluster:
         """The rank that takes the most."""
         return worst(self.by_rank)
 
+    @cached_property
+    def reserved_band(self) -> tuple[int, int] | None:
+        """What the allocator of the rank that takes the most reserves with segments, and with expandable ones.
+
+        None where the setting is known.
+        """
+        if self.settings.allocator is not None:
+            return None
+        grown = self.of_rank(self.peak.rank, replace(self.one.runtime, expandable=True))
+        return self.peak.device.reserved_bytes, grown.device.reserved_bytes
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a step."""
@@ -142,7 +153,8 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     from .megatron.options import settings_of
 
     own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
-    return rank_memory(run.spec, replace(own, gpu=runtime.gpu), rank, runtime.context)
+    grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
+    return rank_memory(run.spec, replace(own, gpu=runtime.gpu, env={**own.env, **grows}), rank, runtime.context)
 
 
 def deepspeed_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:

@@ -128,6 +128,7 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
         },
         "memory": {
             **device_data(peak.device),
+            "reserved_band": None if found.reserved_band is None else list(found.reserved_band),
             "peak_rank": peak.rank,
             "by_rank": [
                 {
@@ -213,6 +214,9 @@ def _notes(found: Cluster, assumed: str) -> list[str]:
     name = FRAMEWORK_NAMES[found.framework]
     version = f" of {found.version}" if found.version else ""
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
+    if found.reserved_band is not None:
+        band = " to ".join(units.GIB.write(one) for one in sorted(found.reserved_band))
+        notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")
     if assumed:
         notes.append(f"runtime of an {assumed}; --hardware for another one")
     return notes

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -93,12 +95,14 @@ def test_options_of_something_else_are_refused(
 
 
 def test_a_module_without_a_rule_is_named() -> None:
-    qk_norms: ModelSpec = llmcalc.load("qwen3-8b", **SIZES).model
-    with pytest.raises(InputError) as error:
-        verify_all([job_for(qk_norms, Layout(tp=2), 1, 7)])
-    assert str(error.value) == (
-        "--distributed: --tp 2: no rule to divide layers.0.self_attn.q_norm.weight; expected --tp 1"
-    )
+    from llmcalc.verify.distributed.parallel import divide_products
+
+    mesh: Any = SimpleNamespace(size=lambda: 2)
+    module = llmcalc.load("qwen3-8b", **SIZES).model.reference()
+    with pytest.raises(
+        InputError, match=r"--tp 2: no rule to divide layers.0.self_attn.q_norm.weight; expected --tp 1"
+    ):
+        divide_products(module, mesh)
 
 
 # --- what must be found -----------------------------------------------------------------------------------------------
@@ -168,10 +172,11 @@ def alive(process: int) -> bool:
     ("lines", "message"),
     [
         ("if rank == 1: raise ValueError('no such shape')", "rank 1 ended with exit code 1: ValueError: no such shape"),
+        ("if rank == 1: import llmcalc.errors as e; raise e.InputError('--tp 2: no rule')", "^--tp 2: no rule$"),
         ("if rank == 1: os.kill(os.getpid(), 9)", "rank 1 was killed by SIGKILL"),
         ("", "rank 0, 1 had not ended after 2 seconds"),
     ],
-    ids=["fails", "is killed", "hangs"],
+    ids=["fails", "refuses", "is killed", "hangs"],
 )
 def test_all_processes_end_when_one_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, message: str
