@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...run.layout import ContextExchange, Layout, Schedule
 from .flavors import flavor
-from .launch import Launch, Reading, allocator_of, flag_value, size_of, with_file
+from .launch import Launch, Reading, flag_value, size_of, with_file
 
 SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
 
@@ -198,7 +198,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     spec = flavor("llama3" if name is None else str(name), size, reading.where, old=old)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
-    reading.notes.append("torch's allocator makes expandable segments, as titan's run_train.sh asks")
+    reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     reading.check_unknown()
     return Launch(
         where=reading.where,
@@ -340,7 +340,6 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         "attn_implementation": "flash",
         "compile": _compiled(job) or None,
         "recompute": _recompute(job),
-        "allocator": allocator_of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     }
     if job.flag("enable_cpu_offload", False, training):
         reading.unknown["training.enable_cpu_offload"] = "offloading to the host is not modelled"
