@@ -1,0 +1,73 @@
+"""`llmcalc memory` on many devices: the document, ranks, what they send, and launch files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = "qwen3-0.6b?num_hidden_layers=4"
+LAUNCHES = Path(__file__).parent.parent / "data" / "launches"
+
+
+def asked(run: Any, *words: str) -> Any:
+    code, out, err = run("memory", *words, "--format", "json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("framework", ["torch", "megatron"])
+def test_everything_beside_by_rank_is_of_the_rank_that_needs_most(run: Any, framework: str) -> None:
+    words = (SMALL, "--phase", "training", "--seq", "64", "--tp", "2", "--pp", "2", "--devices", "8")
+    found = asked(run, *words, "--num-microbatches", "4", "--framework", framework, "--hardware", "h100")
+    memory, layout = found["memory"], found["layout"]
+    assert (layout["world"], layout["dp"]) == (8, 2)
+    assert found["framework"]["name"] == framework
+    ranks = {one["rank"]: one for one in memory["by_rank"]}
+    assert {one["stage"] for one in memory["by_rank"]} == {0, 1}
+    assert 7 in ranks
+    worst = ranks[memory["peak_rank"]]
+    assert worst["device_bytes"] == max(one["device_bytes"] for one in memory["by_rank"]) == memory["device_bytes"]
+    for name in ("peak_bytes", "after_step_bytes", "reserved_bytes", "by_kind"):
+        assert worst[name] == memory[name]
+    assert all(sum(one["by_kind"].values()) == one["peak_bytes"] for one in memory["by_rank"])
+    assert memory["reserved_bytes"] == memory["reserved_band"][0]
+    assert found["fits"][0]["device_bytes"] == memory["device_bytes"]
+    assert {one["group"] for one in found["communication"]} >= {"tp", "pp", "dp"}
+    assert all(one["wire_bytes"] > 0 and one["count"] > 0 for one in found["communication"])
+
+
+def test_a_launch_file_says_model_and_layout(run: Any) -> None:
+    file = str(LAUNCHES / "gpt_tp2_pp2.yaml")
+    found = asked(run, "--launch", file, "--world-size", "8", "--hardware", "h100")
+    assert found["launch"]["file"] == file
+    assert (found["layout"]["tp"], found["layout"]["pp"], found["layout"]["world"]) == (2, 2, 8)
+    assert found["memory"]["reserved_band"] is None  # the environment says the allocator's setting
+    assert found["memory"]["by_rank"][-1]["rank"] == 7
+
+
+def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
+    words = ("--phase", "training", "--seq", "64", "--pp", "2", "--num-microbatches", "2", "--hardware", "h100")
+    _, out, _ = run("memory", SMALL, *words)
+    for text in ("required by rank", "2 devices: pp 2", "By rank", "0–1", "2–3", "Sent by rank", "sends"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "4"), "--tp: "),
+        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "full"), "expected no such option"),
+        (("gpt2", "--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml")), "expected no TARGET"),
+        (("--launch", str(LAUNCHES / "deepspeed_zero3_auto.json")), "TARGET: missing"),
+        (("--launch", str(LAUNCHES / "missing.yaml")), "No such file"),
+        ((), "TARGET: missing"),
+    ],
+)
+def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str, ...], message: str) -> None:
+    code, out, err = run("memory", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
