@@ -35,6 +35,9 @@ UNTIED: ModelSpec = llmcalc.load("llama3-8b", **SIZES).model
 TIED: ModelSpec = llmcalc.load("smollm2-135m", **SIZES).model
 
 
+POSITIONS: ModelSpec = llmcalc.load("gpt2", num_hidden_layers=2, hidden_size=48, vocab_size=90).model
+"""With learned positions, biases, and a tied head."""
+
 DEEPER: ModelSpec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 4}).model
 
 
@@ -45,7 +48,7 @@ def fsdp(shards: int, **more: int) -> Layout:
 PAIRS = [
     job_for(UNTIED, fsdp(2), 2, 7),
     job_for(TIED, Layout(tp=2), 2, 7),
-    job_for(TIED, Layout(pp=2), 2, 7),
+    job_for(POSITIONS, Layout(pp=2), 2, 7),
     job_for(UNTIED, Layout(dp=2), 1, 7),
 ]
 

@@ -35,6 +35,10 @@ ROWS = ("o_proj", "down_proj")
 """Linear layers that each process has some inputs of, whose outputs are sums over processes."""
 
 
+BELOW = ("embed_positions", "embed_norm", "input_proj", "embed_proj")
+"""What stands between the embedding and the first layer."""
+
+
 class Whole(ParallelStyle):
     """A module that every process has whole and runs on the same input, as in torchtitan (`NoParallel`)."""
 
@@ -144,9 +148,13 @@ def keep_stage(module: Any, layers: range, first: bool, last: bool) -> None:
     kept = nn.ModuleList(module.layers[i] for i in layers)
     for one in (module, module._only[0]):
         one.layers = kept
-        if not last and hasattr(one, "norm"):
-            del one.norm
+        gone = (() if first else BELOW) + (() if last else ("norm",))
+        for name in gone:
+            if hasattr(one, name):
+                delattr(one, name)
     if not last:
         del module.lm_head
     if not first:
         module.embed_tokens = Received()
+        module._only[0]._token_types = ()
+    module.forward = partial(module.forward, grouped_experts=True)

@@ -5,6 +5,7 @@ This module imports torch, so import it only in functions that run torch.
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ PAIRS = frozenset({"send", "recv_", "recv_any_source_"})
 OF_BUCKETS = frozenset({"allreduce_"})
 """Operations whose tensors stay, so that it does not matter who holds them."""
 
-PATIENCE = 1.0
+PATIENCE = 10.0
 """Seconds in which gloo's threads are done with the tensors of a finished collective."""
 
 WRAPPERS = DTensor, AsyncCollectiveTensor
@@ -216,6 +217,7 @@ class Rank:
                 losses.append(run(ids))
                 if job.layout.pp > 1:
                     self.seen("passes")
+                gc.collect()  # cycles that the dispatcher of distributed tensors leaves
                 before = mode.now
                 self.sum_tied()
                 for optimizer in updates:
