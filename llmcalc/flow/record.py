@@ -176,6 +176,10 @@ class Flow:
             about.pop("kind", None)
         return about
 
+    def own(self, given: Any) -> Any:
+        """The axes as they are recorded: as they are given, except for one rank's part of them (`RankFlow`)."""
+        return given
+
     def n(self, shape: Shape) -> Number:
         """The number of elements of a shape."""
         return extent(shape)
