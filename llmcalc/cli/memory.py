@@ -115,7 +115,9 @@ def command(
     else:
         target = target or (launched.target if launched is not None else "")
         if not target:
-            raise InputError("TARGET: missing; expected a preset, a file or a hub id, or --launch with a model in it")
+            raise InputError(
+                "missing argument TARGET, or --launch FILE with a model in it (llmcalc memory --help explains)"
+            )
         preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     expandable = settings.allocator == "expandable"
     runtimes = [runtime_of(one, cublas_workspace, expandable) for one in named]

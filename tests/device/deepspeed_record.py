@@ -265,7 +265,11 @@ def measured(name: str, log: bool = False) -> list[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(work, (name, port, folder, log), CASES[name].ranks, start_method="fork")
+        try:
+            mp.start_processes(work, (name, port, folder, log), CASES[name].ranks, start_method="fork")
+        finally:
+            for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):  # it never removes them
+                left.unlink()
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(CASES[name].ranks)]
 
 

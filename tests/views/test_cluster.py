@@ -61,9 +61,9 @@ def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "4"), "--tp: "),
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "full"), "expected no such option"),
         (("gpt2", "--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml")), "expected no TARGET"),
-        (("--launch", str(LAUNCHES / "deepspeed_zero3_auto.json")), "TARGET: missing"),
+        (("--launch", str(LAUNCHES / "deepspeed_zero3_auto.json")), "missing argument TARGET"),
         (("--launch", str(LAUNCHES / "missing.yaml")), "No such file"),
-        ((), "TARGET: missing"),
+        ((), "missing argument TARGET"),
     ],
 )
 def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str, ...], message: str) -> None:

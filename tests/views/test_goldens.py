@@ -38,6 +38,10 @@ SCREENS = {
     "memory-decode": "memory mixtral-8x7b --phase decode --seq 32k --hardware h200",
     "fit": "fit llama3-70b --hardware h100",
     "fit-training": "fit llama3-8b --hardware b200 --phase training --optimizer-impl fused",
+    "fit-devices": "fit llama3-8b --hardware h100 --devices 2 --seq 4k",
+    "memory-layout": "memory llama3-8b --phase training --seq 2k --tp 2 --pp 2 --num-microbatches 4 "
+    "--framework megatron --hardware h100",
+    "plan": "plan llama3-8b --hardware h100 --devices 4 --seq 4k --rows 4",
     "plot-schedule": "plot schedule --pp 4 --num-microbatches 8",
     "plot-schedule-interleaved": "plot schedule --pp 4 --vpp 2 --num-microbatches 8",
     "plot-schedule-dualpipe": "plot schedule --pp 4 --schedule dualpipe --num-microbatches 8",
