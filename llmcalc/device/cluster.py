@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..layouts.asked import Framework, dated
 from ..layouts.communication import Traffic, communication
 from ..model import ModelSpec
+from ..run.execution import AttentionImplementation
 from ..run.layout import Layout
 from ..units import DTYPE_BITS
 from .allocator import CachingAllocator
@@ -96,6 +97,11 @@ class Cluster:
         return self.peak.device.reserved_bytes, grown.device.reserved_bytes
 
     @property
+    def attention(self) -> AttentionImplementation:
+        """The attention implementation."""
+        return attention_of(self.one, self.framework)
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of a step."""
         own = getattr(self.own, "microbatches", None)
@@ -127,6 +133,12 @@ class Cluster:
             include=use.count.include,
             recompute=self.settings.recomputed(),
         )
+
+
+def attention_of(one: Memory, framework: Framework) -> AttentionImplementation:
+    """The attention implementation that runs: as asked, else the framework's own."""
+    given = one.settings.attn_implementation
+    return given or ("flash" if framework == "megatron" else one.settings.choices().attention)
 
 
 def worst(ranks: Sequence[RankMemory]) -> RankMemory:

@@ -150,7 +150,7 @@ def plan(
         one = ordered.pop(0)
         again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
         (kept if again.headroom >= 0 else tight).append(again)
-    result.feasible = [*ranked(kept), *ordered]
+    result.feasible = [*kept, *ordered]
     if tight:
         result.refused[TOO_MUCH] = len(tight)
         result.nearest = min(tight, key=lambda one: one.device_bytes)

@@ -113,7 +113,7 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
     return {
         "model": model_data(preset),
         "workload": workload_data(found.one),
-        "execution": execution_data(found.one),
+        "execution": execution_data(found.one, found.attention),
         "layout": found.layout.data(),
         "framework": {"name": found.framework, "version": found.version or None},
         "launch": None
@@ -214,6 +214,8 @@ def _notes(found: Cluster, assumed: str) -> list[str]:
     name = FRAMEWORK_NAMES[found.framework]
     version = f" of {found.version}" if found.version else ""
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
+    if found.attention == "eager":
+        notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if found.reserved_band is not None:
         band = " to ".join(units.GIB.write(one) for one in sorted(found.reserved_band))
         notes.append(f"reserved: {band} {units.GIB.name} by the allocator's setting (--allocator); here with segments")

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import units
 from ..costs.resident import TIGHT
+from ..device.cluster import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import Fitting
 from ..studies.fit_devices import DeviceFitting
@@ -94,7 +95,7 @@ def devices_report(preset: Preset, found: DeviceFitting) -> Report:
     data = {
         "model": model_data(preset),
         "workload": workload_data(found.memory),
-        "execution": execution_data(found.memory),
+        "execution": execution_data(found.memory, attention_of(found.memory, planned.framework)),
         "hardware": fit.hardware.name,
         "devices": planned.devices,
         "framework": planned.framework,

@@ -11,6 +11,7 @@ from ..costs.resident import TIGHT, Fit, MemoryUse
 from ..device.answer import DeviceMemory, Point
 from ..device.memory import Memory
 from ..optional import TOWERS
+from ..run.execution import AttentionImplementation
 from ..sources.preset import Preset
 from . import bars
 from .document import Column, Report, Row, Table, said
@@ -175,12 +176,16 @@ def workload_data(found: Memory) -> dict[str, Any]:
     }
 
 
-def execution_data(found: Memory) -> dict[str, Any]:
-    """How it is run: the choices that change the memory of the same workload."""
+def execution_data(found: Memory, attention: AttentionImplementation | None = None) -> dict[str, Any]:
+    """How it is run: the choices that change the memory of the same workload.
+
+    attention: which implementation runs; by default the one with which the run was replayed.
+    """
+    attention = found.attention if attention is None else attention
     use, settings, training = found.states, found.settings, found.settings.phase == "training"
-    choices = settings.choices(found.attention)
+    choices = settings.choices(attention)
     adapters = use.adapters
-    data: dict[str, Any] = {"attn_implementation": found.attention, "norm": choices.norm}
+    data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
         data |= {
             "cross_entropy": choices.cross_entropy,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import units
+from ..device.cluster import attention_of
 from ..sources.preset import Preset
 from ..studies.plan import Candidate, Planned
 from .cluster import FRAMEWORK_NAMES, layout_text
@@ -70,6 +71,8 @@ def _notes(found: Planned) -> list[str]:
         "of the rank that needs most; sent: by one rank in a step",
         "order: the sum of a layout's places by headroom, by what is sent and by bubble; time is not known",
     ]
+    if attention_of(found.one, found.framework) == "eager":
+        notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if not found.plan.feasible and found.plan.nearest is not None:
         notes.append("the layout that is shown needs least of those that do not fit")
     return notes
