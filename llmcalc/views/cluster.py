@@ -45,7 +45,6 @@ RANK_COLUMNS = (
     Column("after_step_bytes", "after step", units.GIB.write),
     Column("reserved_bytes", "reserved", units.GIB.write),
     Column("device_bytes", "required", units.GIB.write),
-    Column("bar", "", bars.share, justify="left"),
 )
 
 
@@ -188,7 +187,6 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
 def _rank_rows(found: Cluster) -> list[Row]:
     layers = sum(stack.num_hidden_layers for _, stack in found.spec.stacks())
-    most = found.peak.device.device_bytes
     own: dict[int, list[str]] = {}
     for stage in stages(found.layout, layers):
         first, *_, last = (*stage.layers, *stage.layers) or ("", "")
@@ -203,7 +201,6 @@ def _rank_rows(found: Cluster) -> list[Row]:
                 one.device.after_step_bytes,
                 one.device.reserved_bytes,
                 one.device.device_bytes,
-                one.device.device_bytes / most,
             ]
         )
         for one in found.by_rank
