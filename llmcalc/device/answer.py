@@ -168,7 +168,7 @@ def summed(
         peak_at=Point(place.phase, node_of(place, stacks), peak.bytes),
         by_kind=kinds,
         timeline=tuple(timeline(found, stacks)),
-        moments=_moments(found.peaks),
+        moments=moments(found.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
             *further,
@@ -187,7 +187,7 @@ def _allocator(whole: bool) -> tuple[Status, str]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Puts off the collection of cyclic garbage: a run makes many objects, and frees them by reference counts."""
     enabled = gc.isenabled()
     gc.disable()
@@ -198,7 +198,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
+@uncollected()
 def _replayed(run: Run, runtime: Runtime, stacks: list[Loop], many: int) -> tuple[Replayed, bool]:
     """What a run finds on the caching allocator, and whether all layers were replayed there.
 
@@ -270,7 +270,7 @@ def timeline(found: Replayed, stacks: list[Loop]) -> list[Point]:
     return [point for of in points.values() for point in of]
 
 
-def _moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
+def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
     """Phase → what stands at its highest point, by kind."""
     found: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:

@@ -149,10 +149,8 @@ def worst(ranks: Sequence[RankMemory]) -> RankMemory:
 def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     """A rank of torch's own kernels: products divided over ranks, a pipeline, replicas with DDP."""
     one = run.one
-    if one.settings.phase != "training":
-        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
+    how = one.training()
     check_torch(run.layout)
-    how = one.settings.training(one.states, one.states.count.include)
     device = CachingAllocator(runtime.expandable)
     found = replay_rank(one.spec, how, run.layout, rank, device, runtime.workspace)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"

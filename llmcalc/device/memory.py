@@ -9,6 +9,7 @@ from typing import Any
 from ..costs import resident
 from ..costs.optimizers import bytes_of, elements_of, held_tensors, optimizer_state
 from ..costs.resident import MemoryUse
+from ..errors import InputError
 from ..kernels.lowering import Unsupported
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -18,7 +19,7 @@ from .answer import TORCH, Beside, DeviceMemory, Run, Term, device_memory
 from .inference import record_inference
 from .runtime import HOPPER, Runtime
 from .settings import Settings, stored_otherwise
-from .training import record
+from .training import Training, record
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,14 @@ class Memory:
         every = self.settings.recomputed().every
         return device_memory(self.spec, run, runtime, self._beside(), self.tensors(attention), every)
 
+    def training(self) -> Training:
+        """How a rank of a layout trains the model. Raises `InputError` for another phase."""
+        if self.settings.phase != "training":
+            raise InputError(f"--phase {self.settings.phase}: layouts are of training; expected training")
+        return self.settings.training(self.states, self.states.count.include)
+
     def _training(self) -> Run:
-        how = self.settings.training(self.states, self.states.count.include)
+        how = self.training()
         return lambda layers, workspace: [record(self.spec, how, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation) -> Run:

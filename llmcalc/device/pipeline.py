@@ -18,16 +18,14 @@ from ..kernels.autograd import backward
 from ..kernels.lowering import ENTRY
 from ..kernels.meter import Device, Meter, Place
 from ..kernels.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
+from ..layouts.communication import bucket_sizes
 from ..layouts.rank import rank_program
 from ..layouts.schedules import Action, pipeline
 from ..model import ModelSpec
 from ..run.layout import Layout, Stage, stages
 from ..run.rows import TOKENS
 from .dtensor import Divided
-from .training import Replayed, Training, TrainingRun
-
-BUCKETS = 2**20, 25 * 2**20
-"""Bytes of gradients in the first bucket of DDP, and in the others (torch/nn/parallel/distributed.py)."""
+from .training import Replayed, Training, TrainingRun, replayed
 
 
 @dataclass
@@ -188,15 +186,9 @@ class RankRun:
 
     def _make_buckets(self) -> None:
         """Of gradients in the order in which the backward pass completes them (c10d `Reducer`)."""
-        width, size, filled = DTYPES[self.how.dtype].bytes, 0, 0
-        for chunk in reversed(self.chunks):
-            for weight in reversed(chunk.parameters):
-                size += weight.count * width
-                if size >= BUCKETS[min(filled, 1)]:
-                    self.buckets.append(Storage(self.meter, size))
-                    size, filled = 0, filled + 1
-        if size:
-            self.buckets.append(Storage(self.meter, size))
+        width = DTYPES[self.how.dtype].bytes
+        weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
+        self.buckets = [Storage(self.meter, size) for size in bucket_sizes(weight.count * width for weight in weights)]
 
     def step(self) -> None:
         """Runs one step in the order of the schedule."""
@@ -310,16 +302,4 @@ def replay_rank(
 ) -> Replayed:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
-    run = RankRun(spec, how, layout, rank, meter, workspace)
-    meter.place = Place("set-up")
-    run.set_up()
-    found = Replayed(set_up=meter.now)
-    run.step()
-    first, meter.peaks = meter.peaks, {}
-    meter.place = Place()
-    run.step()
-    meter.place = Place("after")
-    found.take_peaks(first, meter.peaks)
-    found.after = meter.now
-    found.read(device)
-    return found
+    return replayed(RankRun(spec, how, layout, rank, meter, workspace), meter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from ..costs.optimizers import held_tensors, layers_of
 from ..errors import InputError
@@ -358,7 +359,21 @@ def replay(
     first one leaves.
     """
     meter = Meter(device)
-    run = TrainingRun(spec, how, layers, workspace, meter)
+    return replayed(TrainingRun(spec, how, layers, workspace, meter), meter)
+
+
+class Steps(Protocol):
+    """A run of steps that are alike."""
+
+    def set_up(self) -> None:
+        """Makes what stays."""
+
+    def step(self) -> None:
+        """Runs one step."""
+
+
+def replayed(run: Steps, meter: Meter) -> Replayed:
+    """What set-up and two steps of a run find. meter: the run's."""
     run.set_up()
     found = Replayed(set_up=meter.now)
     run.step()
@@ -368,7 +383,7 @@ def replay(
     meter.place = Place("after")
     found.take_peaks(first, meter.peaks)
     found.after = meter.now
-    found.read(device)
+    found.read(meter.device)
     return found
 
 

@@ -79,6 +79,16 @@ def counted_as(meter: Meter, kind: str) -> Iterator[None]:
         meter.kind = before
 
 
+@contextmanager
+def on_stream(meter: Meter, stream: int) -> Iterator[None]:
+    """New storages are allocated on that stream."""
+    before, meter.stream = meter.stream, stream
+    try:
+        yield
+    finally:
+        meter.stream = before
+
+
 class Storage:
     """The memory of a tensor and of its views."""
 

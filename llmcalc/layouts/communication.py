@@ -315,14 +315,21 @@ def _cut(elements: int, most: int) -> list[int]:
 
 def _buckets(own: list[Held], width: int) -> list[int]:
     """Bytes of the buckets of DistributedDataParallel, which fill from the last parameter to the first."""
+    return bucket_sizes(one.tensor.size * width for one in reversed(own) for _ in range(one.count))
+
+
+def bucket_sizes(gradients: Iterable[int]) -> list[int]:
+    """Bytes of the buckets of DistributedDataParallel.
+
+    gradients: bytes of each, in the order in which the backward pass completes them.
+    """
     found: list[int] = []
     size = 0
-    for one in reversed(own):
-        for _ in range(one.count):
-            size += one.tensor.size * width
-            if size >= BUCKETS[min(len(found), 1)]:
-                found.append(size)
-                size = 0
+    for bytes in gradients:
+        size += bytes
+        if size >= BUCKETS[min(len(found), 1)]:
+            found.append(size)
+            size = 0
     return found + [size] * (size > 0)
 
 

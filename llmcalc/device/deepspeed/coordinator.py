@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from ...kernels.lowering import Path
 from ...kernels.meter import Block
-from ...kernels.tensor import Meter, Storage, Tensor, counted_as
+from ...kernels.tensor import Meter, Storage, Tensor, counted_as, on_stream
 from ...run.deepspeed import DeepSpeedSettings
 from .partitions import elements, module_of
 
@@ -161,13 +161,9 @@ class Coordinator:
     @contextmanager
     def beside(self) -> Iterator[None]:
         """What is allocated here is of the stream that gathers beside the passes, if there is one."""
-        before = self.meter.stream
-        if self.settings.overlaps:
-            self.meter.stream = GATHERING
-        with counted_as(self.meter, "weights"):
+        stream = GATHERING if self.settings.overlaps else self.meter.stream
+        with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
-        if self.settings.overlaps:
-            self.meter.stream = before
 
     def _gather(self, wanted: Sequence[Parameter]) -> None:
         """Begins to gather parameters; several together are gathered into one buffer (`all_gather_coalesced`)."""

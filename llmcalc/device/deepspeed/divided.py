@@ -10,40 +10,18 @@ deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`DeepSpeedZeroOptimizer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...kernels.meter import Meter, Place
-from ...kernels.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, counted_as, empty
+from ...kernels.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
 from ...model import ModelSpec
 from ...run.deepspeed import DeepSpeedSettings
 from ..optimizers import Trained
 from ..optimizers import step as optimizer_step
-from ..training import Training, TrainingRun
+from ..training import Training
 from .partitions import Piece, by_turns, elements, flat_size, in_module_order, offsets, pieces
-
-REDUCTION = 1
-"""The stream on which gradients are summed beside the backward pass."""
-
-DOUBLE = 8
-"""Bytes of a number in which the norm of gradients is computed (`get_norm_dtype`)."""
-
-
-def number_format(name: str | None, usual: Dtype) -> Dtype:
-    """A number format by one of the names that DeepSpeed has for it (`DtypeEnum`)."""
-    names = {
-        "fp32": "float32",
-        "fp16": "float16",
-        "bf16": "bfloat16",
-        "bfp16": "bfloat16",
-        "float": "float32",
-        "half": "float16",
-    }
-    if name is None:
-        return usual
-    plain = name.removeprefix("torch.")
-    return DTYPES[names.get(plain, plain)]
+from .zero import DOUBLE, ZeroRun
 
 
 @dataclass
@@ -63,7 +41,7 @@ class Bucket:
         self.weights, self.elements = [], 0
 
 
-class DividedRun(TrainingRun):
+class DividedRun(ZeroRun):
     """Replays steps of one rank. ranks: over which states are divided. rank: which of them this is.
 
     sums_in: number format of sums over micro-batches. sends: that of sums over ranks. most: elements of a bucket.
@@ -85,12 +63,8 @@ class DividedRun(TrainingRun):
         workspace: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, how, None, workspace, meter)
-        self.settings, self.ranks, self.rank = settings, ranks, rank
-        self.dtype = DTYPES[how.dtype]
-        self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
-        self.sends = number_format(settings.communication_data_type, self.dtype)
-        self.most = settings.elements("reduce_bucket_size")
+        super().__init__(spec, how, settings, ranks, workspace, meter)
+        self.rank = rank
         self.bucket = Bucket()
         self.large: Tensor | None = None
         self.ready, self.boundary = False, True
@@ -235,17 +209,6 @@ class DividedRun(TrainingRun):
                 self._store(weight, Tensor(weight.shape, self.stages_in, bucket.buffers[bucket.index]))
         bucket.elements += number
         bucket.weights.append(weight)
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is allocated here is of the stream that runs beside the backward pass, if there is one."""
-        before = self.meter.stream
-        if self.settings.overlaps:
-            self.meter.stream = REDUCTION
-        with counted_as(self.meter, "communication"):
-            yield
-        if self.settings.overlaps:
-            self.meter.stream = before
 
     def reduce_ipg_grads(self) -> None:
         """Sums a bucket, and lets go of the gradients that other ranks keep."""

@@ -9,27 +9,26 @@ deepspeed/runtime/zero/stage3.py of 0.19.8 (`DeepSpeedZeroOptimizer_Stage3`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from ...errors import InputError
 from ...kernels.meter import Meter, Place
-from ...kernels.tensor import DTYPES, FLOAT32, Storage, Tensor, counted_as, empty
+from ...kernels.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from ...model import ModelSpec
 from ...run.deepspeed import DeepSpeedSettings
 from ..optimizers import Trained
 from ..optimizers import step as optimizer_step
-from ..training import Training, TrainingRun
+from ..training import Training
 from .coordinator import Coordinator, Parameter
-from .divided import DOUBLE, REDUCTION, number_format
 from .lowering import Gathered
 from .partitions import in_module_order
+from .zero import DOUBLE, ZeroRun
 
 NORM_BUFFER = 250_000_000
 """Elements whose norm is computed at once (`_constant_buffered_norm2`)."""
 
 
-class GatheredRun(TrainingRun):
+class GatheredRun(ZeroRun):
     """Replays steps of one rank. ranks: over which everything is divided; all of them hold as much."""
 
     profile = Gathered
@@ -44,17 +43,12 @@ class GatheredRun(TrainingRun):
         workspace: int = 0,
         meter: Meter | None = None,
     ) -> None:
-        super().__init__(spec, how, None, workspace, meter)
+        super().__init__(spec, how, settings, ranks, workspace, meter)
         if how.choices.cross_entropy in ("chunked", "split"):
             raise InputError(
                 f"--cross-entropy {how.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
                 "expected eager or fused"
             )
-        self.settings, self.ranks = settings, ranks
-        self.dtype = DTYPES[how.dtype]
-        self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
-        self.sends = number_format(settings.communication_data_type, self.dtype)
-        self.most = settings.elements("reduce_bucket_size")
         self.coordinator = Coordinator(self.meter, settings, ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
@@ -133,17 +127,6 @@ class GatheredRun(TrainingRun):
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
         return self.reduce_independent
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is allocated here is of the stream that runs beside the backward pass, if there is one."""
-        before = self.meter.stream
-        if self.settings.overlaps:
-            self.meter.stream = REDUCTION
-        with counted_as(self.meter, "communication"):
-            yield
-        if self.settings.overlaps:
-            self.meter.stream = before
 
     def reduce_independent(self, weight: Tensor) -> None:
         """The hook of a parameter (`reduce_independent_p_g_buckets_and_remove_grads`)."""

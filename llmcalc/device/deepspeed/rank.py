@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ...kernels.meter import Device, Meter, Place
+from ...kernels.meter import Device, Meter
 from ...kernels.tensor import DTYPES, FLOAT32
 from ...model import ModelSpec
 from ...run.deepspeed import VERSION, DeepSpeedSettings
 from ...run.layout import Layout
 from ..allocator import CachingAllocator
-from ..answer import TORCH, DeviceMemory, Term, summed
+from ..answer import TORCH, DeviceMemory, Term, summed, uncollected
 from ..fold import loops
 from ..memory import Memory
 from ..runtime import Runtime
-from ..training import Replayed, Training
+from ..training import Replayed, Training, replayed
 from .divided import DividedRun
 from .gathered import GatheredRun
 
@@ -72,19 +69,7 @@ def _check(how: Training, settings: DeepSpeedSettings) -> None:
         )
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Puts off the collection of cyclic garbage: a run frees its objects by reference counts."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def replay_zero(
     spec: ModelSpec,
     how: Training,
@@ -96,18 +81,7 @@ def replay_zero(
 ) -> Replayed:
     """Replays set-up and two steps of one rank. device: as of `replay`. In the second step all is as in later ones."""
     meter = Meter(device)
-    run = zero_run(spec, how, settings, ranks, rank, workspace, meter)
-    run.set_up()
-    found = Replayed(set_up=meter.now)
-    run.step()
-    first, meter.peaks = meter.peaks, {}
-    meter.place = Place()
-    run.step()
-    meter.place = Place("after")
-    found.take_peaks(first, meter.peaks)
-    found.after = meter.now
-    found.read(device)
-    return found
+    return replayed(zero_run(spec, how, settings, ranks, rank, workspace, meter), meter)
 
 
 def rank_memory(
@@ -118,9 +92,7 @@ def rank_memory(
     Raises `InputError` for a layout, settings or training that is not modelled.
     """
     settings = settings_of(layout, own, version)
-    if one.settings.phase != "training":
-        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
-    how = one.settings.training(one.states, one.states.count.include)
+    how = one.training()
     device = CachingAllocator(runtime.expandable)
     found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, device, runtime.workspace)
     return summed(found, runtime, loops(one.spec), known(settings))

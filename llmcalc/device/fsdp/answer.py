@@ -75,12 +75,10 @@ def rank_memory(one: Memory, layout: Layout, rank: int, runtime: Runtime, versio
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
-    if one.settings.phase != "training":
-        raise InputError(f"--phase {one.settings.phase}: layouts are of training; expected training")
-    include = one.states.count.include
-    if TOWERS.name in include:
+    how = one.training()
+    if TOWERS.name in one.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    how, fsdp = called(one.spec, one.settings.training(one.states, include), version)
+    how, fsdp = called(one.spec, how, version)
     known = one.tensors(how.choices.attention)
     return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, WITNESSED if known.status == "exact" else known)
 
@@ -111,7 +109,7 @@ def rank_traffic(one: Memory, layout: Layout, rank: int, version: date | None = 
 
     Raises `InputError` as `rank_memory` does.
     """
-    how, fsdp = called(one.spec, one.settings.training(one.states, one.states.count.include), version)
+    how, fsdp = called(one.spec, one.training(), version)
     counts: dict[Traffic, Number] = {}
     for each in communication(one.spec, how, layout, rank, fsdp):
         alike = Traffic(each.group, each.ranks, each.kind, each.bytes, 0)

@@ -21,7 +21,7 @@ from ...kernels.aten import Aten
 from ...kernels.autograd import Graph, Needs, record
 from ...kernels.layout import count
 from ...kernels.lowering import Path
-from ...kernels.tensor import Dtype, Meter, Storage, Tensor, counted_as, empty
+from ...kernels.tensor import Dtype, Meter, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.placements import Collective
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
@@ -126,10 +126,8 @@ class Traffic:
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
         """New storages are allocated on that stream, as buffers of communication."""
-        before, self.meter.stream = self.meter.stream, stream
-        with counted_as(self.meter, "communication"):
+        with on_stream(self.meter, stream), counted_as(self.meter, "communication"):
             yield
-        self.meter.stream = before
 
     @contextmanager
     def seen(self, group: Group, moment: Moment) -> Iterator[None]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ...kernels.meter import Meter, Peak, Place
+from ...kernels.meter import Meter, Place
 from ...model import ModelSpec
 from ...run.megatron import MegatronSettings
-from ..answer import DeviceMemory, Point, Term
-from ..runtime import CONTEXT
+from ..allocator import CachingAllocator
+from ..answer import DeviceMemory, Term, summed, uncollected
+from ..fold import loops
+from ..runtime import CONTEXT, Runtime
+from ..training import PHASES, Replayed
 from .kernels import expandable
 from .run import RankRun
-from .streams import Streams
-
-PHASES = ("forward", "backward", "step")
-"""The parts of a training step, in order."""
 
 SOURCES = {
     "weights": "Megatron-LM, core/distributed/param_and_grad_buffer.py",
@@ -34,95 +31,41 @@ NAMES = {"overhead": "workspaces and tables"}
 REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What a replay of a rank found. exact: kind → bytes of tensors at the peak. peaks: place → the most there."""
-
-    place: Place
-    exact: Mapping[str, int]
-    peaks: Mapping[Place, Peak]
-    allocated: int
-    after: int
-    reserved: int
-
-
+@uncollected()
 def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int) -> Replayed:
     """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled."""
-    device = Streams(expandable(settings))
+    device = CachingAllocator(expandable(settings))
     meter = Meter(device)
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        run = RankRun(spec, settings, rank, meter)
-        run.set_up()
-        run.step()
-        meter.place = Place()
-        meter.peaks = {}
-        run.step()
-        meter.place = Place("after")
-    finally:
-        if enabled:
-            gc.enable()
-    peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
-    place, peak = max(peaks.items(), key=lambda one: one[1].bytes)
-    return Replayed(place, peak.kinds, peaks, device.peak_allocated, device.allocated, device.peak_reserved)
+    run = RankRun(spec, settings, rank, meter)
+    run.set_up()
+    run.step()
+    meter.place = Place()
+    meter.peaks = {}
+    run.step()
+    meter.place = Place("after")
+    found = Replayed(after=device.allocated, reserved=device.peak_reserved)
+    found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
+    found.slop = device.peak_allocated - found.peak[1].bytes
+    return found
 
 
 def rank_memory(spec: ModelSpec, settings: MegatronSettings, rank: int, context: int = CONTEXT) -> DeviceMemory:
     """The memory of a rank of a run, numbered as `Layout.at` numbers it. context: bytes of the CUDA context."""
     found = replay_rank(spec, settings, rank)
-    exact = sum(found.exact.values())
-    workspaces = found.exact["overhead"]
-    rounding = found.allocated - exact
-    kinds = {**found.exact, "overhead": workspaces + rounding}
-    reserved = max(found.reserved, found.allocated)
+    answer = summed(found, Runtime(context=context), loops(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
-    return DeviceMemory(
-        exact_bytes=exact - workspaces,
-        peak_bytes=found.allocated,
-        after_step_bytes=found.after,
-        reserved_bytes=reserved,
-        device_bytes=reserved + context,
-        peak_at=Point(found.place.phase, node_of(found.place), exact),
-        by_kind=kinds,
-        timeline=tuple(timeline(found.peaks)),
-        moments=moments(found.peaks),
+    tensors = (
+        Term(NAMES.get(kind, kind), bytes, "source", SOURCES[kind], versions)
+        for kind, bytes in found.peak[1].kinds.items()
+        if kind in SOURCES
+    )
+    return replace(
+        answer,
         terms=(
-            *(
-                Term(NAMES.get(kind, kind), bytes, "source", SOURCES[kind], versions)
-                for kind, bytes in found.exact.items()
-                if kind in SOURCES
-            ),
-            Term("rounding to blocks", rounding, "source", allocator),
-            Term("free blocks", reserved - found.allocated, "estimate", allocator),
+            *tensors,
+            Term("rounding to blocks", found.slop, "source", allocator),
+            Term("free blocks", answer.reserved_bytes - answer.peak_bytes, "estimate", allocator),
             Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver"),
         ),
     )
-
-
-def node_of(place: Place) -> str:
-    """The path of a module with the index of its layer, as it is in the tree."""
-    if place.turn < 0:
-        return place.path
-    parts = place.path.split(".")
-    return ".".join(f"{part}.{place.turn}" if part == "layers" else part for part in parts)
-
-
-def timeline(peaks: Mapping[Place, Peak]) -> list[Point]:
-    """The most of every module, in the order of the phases."""
-    points: dict[str, list[Point]] = {phase: [] for phase in PHASES}
-    for place, peak in peaks.items():
-        if peak.bytes:
-            points[place.phase].append(Point(place.phase, node_of(place), peak.bytes))
-    return [point for of in points.values() for point in of]
-
-
-def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Phase → what stands at its highest point, by kind."""
-    found: dict[str, Mapping[str, int]] = {}
-    for phase in PHASES:
-        of: Sequence[Peak] = [peak for place, peak in peaks.items() if place.phase == phase]
-        if of:
-            found[phase] = max(of, key=lambda peak: peak.bytes).kinds
-    return found

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...kernels.autograd import Gradient, Graph, Needs, Node, backward
 from ...kernels.meter import Meter, NoMeter, Place
 from ...kernels.profiles.megatron import Held, Parameter, RankLowering
-from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty
+from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.rank import RankFlow, rank_program
 from ...model import ModelSpec
 from ...optional import MTP
@@ -27,7 +27,6 @@ from ...run.workload import Workload
 from .buffers import Buffer, bucket_size, buffer_of, by_muon, updated
 from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
 from .layer_wise import by_layout, by_turns, packed
-from .streams import SIDE, Streams
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Bytes of an element of a state by the name of its type."""
@@ -41,6 +40,13 @@ FLAGS = 2
 
 REPORTED = 2
 """Losses that the last stage keeps: that of the last step, and the sum of several (training/training.py, `train`)."""
+
+
+SIDE = 1
+"""The stream on which data parallelism is set up: what it leaves free serves no other stream.
+
+Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.stream(ddp_stream)`.
+"""
 
 
 @dataclass
@@ -154,7 +160,7 @@ class RankRun:
             bucket = bucket_size(settings, layout, self.at, number)
             for buffer in self._buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
-                with self._aside():
+                with on_stream(self.meter, SIDE):
                     if distributed:
                         self.kept.append(self.storage(2 * buffer.size, "weights"))
                     self.kept.append(self.storage(element * buffer.size, "gradients"))
@@ -178,11 +184,6 @@ class RankRun:
                 yield packed(matrices, expert, self.settings, self.layout, bucket)
             if rest:
                 yield buffer_of(rest, expert, self.settings, self.layout, bucket, tied, distributed)
-
-    def _aside(self) -> Any:
-        device = self.meter.device
-        assert isinstance(device, Streams)
-        return device.on(SIDE)
 
     def _positions(self) -> None:
         """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`). Latent attention has one

@@ -8,12 +8,11 @@ from ..memory import Memory
 from ..walk import Passes
 from .options import settings_of
 from .run import RankRun
-from .streams import Streams
 
 
 def measured(one: Memory, layout: Layout, stage: Stage, repeats: int | None) -> Passes:
     """Passes of one micro-batch through a stage. repeats: of the pattern of its layers; all by default."""
-    meter = Meter(Streams(False))
+    meter = Meter()
     rank = layout.rank(pp=stage.rank)
     run = RankRun(one.spec, settings_of(one, layout), rank, meter)
     chunk = next(each for each in run.chunks if each.stage is None or each.stage.chunk == stage.chunk)
