@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -17,6 +16,7 @@ from ..device.settings import KV_BLOCK, Allocator, Routing, Settings, ZeroGrad
 from ..errors import InputError, suggest
 from ..run.execution import AttentionImplementation, CrossEntropy, LatentForm, NormImplementation
 from ..run.low_rank import ALL_LINEAR, Base, Library
+from .grouped import takes
 from .options import (
     CACHE_FORMATS,
     RECOMPUTE_HELP,
@@ -221,6 +221,15 @@ class Options:
         bool | None,
         _choice("--optimizer-in-backward", "Training: each tensor is updated as soon as its gradient is complete."),
     ] = None
+    precision_aware_optimizer: Annotated[
+        bool | None,
+        typer.Option(
+            "--precision-aware-optimizer",
+            help="Training with Megatron-LM: the optimizer keeps main weights and states in formats of its own "
+            "(--optimizer-dtype, --grad-dtype).",
+            show_default=False,
+        ),
+    ] = None
     torch: Annotated[
         str | None,
         typer.Option(
@@ -292,37 +301,3 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         return Settings(**chosen)
 
     return takes("settings", Options, settings)(command)
-
-
-def takes(
-    name: str, options: type, made: Callable[[dict[str, Any]], Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the attributes of a class as options, in the place of one of its parameters.
-
-    name: the parameter, which gets what `made` returns of the options' values.
-    """
-
-    def changed(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command)
-        hints = get_type_hints(command, include_extras=True)
-        kinds = get_type_hints(options, include_extras=True)
-        parameters: list[inspect.Parameter] = []
-        for one, parameter in signature.parameters.items():
-            if one != name:
-                parameters.append(parameter.replace(annotation=hints[one]))
-                continue
-            parameters += [
-                inspect.Parameter(each, parameter.kind, default=getattr(options, each), annotation=kind)
-                for each, kind in kinds.items()
-            ]
-
-        def run(**given: Any) -> None:
-            command(**{name: made({each: given.pop(each) for each in kinds})}, **given)
-
-        run.__doc__ = command.__doc__
-        run.__name__ = command.__name__
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        return run
-
-    return changed

@@ -5,12 +5,15 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from ..costs.limits import usual_sequence
+from ..costs.params import params
 from ..errors import InputError
 from ..formulas.explain import Explanation, explain
 from ..formulas.formulas import Recomputed, Setting, TrainingSetting
+from ..layouts.asked import ANY_RANK, AskedRank
 from ..model import ModelSpec
 from ..optional import included
 from ..views.explain import report
+from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     AttentionImplementationOption,
@@ -46,6 +49,7 @@ Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
 """What can be asked for; `all` is parameters, FLOPs and caches."""
 
 
+@takes_rank
 def command(
     target: Target,
     node: NodeArgument = None,
@@ -72,6 +76,7 @@ def command(
     ] = None,
     pairs: PairsOption = "full",
     dtype: ElementDtype = "bf16",
+    asked: AskedRank = ANY_RANK,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX: an align* environment per node.")] = False,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="With --latex: add BibTeX entries of the sources.")] = False,
     overrides: Overrides = None,
@@ -94,16 +99,21 @@ def command(
     ):
         if value is not None and quantity != "activations":
             raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
+    if quantity == "activations" and asked.anything:
+        raise InputError(
+            "--quantity activations: is of one device; expected no layout (llmcalc memory has those of each rank)"
+        )
     include = included(with_mtp)
     preset = load_one(target, overrides, head, allow_unknown, include)
     setting = Setting(seq=usual_sequence(preset.model) if seq is None else seq, pairs=pairs, dtype=dtype)
     with about(preset):
+        share = asked.share(preset.model, lambda one: params(one, include).total, "holds")
         if quantity == "activations":
             training = TrainingSetting(batch or 1, attn_implementation or "eager", recompute or "none")
             explanation = _activations(preset.model, node, setting, training, include)
         else:
-            explanation = explain(preset.model, node, quantity, setting, include)
-    answer = report(preset, explanation, latex, records=fmt in ("csv", "markdown"), bibtex=bibtex)
+            explanation = explain(preset.model if share is None else share.model, node, quantity, setting, include)
+    answer = report(preset, explanation, latex, records=fmt in ("csv", "markdown"), bibtex=bibtex, share=share)
     show(answer, fmt, output, notes)
 
 

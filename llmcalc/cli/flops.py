@@ -6,12 +6,15 @@ import typer
 
 from ..costs.flops import flops, sight_of
 from ..costs.limits import USUAL
+from ..errors import InputError
+from ..layouts.asked import ANY_RANK, AskedRank
 from ..optional import included
 from ..run.execution import AttentionImplementation, LatentForm
 from ..run.workload import Phase
 from ..studies.rules import conventions
 from ..views.document import joined
 from ..views.flops import report
+from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -48,6 +51,7 @@ MLA_HELP = (
 RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, Megatron)."
 
 
+@takes_rank
 def command(
     targets: Targets,
     batch: Batch = 1,
@@ -69,6 +73,7 @@ def command(
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     rules: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
     with_mtp: WithMtp = False,
+    asked: AskedRank = ANY_RANK,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -81,6 +86,8 @@ def command(
     """FLOPs of one pass by component, in total and per token.
     Matrix multiplications only; the total under full and under causal pairs.
     """
+    if rules and asked.anything:
+        raise InputError("--conventions: rules of thumb are of whole models; expected no layout")
     reports, include = [], included(with_mtp)
     for preset in [load_one(target, overrides, head, allow_unknown, include) for target in targets]:
         with about(preset):
@@ -96,6 +103,10 @@ def command(
                 recompute,
                 mla,
             )
-            count = flops(preset.model, sight, include)
-        reports.append(report(preset, count, conventions(count) if rules else ()))
+            share = asked.share(preset.model, lambda one, run=sight: flops(one, run, include).total, "computes")  # type: ignore[misc]
+            if share is None:
+                count = flops(preset.model, sight, include)
+            else:
+                count = flops(share.model, share.sight(sight), include)
+            reports.append(report(preset, count, conventions(count) if rules else (), share))
     show(joined(reports), fmt, output, notes, table)

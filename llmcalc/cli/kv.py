@@ -4,8 +4,11 @@ from typing import Annotated
 
 from ..costs.cache import kv
 from ..costs.limits import MOST_CONTEXT, USUAL
+from ..errors import InputError
+from ..layouts.asked import ANY_RANK, AskedRank
 from ..views.document import joined
 from ..views.kv import report
+from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -31,12 +34,14 @@ SEQ_HELP = (
 )
 
 
+@takes_rank
 def command(
     targets: Targets,
     batch: Batch = 1,
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     dtype: CacheDtype = "bf16",
+    asked: AskedRank = ANY_RANK,
     overrides: Overrides = None,
     head: HeadOption = None,
     allow_unknown: AllowUnknown = False,
@@ -49,9 +54,12 @@ def command(
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
+    if (asked.asked.cp or 1) > 1:
+        raise InputError(f"--cp {asked.asked.cp}: divides the sequences of training; expected no --cp")
     reports = []
     for preset in [load_one(target, overrides, head, allow_unknown) for target in targets]:
         with about(preset):
-            cache = kv(preset.model, batch, seq, dtype, source)
-        reports.append(report(preset, cache))
+            share = asked.share(preset.model, lambda one: kv(one, batch, seq, dtype, source).bytes, "caches")
+            cache = kv(preset.model if share is None else share.model, batch, seq, dtype, source)
+            reports.append(report(preset, cache, share))
     show(joined(reports), fmt, output, notes, table)

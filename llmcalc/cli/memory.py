@@ -15,7 +15,8 @@ from ..device.memory import memory
 from ..device.runtime import Runtime, runtime_of
 from ..device.settings import Settings, option
 from ..errors import InputError
-from ..layouts.asked import Asked, dated
+from ..layouts.asked import ANY, Asked, dated
+from ..layouts.nearest import with_nearest
 from ..optional import included
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.launch.launch import Launch
@@ -121,7 +122,7 @@ def command(
         preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     expandable = settings.allocator == "expandable"
     runtimes = [runtime_of(one, cublas_workspace, expandable) for one in named]
-    with about(preset):
+    with about(preset), with_nearest(preset.model, asked if launched is None else ANY):
         found = memory(
             preset.model,
             settings,

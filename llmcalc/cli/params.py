@@ -7,10 +7,12 @@ import typer
 
 from ..costs.params import params
 from ..errors import InputError
+from ..layouts.asked import ANY_RANK, AskedRank
 from ..optional import OPTIONAL_PARTS, included
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
+from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -29,6 +31,7 @@ from .options import (
 )
 
 
+@takes_rank
 def command(
     targets: Targets,
     overrides: Overrides = None,
@@ -36,6 +39,7 @@ def command(
     allow_unknown: AllowUnknown = False,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
+    asked: AskedRank = ANY_RANK,
     measure: Annotated[
         bool,
         typer.Option(
@@ -56,6 +60,8 @@ def command(
     changed = bool(overrides or head or include)
     if measure and changed:
         raise _refused("--measure: builds the class as the config says")
+    if measure and asked.anything:
+        raise InputError("--measure: counts a whole class; expected no layout")
     reports = []
     for target in targets:
         if measure:
@@ -63,11 +69,15 @@ def command(
         elif is_checkpoint(Path(target)):
             if changed:
                 raise _refused(f"{target}: a checkpoint's header is counted as it is")
+            if asked.anything:
+                raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
             reports.append(_stored(target))
         else:
             preset = load_one(target, overrides, head, allow_unknown, include)
             with about(preset):
-                reports.append(report(preset, params(preset.model, include)))
+                share = asked.share(preset.model, lambda one: params(one, include).total, "holds")
+                count = params(preset.model if share is None else share.model, include)
+                reports.append(report(preset, count, share))
     show(joined(reports), fmt, output, notes, table)
 
 

@@ -21,12 +21,17 @@ from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
 from .runtime import Run
+from .stack import SHARED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .layers.block import Layer
     from .stack import Stack
+
+
+ONE = "module"
+"""The label of a module that runs several times."""
 
 
 class MultiTokenPrediction(OutputPart):
@@ -36,6 +41,7 @@ class MultiTokenPrediction(OutputPart):
     h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model.
 
     num_nextn_predict_layers: the number of modules.
+    repeated: whether there is one module, which runs that many times (Megatron-LM, `mtp_use_repeated_layer`).
     layer: the kind of the decoder's layer that they run; the last kind in its pattern by default.
     norm: all norms of a module.
     """
@@ -43,6 +49,7 @@ class MultiTokenPrediction(OutputPart):
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)
+    repeated: bool = False
     layer: str | None = None
     norm: Norm = Norm(type="rmsnorm")
 
@@ -81,7 +88,15 @@ class MultiTokenPrediction(OutputPart):
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         which = range(n) if isinstance(n, int) else None
         about = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
-        return f.layers(x, lambda v: self._module(f, v, block, vocab, table, output), n, which, "mtp", **about)
+
+        def run(v: Value) -> Value:
+            return self._module(f, v, block, vocab, table, output)
+
+        if not self.repeated or (isinstance(n, int) and n == 1):
+            return f.layers(x, run, n, which, "mtp", **about)
+        first, others = (None, None) if which is None else (which[:1], which[1:])
+        x = f.layers(x, run, 1, first, "mtp", label=ONE, **about)
+        return f.layers(x, run, n - 1, others, "mtp", label=ONE + SHARED, role="shared", **about)
 
     def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
         """x: the hidden states of the model, or of the previous module."""
@@ -103,7 +118,11 @@ class MultiTokenPrediction(OutputPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(num_nextn_predict_layers=2), cls(num_nextn_predict_layers=1, norm=Norm(type="layernorm"))]
+        return [
+            cls(num_nextn_predict_layers=2),
+            cls(num_nextn_predict_layers=1, norm=Norm(type="layernorm")),
+            cls(num_nextn_predict_layers=3, repeated=True),
+        ]
 
 
 @cache
@@ -151,6 +170,11 @@ def _reference() -> Callable[..., nn.Module]:
 
     def build(spec: MultiTokenPrediction, context: Context, block: Layer, output: nn.Parameter) -> nn.Module:
         number = spec.num_nextn_predict_layers
-        return PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
+        modules = PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
+        for other in modules if spec.repeated else ():
+            for path, tensor in [*modules[0].named_parameters(), *modules[0].named_buffers()]:
+                holder, _, name = path.rpartition(".")
+                setattr(other.get_submodule(holder), name, tensor)
+        return modules
 
     return build

@@ -13,13 +13,16 @@ from ..layouts.communication import Traffic, communication
 from ..model import ModelSpec
 from ..run.execution import AttentionImplementation
 from ..run.layout import Layout
+from ..run.titan import TitanSettings
 from ..units import DTYPE_BITS
 from .allocator import CachingAllocator
 from .answer import TORCH, DeviceMemory, Term, summed
 from .fold import loops
 from .memory import Memory
+from .nccl import with_nccl
 from .pipeline import check_torch, replay_rank
 from .runtime import Runtime
+from .serving import rank_memory, rank_of
 from .settings import Settings
 
 
@@ -55,6 +58,11 @@ class Cluster:
     def settings(self) -> Settings:
         return self.one.settings
 
+    @property
+    def trains(self) -> bool:
+        """Whether the run is training."""
+        return self.settings.phase == "training"
+
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """One rank of every stage of the pipeline, and the last of all."""
@@ -71,10 +79,11 @@ class Cluster:
 
     def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds."""
-        run = FRAMEWORKS.get(self.framework)
+        run = FRAMEWORKS.get(self.framework) if self.trains else serving_rank
         if run is None:
             raise InputError(f"--framework {self.framework}: not modelled; expected one of {', '.join(FRAMEWORKS)}")
-        return RankMemory(rank, self.layout.at(rank).pp, run(self, rank, runtime))
+        found = with_nccl(run(self, rank, runtime), self.layout, self.framework, runtime, self.settings.torch or "")
+        return RankMemory(rank, self.layout.at(rank).pp, found)
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
@@ -99,7 +108,9 @@ class Cluster:
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation."""
-        return attention_of(self.one, self.framework)
+        if self.trains:
+            return attention_of(self.one, self.framework)
+        return rank_of(self.one, self.layout, 0, self.one.runtime, self.framework).attention
 
     @property
     def micro_batches(self) -> int:
@@ -109,7 +120,9 @@ class Cluster:
 
     @cached_property
     def communication(self) -> list[Traffic] | None:
-        """What the rank that takes the most sends in a step; None where that is not modelled."""
+        """What the rank that takes the most sends in a training step; None where that is not modelled."""
+        if not self.trains:
+            return None
         try:
             return self.sent(self.peak.rank)
         except InputError:
@@ -120,7 +133,7 @@ class Cluster:
         if self.framework == "fsdp2" and self.layout.dp == self.layout.world and self.layout.ep == 1:
             from .fsdp.answer import rank_traffic
 
-            return rank_traffic(self.one, self.layout, rank, dated(self.version))
+            return rank_traffic(self.one, self.layout, rank, dated(self.version), self.own or TitanSettings())
         use = self.one.states
         return communication(
             self.spec,
@@ -144,6 +157,11 @@ def attention_of(one: Memory, framework: Framework) -> AttentionImplementation:
 def worst(ranks: Sequence[RankMemory]) -> RankMemory:
     """The rank that takes the most; of equal ones the first."""
     return max(ranks, key=lambda one: (one.device.device_bytes, -one.rank))
+
+
+def serving_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
+    """A rank that runs passes without gradients."""
+    return rank_memory(rank_of(run.one, run.layout, rank, runtime, run.framework))
 
 
 def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
@@ -178,7 +196,7 @@ def fsdp2_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     """A rank of torch's `fully_shard`, as torchtitan calls it."""
     from .fsdp.answer import rank_memory
 
-    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version))
+    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version), run.own or TitanSettings())
 
 
 Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]

@@ -4,6 +4,9 @@ Rows of a product with a divided input are summed over ranks, and so is the grad
 output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
 other ranks have; its gradient is whole on every rank. The loss is computed on divided logits (`loss_parallel`).
 
+With sequence parallelism (torchtitan's plan, `SequenceParallel` of norms) what lies between the products is divided by
+tokens: it is gathered before the products of a module, and each rank gets the sums of its own tokens.
+
 Every method here allocates and frees what the function that it names does, in the same order; a local variable stands
 for the local variable of that name. Source: torch/distributed/tensor of torch 2.13 (parallel/style.py,
 parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
@@ -11,14 +14,19 @@ parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
 
 from __future__ import annotations
 
+from ..algebra import ceil_div
+from ..errors import InputError
 from ..flow.program import Step
+from ..flow.record import Flow
 from ..flow.value import Value
 from ..kernels.autograd import Needs, Node, record
-from ..kernels.layout import Shape
+from ..kernels.layout import Shape, is_one
 from ..kernels.lowering import Frame
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
-from ..layouts.rank import Shard, axes_of, is_divided
+from ..layouts.placements import Placements
+from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
+from ..run.rows import TOKENS
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
@@ -27,10 +35,56 @@ ENTERED = "from_local"
 class Divided(Eager):
     """Runs a rank's program with tensor parallelism.
 
-    entered: of every module that runs, the values that its products read, as they were before.
+    entered: of every module that runs, the values that its products read, as they were before, and as they read them.
+    tokens: ranks that divide the tokens between products, 1 without sequence parallelism.
+    places: where each value lies, if tokens are divided.
+    divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
+    narrow: the format in which the inputs of products are gathered, by default their own.
     """
 
-    entered: list[list[tuple[int, Tensor]]]
+    entered: list[list[tuple[int, Tensor, Tensor]]]
+    tokens = 1
+    places: Placements | None = None
+    divides_loss = True
+    narrow: Dtype | None = None
+
+    # --- values that are divided by tokens --------------------------------------------------------------------------
+
+    def run(self, program: Flow) -> Tensor:
+        self.find_places(program)
+        return super().run(program)
+
+    def enter(self, program: Flow) -> Tensor | None:
+        self.find_places(program)
+        return super().enter(program)
+
+    def find_places(self, program: Flow) -> None:
+        """Finds where each value of a rank's program lies, if tokens are divided.
+
+        Raises `InputError` for what torch does not divide, or no rule knows.
+        """
+        if self.places is not None or not isinstance(program, RankFlow):
+            return
+        layout = program.shares.layout
+        check_key_heads(program)
+        if layout.tp == 1 or not layout.sequence_parallel:
+            return
+        self.tokens, self.places = layout.tp, Placements(layout, self.sight, include=self.include)
+        self.places.run(program)
+        seq = self.sight.new(TOKENS)
+        if seq % layout.tp:
+            raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
+
+    def is_by_tokens(self, value: Value) -> bool:
+        """Whether ranks have a value of different tokens."""
+        return self.places is not None and self.places.of(value) == "rows"
+
+    def shape(self, value: Value) -> Shape:
+        shape = super().shape(value)
+        if not self.is_by_tokens(value):
+            return shape
+        batch, rows, *rest = shape
+        return (batch, rows // self.tokens, *rest)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
@@ -38,12 +92,59 @@ class Divided(Eager):
         """`funcol.all_reduce`: the sum, in a new tensor."""
         return self.graph.new(x.shape, x.dtype)
 
+    def all_gather(self, x: Tensor, axis: int = 1) -> Tensor:
+        """`funcol.all_gather_single`: all parts of an axis; but of one sequence they are first side by side."""
+        shape = list(x.shape)
+        shape[axis] *= self.tokens
+        gathered = self.graph.new((x.shape[0] * self.tokens, *x.shape[1:]), x.dtype)
+        if axis == 1 and is_one(x.shape[0]):
+            return Tensor(tuple(shape), x.dtype, gathered.storage)
+        return self.graph.new(tuple(shape), x.dtype)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """`funcol.reduce_scatter_single`: this rank's tokens of the sum."""
+        batch, rows, *rest = x.shape
+        chunks = self.graph.new(x.shape, x.dtype)
+        del x
+        made = self.graph.made("reduce_scatter", (batch, rows // self.tokens, *rest), chunks.dtype)
+        del chunks
+        return made
+
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
         out = super().multiplied(step, x, weight, bias)
         if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
             return out
-        return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
+        if self.tokens == 1:
+            return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
+        if bias is not None:
+            raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
+        return record(self.graph, "redistribute", [out], self.reduce_scatter(out), lambda g, _: [self.all_gather(g)])
+
+    def do_linear(self, step: Step) -> None:
+        super().do_linear(step)
+        out = step.outs[0]
+        if not self.divides_loss and self.result is not None and out.storage is self.result.storage:
+            self.bind(out, self._whole_logits(self.get(out), out))
+
+    def _whole_logits(self, logits: Tensor, value: Value) -> Tensor:
+        """The logits of the whole vocabulary (`ColwiseParallel` with a whole output, `Shard._to_replicate_tensor`).
+        All parts are padded to the length of the longest.
+        """
+        axis = next((axis for axis in axes_of(value.axes) if isinstance(axis, Shard)), None)
+        if axis is None or axis.degree == 1:
+            return logits
+        new, (*rows, own), whole = self.graph.new, logits.shape, axis.whole
+        each = ceil_div(whole, axis.degree)
+        local_tensor = logits if own == each else new((*rows, each), logits.dtype)
+        gathered = new((rows[0] * axis.degree, *rows[1:], each), logits.dtype)
+        result = new((*rows, each * axis.degree), logits.dtype)
+        del gathered
+        if each * axis.degree != whole:
+            result = new((*rows, whole), logits.dtype)
+        del local_tensor
+        shape = logits.shape
+        return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
 
     def step(self, step: Step) -> None:
         if step.weight is not None and step.ins and is_divided(step.outs[0].axes):
@@ -55,14 +156,23 @@ class Divided(Eager):
         if is_divided(value.axes):
             return
         x = self.get(value)
+        if self.is_by_tokens(value):
+            if all(key != id(value) for key, *_ in self.entered[-1]):
+                inside = record(self.graph, ENTERED, [x], self.all_gather(x), self._scattered)
+                self.entered[-1].append((id(value), x, inside))
+                self.bind(value, inside)
+            return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
-        self.entered[-1].append((id(value), x))
         inside = record(self.graph, ENTERED, [x], x.detached(), self._summed)
+        self.entered[-1].append((id(value), x, inside))
         self.bind(value, inside)
 
     def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]
+
+    def _scattered(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+        return [self.reduce_scatter(gradient)]
 
     def _module(self, frame: Frame) -> None:
         if not hasattr(self, "entered"):
@@ -72,7 +182,7 @@ class Divided(Eager):
             super()._module(frame)
         finally:  # what runs again stops early
             entered = self.entered.pop()
-        for key, x in entered:
+        for key, x, _ in entered:
             if key in self.values:
                 self.values[key] = x
 
@@ -88,7 +198,12 @@ class Divided(Eager):
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
-        out = self.all_reduce(tensor)
+        if self.tokens > 1:
+            chunks = self.graph.new(tensor.shape, tensor.dtype)
+            out = self.graph.new((index.shape[0], index.shape[1] // self.tokens, width), tensor.dtype)
+            del chunks
+        else:
+            out = self.all_reduce(tensor)
         del tensor
         return self._of_whole_table(weight, out, index, (whole, width))
 
@@ -118,6 +233,8 @@ class Divided(Eager):
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """`F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
+        if not self.divides_loss:
+            return super().cross_entropy(logits, labels)
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
         out = self._log_softmax(x)
         logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
@@ -184,6 +301,17 @@ class Divided(Eager):
         out = new(x.shape, x.dtype)
         del _sum, grad_output
         return out
+
+
+def check_key_heads(program: RankFlow) -> None:
+    """Raises `InputError` for fewer key heads than ranks: torch divides a projection's rows, and no head."""
+    layout = program.shares.layout
+    for step in program.root.steps():
+        for axis in axes_of(step.outs[0].axes) if step.outs else ():
+            if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.whole < axis.degree:
+                raise InputError(
+                    f"--tp {layout.tp}: torch divides no key head, and there are {axis.whole}; expected a divisor"
+                )
 
 
 def new_view(shape: Shape, of: Tensor) -> Tensor:

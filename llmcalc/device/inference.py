@@ -15,11 +15,13 @@ from ..kernels.choices import EAGER, Choices
 from ..kernels.meter import Device, Meter, NoMeter, Place
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import DTYPES, INT64, Storage, counted_as, empty
+from ..layouts.share import RankModel
 from ..model import ModelSpec
 from ..run.execution import Execution, LatentForm
 from ..run.rows import SOURCE, TOKENS
 from ..run.sight import Sight
 from ..run.workload import Phase, Workload
+from .dtensor import Divided
 from .recording import Recorded, Recorder
 from .training import Replayed
 
@@ -69,7 +71,10 @@ class Pass(NamedTuple):
 
 
 class InferenceRun:
-    """Replays the passes of a model.
+    """Replays the passes of a model, or of one rank of a layout (`RankModel`).
+
+    A rank runs torch's own kernels of divided products. What another rank of a pipeline sends is received into a buffer
+    that is freed after the pass.
 
     layers: how many repeats of each stack's pattern run; all by default (see `fold`).
     workspace: bytes that are taken at the first product.
@@ -99,7 +104,9 @@ class InferenceRun:
         graph.enabled = False
         how = self.how
         sight = self._sight("prefill", Pass(how.seq, 0))
-        run = Eager(graph, sight, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
+        divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
+        profile = Divided if divided else Eager
+        run = profile(graph, sight, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
         run.run_only, run.paged = self.layers, how.paged
         return run
 
@@ -203,7 +210,9 @@ class InferenceRun:
             lowering.take_frames(self.program)
             if self.program.frames is None:
                 given[SOURCE] = empty(meter, (how.batch, lowering.sight.workload.source), INT64)
+        received = lowering.enter(self.program)
         lowering.run(self.program)
+        del received
         lowering.further = []
         given.clear()
 

@@ -17,10 +17,11 @@ from ..errors import InputError
 from ..kernels.autograd import backward
 from ..kernels.lowering import ENTRY
 from ..kernels.meter import Device, Meter, Place
+from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ..layouts.communication import bucket_sizes
 from ..layouts.rank import rank_program
-from ..layouts.schedules import Action, pipeline
+from ..layouts.schedules import Action, pipeline, schedule_of, torch_group
 from ..model import ModelSpec
 from ..run.layout import Layout, Stage, stages
 from ..run.rows import TOKENS
@@ -46,12 +47,14 @@ class Chunk(TrainingRun):
 
     received, gradients: of every micro-batch, what another rank sends in the forward and in the backward pass.
     flights: what leaves the chunk in the forward pass, by micro-batch, until its backward pass has run.
+    profiles: the kernels of whole products, and of divided ones.
     """
+
+    profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
     def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter) -> None:
         self.stage = stage
-        if layout.tp > 1:
-            self.profile = Divided
+        self.profile = self.profiles[layout.tp > 1]
         super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
         self.whole: Tensor | None = None
@@ -98,7 +101,7 @@ class Chunk(TrainingRun):
     def _backward_from(self, out: Tensor, seed: Tensor) -> None:
         self.meter.place = Place("backward")
         self._take_workspace(2)
-        backward(self.graph, out, seed)
+        backward(self.graph, out, seed, self.finish_backward)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
@@ -137,6 +140,14 @@ class Chunk(TrainingRun):
         self.flights[i] = output
         return output
 
+    def forward_and_loss(self, i: int) -> Tensor | None:
+        """The forward pass of micro-batch `i`. Returns its loss, on the last stage."""
+        output = self.forward_one_chunk(i)
+        return self.compute_loss(output) if self.stage.last else None
+
+    def perform_reduce_grad(self) -> None:
+        """What follows the last backward pass of a step: nothing without shards."""
+
     def compute_loss(self, output: Tensor) -> Tensor:
         """The loss of the micro-batch that has just run."""
         self.meter.place = Place("forward", path="loss")
@@ -165,16 +176,25 @@ class RankRun:
     """
 
     def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, meter: Meter, workspace: int = 0):
-        check_torch(layout)
+        self.check(layout)
         at = layout.at(rank)
         self.layout, self.how, self.meter = layout, how, meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         own = [stage for stage in stages(layout, layers) if stage.rank == at.pp]
-        self.chunks = [Chunk(spec, how, layout, rank, stage, meter) for stage in own]
+        self.chunks = [self.chunk(spec, rank, stage) for stage in own]
         for chunk in self.chunks:
             chunk.workspace, chunk.workspaces = workspace, self.chunks[0].workspaces
-        self.order: Sequence[Action] = pipeline(layout, how.microbatches).orders[at.pp]
+        group = torch_group(layout.pp, how.microbatches) if layout.vpp > 1 else None
+        self.order: Sequence[Action] = pipeline(layout, how.microbatches, group).orders[at.pp]
         self.buckets: list[Storage] = []
+
+    def check(self, layout: Layout) -> None:
+        """Raises `InputError` for a layout that is not modelled."""
+        check_torch(layout)
+
+    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> Chunk:
+        """The layers of one stage."""
+        return Chunk(spec, self.how, self.layout, rank, stage, self.meter)
 
     def set_up(self) -> None:
         """Makes the parameters, and the buckets in which gradients are summed over replicas."""
@@ -200,7 +220,7 @@ class RankRun:
         """The forward and backward passes of all micro-batches."""
         if self.layout.pp > 1:
             self._take_batch()
-        if self.layout.pp > 1 and self.layout.schedule == "1f1b":
+        if self.layout.pp > 1 and schedule_of(self.layout) == "1f1b":
             self._one_forward_one_backward(self.chunks[0])
         else:
             self._in_order()
@@ -222,8 +242,8 @@ class RankRun:
 
     def _in_order(self) -> None:
         flights: dict[tuple[int, int], Flight] = {}
-        outputs: dict[tuple[int, int], Tensor] = {}
-        for kind, index, batch, *_ in self.order:
+        losses: dict[tuple[int, int], Tensor] = {}
+        for i, (kind, index, batch, *_) in enumerate(self.order):
             chunk, key = self.chunks[index], (index, batch)
             if kind not in ("F", "B"):
                 raise InputError("--schedule: torch's kernels run a whole backward pass; expected 1f1b or interleaved")
@@ -232,12 +252,20 @@ class RankRun:
                     flights[key] = chunk.forward_of()
                 else:
                     chunk.backward_of(flights.pop(key))
-            elif kind == "F":
-                output = chunk.forward_one_chunk(batch)
-                if chunk.stage.last:
-                    outputs[key] = chunk.compute_loss(output)
+                continue
+            self.before_action(i)
+            if kind == "F":
+                loss = chunk.forward_and_loss(batch)
+                if loss is not None:
+                    losses[key] = loss
+                del loss
             else:
-                chunk.backward_one_chunk(batch, outputs.get(key))
+                chunk.backward_one_chunk(batch, losses.get(key))
+                if batch == self.how.microbatches - 1:
+                    chunk.perform_reduce_grad()
+
+    def before_action(self, i: int) -> None:
+        """What comes before action `i` of the order: nothing without shards."""
 
     def _one_forward_one_backward(self, chunk: Chunk) -> None:
         """`Schedule1F1B._step_microbatches`. What is sent is named until what is sent next."""
@@ -270,6 +298,7 @@ class RankRun:
             _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
             _send_work = _bwd_sends
             bwd_mb_index += 1
+        chunk.perform_reduce_grad()
 
     def update(self) -> None:
         """The optimizer's step over the parameters of all chunks."""

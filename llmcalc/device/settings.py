@@ -72,6 +72,8 @@ class Settings:
     keep_logits: whether the training loop names the logits until the backward pass has run; default False.
     offload_activations: whether what layers save waits on the host; default False.
     optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete; default False.
+    precision_aware_optimizer: whether the optimizer keeps its own main weights and states, each in a format of its own
+        (Megatron-LM with Transformer Engine); default False.
     chunk: tokens of each sequence in a pass over the prompts. Default in inference so many that a pass has at most
         8,192 tokens of all sequences, else the whole prompt.
     kv_block: tokens of a block of a paged cache; 0 for a cache that grows by concatenation, as the reference's does.
@@ -117,6 +119,7 @@ class Settings:
     routing: Routing | None = None
     zero_grad: ZeroGrad | None = None
     optimizer_in_backward: bool | None = None
+    precision_aware_optimizer: bool | None = None
     offload_activations: bool | None = None
     torch: str | None = None
     chunk: int | None = None
@@ -216,6 +219,8 @@ class Settings:
     def training(self, use: MemoryUse, include: frozenset[str]) -> Training:
         """The run that is replayed. use: what stays between passes under these settings."""
         assert use.optimizer is not None
+        if self.precision_aware_optimizer:
+            raise InputError("--precision-aware-optimizer: it is Megatron-LM's; expected --framework megatron too")
         run = run_dtype(use.dtype, "--dtype")
         if self.optimizer_impl is not None and self.optimizer_impl not in implementations(use.optimizer.name):
             known = ", ".join(implementations(use.optimizer.name))
@@ -395,6 +400,7 @@ OF_TRAINING = (
     "loss_chunk",
     "keep_logits",
     "optimizer_in_backward",
+    "precision_aware_optimizer",
     "offload_activations",
     "torch",
 )

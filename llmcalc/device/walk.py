@@ -55,9 +55,13 @@ class Bytes(NamedTuple):
 
     @staticmethod
     def of(one: Memory, framework: Framework) -> Bytes:
-        """Those of a framework: Megatron's are bf16, and fp32 for main gradients, the master copy and Adam's states."""
+        """Those of a framework. Megatron's weights are bf16, and main gradients, the master copy and Adam's states fp32
+        unless they have formats of their own.
+        """
         if framework == "megatron":
-            return Bytes(2, 4, 12)
+            from .megatron.options import bytes_of_each
+
+            return Bytes(2, *bytes_of_each(one.settings))
         use, n = one.states, one.states.count.total
         states = (use.optimizer.bytes if use.optimizer is not None else 0) + use.master_weights
         return Bytes(use.weights / n, use.gradients / n, states / n)

@@ -217,10 +217,14 @@ class Use:
         return self._of("buffers")
 
     def forward_flops(self) -> Number:
-        return self._of("forward_flops", self.sight)
+        return self._flops("forward_flops")
 
     def backward_flops(self) -> Number:
-        return self._of("backward_flops", self.sight)
+        return self._flops("backward_flops")
+
+    def _flops(self, effect: str) -> Number:
+        found = self._of(effect, self.sight)
+        return found if self.sight is None else self.sight.of_one_rank(found)
 
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._of("cache_bits", self.sight, kv_bits)

@@ -9,7 +9,7 @@ are not given stay unset: without head_dim it is h/a, so multi-head attention ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -19,8 +19,9 @@ from ..components.base import Network, Part, Symbol, TokenMixer
 from ..components.layers.block import Layer
 from ..components.stack import BASE, SHARED, Stack
 from ..flow.tree import Node
+from ..layouts.share import RankModel
 from ..model import ModelSpec
-from .traced import Traced
+from .traced import Traced, formula_of
 
 KEYS = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
@@ -74,9 +75,14 @@ class Symbolic:
     depths: dict[Any, frozenset[Any]]
 
 
+GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}
+"""Sizes of a layout that are in formulas of a rank → what they are."""
+
+
 def symbolic(spec: ModelSpec) -> Symbolic:
-    """`spec` in symbols. Imports sympy."""
-    used = _used_spots(spec)
+    """`spec` in symbols; of one rank of a layout, that rank's share of it. Imports sympy."""
+    rank = spec if isinstance(spec, RankModel) else None
+    used = _used_spots(spec if rank is None else rank.whole)
     names = _named(used + _depth_spots(spec))
     meanings: dict[Any, Meaning] = {}
 
@@ -91,26 +97,72 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     def pick(spot: Spot) -> Any:
         return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
 
-    lettered = _lettered(spec, pick).tree()
+    lettered = _lettered(spec, pick).tree() if rank is None else _rank_in_letters(rank, pick, symbol)
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     several = len(spec.stacks()) > 1
     for spot in _depth_spots(spec):
-        stack, whole = getattr(spec, spot.side), pick(spot)
-        kinds = _layer_labels(stack)
+        stack = getattr(spec, spot.side)
+        labels, counts, of = _layer_labels(stack), _layer_counts(stack, rank), _of_stages(rank)
+        kinds = {name: labels[name] for name in counts}
+        whole = symbol(names[spot], spot.field + of, sum(counts.values()))
         if len(kinds) == 1:
-            groups[spot.side, next(iter(kinds))] = whole, ""
+            groups[spot.side, next(iter(kinds))] = whole, next(iter(kinds.values()))
             continue
         base = f"{spot.letter}_{SIDE_NAMES[spot.side]}" if several else names[spot]
-        for name, _, count, _ in stack.groups():
-            if not is_zero(count):
-                groups[spot.side, name] = (
-                    symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]})", count),
-                    kinds[name],
-                )
+        for name, count in counts.items():
+            groups[spot.side, name] = (
+                symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]}){of}", count),
+                kinds[name],
+            )
         depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
     main = "decoder" if spec.decoder is not None else "encoder"
     return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
+
+
+def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
+    """Kind of layer → how many there are; of a rank of a pipeline, how many it has."""
+    if rank is None or rank.layout.pp == 1:
+        return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
+    own = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
+    return {name: count for name, count in own.items() if count}
+
+
+def _of_stages(rank: RankModel | None) -> str:
+    return "" if rank is None or rank.layout.pp == 1 else " of this rank"
+
+
+def _rank_in_letters(rank: RankModel, pick: Pick, symbol: Callable[[str, str, Number], Any]) -> Node:
+    """The tree of a rank in symbols. A rank's sizes depend on comparisons, which symbols alone cannot answer."""
+
+    def traced(spot: Spot) -> Any:
+        letter = pick(spot)
+        return spot.value if letter is spot.value else Traced(spot.value, letter)
+
+    layout = rank.layout
+    sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
+    if layout.expert_tp == layout.tp:
+        del sizes["etp"]
+    degrees = {name: Traced(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1}
+    if "etp" not in sizes:
+        degrees["etp"] = degrees.get("tp", layout.expert_tp)
+    lettered = _lettered(rank, traced)
+    assert isinstance(lettered, RankModel)
+    return _written(lettered.in_letters(replace(layout, **degrees)).tree())
+
+
+def _written(value: Any) -> Any:
+    """A tree, an op or a size with formulas in the place of integers that know theirs."""
+    if isinstance(value, Traced):
+        return value.formula
+    if isinstance(value, tuple):
+        return tuple(map(_written, value))
+    if isinstance(value, dict):
+        return {key: _written(one) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        made = {one.name: _written(getattr(value, one.name)) for one in fields(value)}
+        return replace(value, **made)
+    return value
 
 
 def with_formulas(spec: ModelSpec) -> ModelSpec:

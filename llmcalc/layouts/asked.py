@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import InputError
-from ..run.layout import ContextExchange, Layout, Schedule
+from ..run.layout import ContextExchange, ImpossibleLayout, Layout, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..algebra import Number
+    from ..model import ModelSpec
+    from .share import RankModel, Share
 
 Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
 
@@ -34,6 +41,7 @@ class Asked:
     fsdp: int | None = None
     hsdp_replicas: int | None = None
     reshard: bool | None = None
+    prefetch: int | None = None
     ep: int | None = None
     etp: int | None = None
     framework: Framework | None = None
@@ -48,7 +56,19 @@ class Asked:
         """The layout. Raises `InputError` for options that contradict each other."""
         given: dict[str, Any] = {
             name: value
-            for name in ("tp", "pp", "vpp", "pp_layout", "cp", "cp_comm", "ep", "etp", "reshard", "sequence_parallel")
+            for name in (
+                "tp",
+                "pp",
+                "vpp",
+                "pp_layout",
+                "cp",
+                "cp_comm",
+                "ep",
+                "etp",
+                "reshard",
+                "prefetch",
+                "sequence_parallel",
+            )
             if (value := getattr(self, name)) is not None
         }
         if self.hsdp_replicas is not None:
@@ -77,7 +97,7 @@ class Asked:
             return dp or 1
         if self.devices % each or (dp is not None and self.devices != each * dp):
             wanted = f"a multiple of {each}" if dp is None else str(each * dp)
-            raise InputError(f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {wanted}")
+            raise ImpossibleLayout(f"--devices {self.devices}: tp · cp · pp · dp is another number; expected {wanted}")
         return self.devices // each
 
     def kernels(self) -> Framework:
@@ -100,4 +120,45 @@ def dated(version: str) -> date | None:
 
 
 ANY = Asked()
+"""Nothing is asked."""
+
+
+@dataclass(frozen=True)
+class AskedRank:
+    """One rank of the layout that someone asks for. rank: which; None for the one that has most."""
+
+    asked: Asked = ANY
+    rank: int | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything is asked."""
+        return self.asked.anything or self.rank is not None
+
+    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> Share | None:
+        """The share of that rank; None where nothing is asked.
+
+        cost: what the rank that has most has most of. most: the same in words.
+        Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
+        """
+        if not self.anything:
+            return None
+        from .nearest import with_nearest
+        from .share import Share, heaviest, of_rank
+
+        if not self.asked.anything:
+            raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
+        with with_nearest(spec, self.asked):
+            layout = self.asked.layout()
+            if self.rank is None:
+                why = f"the first rank that {most} the most" if layout.world > 1 else ""
+                return Share(heaviest(spec, layout, cost), why)
+            if self.rank >= layout.world:
+                raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
+            found = of_rank(spec, layout, self.rank)
+            found.tree()
+            return Share(found, "")
+
+
+ANY_RANK = AskedRank()
 """Nothing is asked."""

@@ -21,7 +21,7 @@ from ..flow.record import Flow, Index
 from ..flow.value import Value, Weight
 from ..model import ModelSpec
 from ..optional import TOWERS
-from ..run.layout import Coordinates, Layout, Stage
+from ..run.layout import Chunks, Coordinates, ImpossibleLayout, Layout, Stage
 from ..run.rows import TOKENS, Rows
 
 TENSOR = frozenset({"heads", "kv_heads", "key_heads", "ffn", "vocab", "groups", "inner"})
@@ -111,12 +111,12 @@ class Shares:
         if axis.name in NEAR_ROWS:
             each = -(-size // degree)
             return Shard(axis.name, max(0, min(each, size - each * where)), size, degree)
-        if axis.name == "kv_heads" and degree % size == 0:
+        if axis.name == "kv_heads" and degree > size and degree % size == 0:
             return Shard(axis.name, 1, size, degree)
         if size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
             fit = ", ".join(str(n) for n in range(1, min(size, 4 * degree) + 1) if size % n == 0)
-            raise InputError(
+            raise ImpossibleLayout(
                 f"{option} {degree}: does not divide {FIELDS.get(axis.name, axis.name)} {size}; expected one of {fit}"
             )
         return Shard(axis.name, size // degree, size, degree)
@@ -143,7 +143,7 @@ class RankFlow(Flow):
     entry: the value that enters the first of its layers, which another rank sends. exit: the output of the last.
     """
 
-    def __init__(self, shares: Shares, stage: Stage | None) -> None:
+    def __init__(self, shares: Shares, stage: Stage | Chunks | None) -> None:
         super().__init__()
         self.shares, self.stage = shares, stage
         self.exit: Value | None = None
@@ -336,7 +336,9 @@ def _is_frame(item: Item) -> bool:
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
-def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | None = None) -> RankFlow:
+def rank_program(
+    spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
+) -> RankFlow:
     """The program of one rank of a layout.
 
     stage: the layers that it has, with what comes before the first and after the last; by default all of the model.

@@ -25,6 +25,10 @@ ContextExchange: TypeAlias = Literal["p2p", "a2a", "allgather"]
 Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
+class ImpossibleLayout(InputError):
+    """Sizes of groups that cannot be together, or that do not divide the model."""
+
+
 class Coordinates(NamedTuple):
     """Where a rank stands in each group. etp, ep, edp: where its experts stand, of which groups are others."""
 
@@ -47,6 +51,8 @@ class Layout:
     zero: what data parallelism divides: optimizer states (1), gradients too (2), weights too (3); 0, nothing.
     hsdp_replicas: groups of data-parallel ranks that each hold all of the shards, 1 by default.
     reshard: with weights divided, whether a layer's are given back after its forward pass.
+    prefetch: with weights divided, how many further layers each layer gathers ahead of them; 0 (default) leaves the
+        order to the framework.
     schedule: the order of micro-batches in a pipeline. pp_layout: layers of each stage, in order; even by default.
     """
 
@@ -62,6 +68,7 @@ class Layout:
     zero: Zero = 0
     hsdp_replicas: int = 1
     reshard: bool = True
+    prefetch: int = 0
     schedule: Schedule = "1f1b"
     pp_layout: tuple[int, ...] | None = None
 
@@ -76,26 +83,32 @@ class Layout:
             raise InputError(f"--zero: {self.zero}; expected 1, 2 or 3")
         inside = self.tp * self.cp * self.dp
         if inside % (self.ep * self.expert_tp):
-            raise InputError(
+            raise ImpossibleLayout(
                 f"--ep {self.ep} with --etp {self.expert_tp}: {self.ep * self.expert_tp} does not divide "
                 f"tp · cp · dp = {inside}; expected a divisor"
             )
         if self.dp % self.hsdp_replicas:
-            raise InputError(
+            raise ImpossibleLayout(
                 f"--hsdp-replicas: {self.hsdp_replicas} does not divide --dp {self.dp}; expected a divisor"
             )
+        if self.prefetch < 0:
+            raise InputError(f"--prefetch: {self.prefetch}; expected 0 or more layers")
+        if self.prefetch and self.zero != 3:
+            raise InputError(
+                "--prefetch: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
+            )
         if self.vpp > 1 and self.pp == 1:
-            raise InputError(f"--vpp: {self.vpp} chunks a rank need a pipeline; expected --pp of at least 2")
+            raise ImpossibleLayout(f"--vpp: {self.vpp} chunks a rank need a pipeline; expected --pp of at least 2")
         if self.schedule == "interleaved" and self.vpp == 1:
-            raise InputError("--schedule interleaved: needs several chunks a rank; expected --vpp of at least 2")
+            raise ImpossibleLayout("--schedule interleaved: needs several chunks a rank; expected --vpp of at least 2")
         if self.schedule in ("zb-h1", "dualpipe") and self.vpp > 1:
             raise InputError(f"--schedule {self.schedule}: has chunks of its own; expected no --vpp")
         if self.schedule == "dualpipe" and self.pp % 2:
-            raise InputError(
+            raise ImpossibleLayout(
                 f"--schedule dualpipe: takes an even number of stages; expected an even --pp, not {self.pp}"
             )
         if self.pp_layout is not None and len(self.pp_layout) != self.pp * self.vpp:
-            raise InputError(
+            raise ImpossibleLayout(
                 f"--pp-layout: {len(self.pp_layout)} stages; expected pp · vpp = {self.pp * self.vpp} numbers of layers"
             )
 
@@ -178,6 +191,29 @@ class Stage(NamedTuple):
     last: bool
 
 
+class Chunks(NamedTuple):
+    """All layers of one rank of a pipeline, whichever of its stages they are in.
+
+    rank: of the pipeline. layers: their indices in the model. first, last: as of `Stage`.
+    """
+
+    rank: int
+    layers: tuple[int, ...]
+    first: bool
+    last: bool
+
+
+def chunks_of(layout: Layout, layers: int, rank: int) -> Chunks:
+    """What a rank of a pipeline of so many layers has. Under DualPipe it has two stages, from both ends.
+
+    Raises `InputError` for layers that the stages do not share out.
+    """
+    ranks = {rank, layout.pp - 1 - rank} if layout.schedule == "dualpipe" else {rank}
+    own = [stage for stage in stages(layout, layers) if stage.rank in ranks]
+    every = tuple(i for stage in own for i in stage.layers)
+    return Chunks(rank, every, any(stage.first for stage in own), any(stage.last for stage in own))
+
+
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     """The stages of a pipeline of so many layers, in the order in which a micro-batch goes through them.
 
@@ -187,12 +223,12 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     """
     count = layout.pp * layout.vpp
     if layout.pp_layout is None and layers % count:
-        raise InputError(
+        raise ImpossibleLayout(
             f"--pp {layout.pp}: {count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
         )
     sizes = layout.pp_layout or (layers // count,) * count
     if sum(sizes) != layers:
-        raise InputError(f"--pp-layout: {sum(sizes)} layers in all; expected the model's {layers}")
+        raise ImpossibleLayout(f"--pp-layout: {sum(sizes)} layers in all; expected the model's {layers}")
     start = 0
     for i, size in enumerate(sizes):
         yield Stage(i % layout.pp, i // layout.pp, range(start, start + size), i == 0, i == count - 1)

@@ -149,6 +149,7 @@ class MegatronSettings:
     moe_router_num_groups: int | None = None
     moe_router_group_topk: int | None = None
     moe_router_load_balancing_type: tuple[str, ...] = ("aux_loss",)
+    moe_aux_loss_coeff: tuple[float, ...] = (0.0,)
     moe_router_force_load_balancing: bool = False
     moe_router_padding_for_quantization: bool = False
     moe_router_padding_for_fp8: bool = False
@@ -251,6 +252,10 @@ class MegatronSettings:
     fused_residual_rmsnorm: bool = False
     use_transformer_engine_op_fuser: bool = False
     no_clone_scatter_output_in_embedding: bool = False
+    use_mup: bool = False
+    mup_base_hidden_size: int | None = None
+    mup_embedding_mult: float = 1.0
+    mup_output_mult: float = 1.0
     mlp_chunks_for_training: int = 1
     use_kitchen_attention: bool = False
 
@@ -320,6 +325,7 @@ class MegatronSettings:
     defer_embedding_wgrad_compute: bool = False
     wgrad_deferral_limit: int = 0
     tp_comm_overlap: bool = False
+    tp_comm_overlap_cfg: str | None = None
     use_tp_pp_dp_mapping: bool = False
 
     # Data parallelism.
@@ -407,6 +413,12 @@ class MegatronSettings:
             for reason, names in NOT_MODELLED.items():
                 if name in names and getattr(self, name) not in WITHOUT_EFFECT.get(name, ()):
                     found[flag_of(name)] = reason
+        if self.moe_token_dispatcher_type == "flex" and self.moe_flex_dispatcher_backend != "hybridep":
+            found["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+        if self.tp_comm_overlap and (self.num_experts is not None or self.latent or self.kind == "hybrid"):
+            found["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+        if self.attention_output_gate and (self.latent or self.kind in ("bert", "t5")):
+            found["--attention-output-gate"] = "another kind of attention"
         return found
 
     # What follows from the arguments
@@ -523,10 +535,56 @@ class MegatronSettings:
         return tuple(map(bool, freq))
 
     @property
+    def delta_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has gated DeltaNet for its attention. An N as the frequency means all but the last of
+        every N layers (experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`).
+        """
+        if self.experimental_attention_variant not in GATED_DELTA_NET:
+            return (False,) * self.layers
+        freq = self.linear_attention_freq
+        if freq is None:
+            raise InputError("--linear-attention-freq: missing; gated DeltaNet needs it")
+        if isinstance(freq, int):
+            return tuple((i + 1) % max(1, freq) != 0 for i in range(self.layers))
+        return tuple(map(bool, freq))
+
+    @property
     def microbatches(self) -> int:
         """Micro-batches per step of each pipeline."""
         micro = (self.micro_batch_size or 1) * self.dp
-        return max(1, (self.global_batch_size or micro) // micro)
+        return max(1, (self.batch or micro) // micro)
+
+    @property
+    def batch(self) -> int | None:
+        """Sequences of the first steps. A schedule gives the batch from each number of tokens on; the first is from 0.
+
+        Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
+        """
+        if self.step_batch_size_schedule is None:
+            return self.global_batch_size
+        batches = dict(_scheduled(self.step_batch_size_schedule))
+        if 0 not in batches or self.global_batch_size is not None:
+            raise InputError(
+                f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such as "
+                "0:384 200B:768, and no --global-batch-size"
+            )
+        return batches[0]
+
+    @property
+    def scales_logits(self) -> bool:
+        """Whether the logits are multiplied by a number: with μP, unless the widths are those of its base
+        (transformer_config.py, `__post_init__`).
+        """
+        base = self.mup_base_hidden_size or self.hidden_size
+        return self.use_mup and (self.mup_output_mult != 1.0 or base != self.hidden_size)
+
+    @property
+    def balances(self) -> bool:
+        """Whether the router has an auxiliary loss: of tokens, of sequences or of all ranks, with a factor
+        (transformer/moe/router.py, `is_aux_loss_enabled`).
+        """
+        kinds = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
+        return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in kinds)
 
     @property
     def tokenizer(self) -> str:
@@ -731,8 +789,9 @@ class MegatronSettings:
             self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
         self._check_world()
         micro = (self.micro_batch_size or 1) * self.dp
-        if self.global_batch_size is not None and self.global_batch_size % micro:
-            self._refuse("global_batch_size", f"a multiple of micro-batch size · data-parallel size = {micro}")
+        if self.batch is not None and self.batch % micro:
+            name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
+            self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
                 self._refuse(
@@ -744,6 +803,10 @@ class MegatronSettings:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
                 )
+        if len(self.delta_layers) != self.layers:
+            raise InputError(
+                f"--linear-attention-freq: a pattern of {len(self.delta_layers)} layers; expected one of {self.layers}"
+            )
         longest = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
             self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
@@ -767,6 +830,18 @@ def flag_of(name: str) -> str:
     """The argument that a field holds."""
     return f"--{name.replace('_', '-')}"
 
+
+def _scheduled(text: str) -> Iterator[tuple[int, int]]:
+    """The batches of a schedule, `0:384 200B:768`, after the tokens from which they hold. Raises `InputError`."""
+    for part in text.split():
+        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", part, re.IGNORECASE)
+        if found is None or not int(found[3]):
+            raise InputError(f"--step-batch-size-schedule {shown(text)}: not understood; expected 0:384 200B:768")
+        yield int(float(found[1]) * THOUSANDS[found[2].upper()]), int(found[3])
+
+
+THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Suffix of a number of tokens → its factor."""
 
 LONGEST_LAYOUT = 100_000
 """The most letters of a pipeline's layout, repeats written out."""
@@ -811,6 +886,11 @@ SIZES = (
     "decoder_num_layers",
     "make_vocab_size_divisible_by",
     "moe_router_topk",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
 )
 """Fields that are sizes, where they are given."""
 
@@ -832,12 +912,13 @@ NULL_TOKENIZER_COUNTS_ITS_LAST = datetime.date(2026, 4, 22)
 """From when the vocabulary of a null tokenizer includes the token that ends a document."""
 
 EXCHANGES: dict[str, ContextExchange] = {
+    "a2a+p2p": "p2p",
     "p2p": "p2p",
     "a2a": "a2a",
     "all_gather": "allgather",
     "allgather": "allgather",
 }
-"""Megatron's word for the exchange of keys and values → the layout's."""
+"""Megatron's word for the exchange of keys and values → the layout's. By heads inside of a ring counts as a ring."""
 
 SHARDING: dict[str, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """What Megatron-FSDP divides → the stage of ZeRO."""
@@ -872,14 +953,12 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "moe_paged_stash",
     ),
     "CUDA graphs": ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "optimizer_cuda_graph"),
-    "communication buffers of the user": ("tp_comm_overlap", "use_nccl_ub"),
+    "communication buffers of the user": ("use_nccl_ub", "tp_comm_overlap_cfg"),
     "another kind of attention": (
         "experimental_attention_variant",
-        "linear_attention_freq",
         "window_size",
         "window_attn_skip_freq",
         "softmax_type",
-        "attention_output_gate",
         "use_kitchen_attention",
         "qk_clip",
         "log_max_attention_logit",
@@ -893,29 +972,31 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     ),
     "fused operations": ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "mla_down_proj_fusion"),
     "experts on narrower vectors": ("moe_latent_size",),
-    "experts with a gate of their own": ("moe_shared_expert_gate",),
     "experts with a capacity of each rank": ("moe_expert_rank_capacity_factor",),
     "experts made of a dense network": ("moe_use_upcycling",),
     "tensors of several experts": ("moe_use_grouped_tensor", "moe_single_grouped_weight", "moe_single_grouped_bias"),
     "layers that differ": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
     "a stage of its own for later tokens": ("mtp_standalone", "mtp_hsm"),
-    "layers for later tokens that share weights": ("mtp_use_repeated_layer",),
-    "another way to send tokens to experts": ("moe_token_dispatcher_type", "moe_enable_deepep"),
+    "another way to send tokens to experts": ("moe_enable_deepep",),
     "another optimizer": ("optimizer",),
     "layers for inference": ("transformer_impl",),
     "another optimizer's shards": ("muon_use_syrk",),
     "distillation or reinforcement learning": ("perform_rl_step", "logits_load_dir", "logits_save_dir"),
     "gradients written to files": ("save_wgrads_interval", "save_dgrads_interval", "save_activations_interval"),
-    "batches that grow": ("rampup_batch_size", "step_batch_size_schedule", "decrease_batch_size_if_needed"),
+    "batches that grow": ("rampup_batch_size", "decrease_batch_size_if_needed"),
+    "a scaled embedding": ("mup_embedding_mult",),
     "weights without gradients": ("freeze_all_layers", "skip_train"),
     "networks in chunks of tokens": ("mlp_chunks_for_training",),
     "a trace of routing": ("moe_routing_trace_path", "moe_enable_routing_replay"),
 }
 """What changes memory in ways that nothing here follows → the fields that ask for it."""
 
+GATED_DELTA_NET = ("gdn", "gated_delta_net")
+"""Names of attention by gated DeltaNet, the second of older versions."""
+
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "experimental_attention_variant": GATED_DELTA_NET,
     "mlp_chunks_for_training": (0, 1),
-    "moe_token_dispatcher_type": ("allgather", "alltoall"),
     "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "transformer_impl": ("transformer_engine", "local"),
 }

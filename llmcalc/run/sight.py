@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..algebra import Number, is_zero, times
+from ..algebra import Number, exact_div, is_zero, times
 from .counting import AS_EXECUTED, Counting, Pairs
 from .execution import EAGER, AttentionImplementation, Execution
 from .rows import Rows
@@ -19,11 +19,13 @@ class Sight:
     workload: what is run.
     counting: the counting conventions.
     execution: how it is executed.
+    sequence_ranks: over how many ranks each sequence is divided, each of which computes as much, 1 by default.
     """
 
     workload: Workload
     counting: Counting = AS_EXECUTED
     execution: Execution = EAGER
+    sequence_ranks: int = 1
 
     @property
     def batch(self) -> Number:
@@ -64,6 +66,10 @@ class Sight:
     def continues(self, rows: Rows) -> bool:
         """Whether there are tokens of earlier passes before these."""
         return self.phase == "decode" or not is_zero(self.past(rows))
+
+    def of_one_rank(self, flops: Number) -> Number:
+        """The FLOPs that one of the ranks of a sequence computes."""
+        return flops if self.sequence_ranks == 1 else exact_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> Sight:
         """The same run with some fields of its workload changed."""

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..costs.resident import Fit
 from ..device.cluster import Cluster, RankMemory
-from ..run.layout import Layout, stages
+from ..run.layout import stages
 from ..sources.launch.launch import Launch
 from ..sources.preset import Preset
 from . import bars
@@ -26,6 +26,7 @@ from .memory import (
     workload_data,
 )
 from .notes import plural, too_long, warned
+from .share import layout_text
 from .summary import model_data
 
 FRAMEWORK_NAMES = {"torch": "torch", "fsdp2": "FSDP2", "megatron": "Megatron-Core", "deepspeed": "DeepSpeed"}
@@ -81,7 +82,8 @@ def report(
     aside = f"{run_text(use)}, {plural(layout.world, 'device')}: {layout_text(layout)}"
     notes = said([*warnings, *_notes(found, assumed), *(launched.notes if launched is not None else ())])
     parts = Table(preset.display, PART_COLUMNS, _part_rows(peak), aside, notes, answer, name="parts")
-    ranks = Table(f"By rank, in {units.GIB.name}", RANK_COLUMNS, _rank_rows(found), name="ranks")
+    columns = RANK_COLUMNS if found.trains else [_after_pass(one) for one in RANK_COLUMNS]
+    ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(found), name="ranks")
     phases = Table(f"Over time on rank {peak.rank}", PHASE_COLUMNS, phase_rows(peak.device), name="phases")
     sent = Table(
         f"Sent by rank {peak.rank} in a step, in {units.GIB.name}",
@@ -95,15 +97,6 @@ def report(
         [parts, ranks, phases, *([sent] if sent.rows else []), fitting],
         warnings=warned(preset, warnings),
     ).of(preset.target)
-
-
-def layout_text(layout: Layout) -> str:
-    """`tp 2 · pp 4 · dp 8`: the groups of more than one rank."""
-    names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
-    if layout.zero:
-        words.append(f"ZeRO-{layout.zero}")
-    return " · ".join(words) or "one device"
 
 
 def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
@@ -160,6 +153,10 @@ def data(preset: Preset, found: Cluster, fits: Sequence[Fit], launched: Launch |
     }
 
 
+def _after_pass(column: Column) -> Column:
+    return column._replace(title="after") if column.key == "after_step_bytes" else column
+
+
 def _sent_rows(found: Cluster) -> list[Row]:
     """Messages of one kind with one group together."""
     sums: dict[tuple[str, int, str], list[int]] = {}
@@ -207,10 +204,22 @@ def _rank_rows(found: Cluster) -> list[Row]:
     ]
 
 
+def _serving_notes(found: Cluster) -> list[str]:
+    """What holds of passes on several devices."""
+    layout, tensors = found.layout, found.peak.device.terms[0]
+    return [
+        *([f"{tensors.status}: {tensors.witness}"] if tensors.status == "estimate" else []),
+        *(["logits stay divided over the vocabulary"] if layout.tp > 1 else []),
+        *(["--batch: sequences of each replica"] if layout.dp > 1 else []),
+    ]
+
+
 def _notes(found: Cluster, assumed: str) -> list[str]:
     name = FRAMEWORK_NAMES[found.framework]
     version = f" of {found.version}" if found.version else ""
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
+    if not found.trains:
+        notes += _serving_notes(found)
     if found.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if found.reserved_band is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..formulas.bibliography import papers
@@ -15,7 +15,11 @@ from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, noted, said
 from .expression import LATEX, Style, write
 from .notes import MULTIPLY_ADD, PAIRS, cache_a_token, identity_experts
+from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
+
+if TYPE_CHECKING:
+    from ..layouts.share import Share
 
 LINE = 80
 SHORT = 30
@@ -40,10 +44,15 @@ RECORDS = (
 
 
 def report(
-    preset: Preset, explanation: Explanation, latex: bool = False, records: bool = False, bibtex: bool = False
+    preset: Preset,
+    explanation: Explanation,
+    latex: bool = False,
+    records: bool = False,
+    bibtex: bool = False,
+    share: Share | None = None,
 ) -> Report:
     """The answer as data and for people. latex: LaTeX in place of tables. bibtex: with BibTeX entries of its sources.
-    records: one row a formula, for CSV and Markdown.
+    records: one row a formula, for CSV and Markdown. share: of which rank it is; by default of the whole model.
     """
     rows = [
         _record(explanation, place, formula)
@@ -53,18 +62,19 @@ def report(
     ]
     data = {
         "model": model_data(preset),
+        **share_data(share),
         "node": explanation.node,
         "setting": _setting(explanation),
         "formulas": rows,
         "symbols": _symbols(explanation),
     }
     if records:
-        return Report(data, [_records(preset, explanation, rows, latex)]).of(preset.target)
+        return Report(data, [_records(preset, explanation, rows, share)]).of(preset.target)
     if latex:
-        return Report(data, text=_latex(preset, explanation, bibtex))
+        return Report(data, text=_latex(preset, explanation, bibtex, share))
     if explanation.node is None:
-        return Report(data, _whole(preset, explanation))
-    return Report(data, _nodes(preset, explanation))
+        return Report(data, _whole(preset, explanation, share))
+    return Report(data, _nodes(preset, explanation, share))
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -130,7 +140,7 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
+def _nodes(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
     """One table a node; places where it has the same formulas share one."""
     tables: list[Table] = []
     for section in explanation.sections:
@@ -144,13 +154,13 @@ def _nodes(preset: Preset, explanation: Explanation) -> list[Table]:
                 rows += _lines("in units of h", [write(formula.in_hidden)], width)
         columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
         notes = [_where(section), f"source: {source}" if source else ""]
-        tables.append(
-            Table(preset.display if first else "", columns, rows, headline(preset.model) if first else "", said(notes))
-        )
-    return noted([*tables, *_legend(explanation)], [*_training(explanation), *_conventions(explanation)])
+        aside = with_rank(headline(preset.model), share) if first else ""
+        tables.append(Table(preset.display if first else "", columns, rows, aside, said(notes)))
+    of_rank = share_notes(share)
+    return noted([*tables, *_legend(explanation)], [*of_rank, *_training(explanation), *_conventions(explanation)])
 
 
-def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
+def _whole(preset: Preset, explanation: Explanation, share: Share | None) -> list[Table]:
     """One table a quantity: every component of one layer of each kind, then the model."""
     tables: list[Table] = []
     model = explanation.sections[-1]
@@ -175,7 +185,8 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
             rows += _lines("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         first = not tables
-        tables.append(Table(preset.display if first else "", columns, rows, headline(preset.model) if first else ""))
+        aside = with_rank(headline(preset.model), share) if first else ""
+        tables.append(Table(preset.display if first else "", columns, rows, aside))
     shown = any(f.in_hidden is not None for f in model.formulas)
     proportions = ", ".join(
         f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown
@@ -183,6 +194,7 @@ def _whole(preset: Preset, explanation: Explanation) -> list[Table]:
     repeated = "× L: repeated L times; the formula is per layer"
     notes = [
         repeated,
+        *share_notes(share),
         *_training(explanation),
         f"in units of h: {proportions}" if proportions else "",
         *_sources(explanation),
@@ -351,23 +363,23 @@ def _training(explanation: Explanation) -> list[str]:
 # --- records and LaTeX ------------------------------------------------------------------------------------------------
 
 
-def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], latex: bool) -> Table:
+def _records(preset: Preset, explanation: Explanation, rows: list[dict[str, Any]], share: Share | None) -> Table:
     cells = [[row[c.key] for c in RECORDS] for row in rows]
     return Table(
         preset.display,
         RECORDS,
         [Row(c) for c in cells],
-        headline(preset.model),
+        with_rank(headline(preset.model), share),
         [*_training(explanation), *_conventions(explanation)],
     )
 
 
-def _latex(preset: Preset, explanation: Explanation, bibtex: bool) -> str:
+def _latex(preset: Preset, explanation: Explanation, bibtex: bool, share: Share | None) -> str:
     r"""An `align*` environment per node, ready to paste; amsmath is all it needs. Sources follow, as comments.
 
     bibtex: with the entries of the papers among them.
     """
-    out: list[str] = [f"% {preset.display}"]
+    out: list[str] = [f"% {preset.display}" + ("" if share is None else f", {rank_text(share)}")]
     for section in explanation.sections:
         out.append("% " + ", ".join(p.path or "model" for p in section.places))
         lines = []

@@ -10,10 +10,11 @@ from ..device.cluster import attention_of
 from ..sources.preset import Preset
 from ..studies.fit import Fitting
 from ..studies.fit_devices import DeviceFitting
-from .cluster import FRAMEWORK_NAMES, layout_text
+from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import device_data, execution_data, run_text, verdict_of, workload_data
 from .notes import plural, too_long, warned
+from .share import layout_text
 from .summary import model_data
 
 LARGEST_COLUMNS = (

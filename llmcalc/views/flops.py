@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..components.base import TokenMixer
@@ -17,7 +17,7 @@ from ..run.recompute import Recompute
 from ..sources.preset import Preset
 from ..studies.rules import Rule
 from . import conventions
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
     CAUSAL_PAIRS,
@@ -33,18 +33,28 @@ from .notes import (
     too_long,
     warned,
 )
+from .share import share_data, share_notes, with_rank
 from .summary import model_data
+
+if TYPE_CHECKING:
+    from ..layouts.share import Share
 
 PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
 
 
-def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Report:
-    """The answer as data and as a table; where rules of thumb were asked for, their table comes first."""
+def report(
+    preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: Share | None = None
+) -> Report:
+    """The answer as data and as a table; where rules of thumb were asked for, their table comes first.
+
+    share: of which rank it is; by default of the whole model.
+    """
     warnings = too_long(count.spec, count.workload)
-    notes = warnings + _notes(count)
+    notes = warnings + said(share_notes(share, *_rank_notes(share))) + _notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
+        **share_data(share),
         "workload": {**asdict(count.workload), **asdict(count.sight.counting), **asdict(count.sight.execution)},
         "flops": {
             "total": count.total,
@@ -63,7 +73,7 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = ()) -> Repo
         "notes": notes,
         "tree": tree_data(_without_towers(count.tree).place(count.sight), _figures(count.include)),
     }
-    tables = [_table(preset, count, notes)]
+    tables = [_table(preset, count, notes, share)]
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
@@ -75,7 +85,19 @@ def _without_towers(tree: Node) -> Node:
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
-def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
+def _rank_notes(share: Share | None) -> list[str]:
+    """What a rank computes, of which tokens."""
+    if share is None:
+        return []
+    layout = share.layout
+    return [
+        *(["--batch: sequences of each replica"] if layout.dp > 1 else []),
+        *([f"1/{layout.cp} of the tokens of each sequence; every rank computes as much"] if layout.cp > 1 else []),
+        *(["experts: every rank as many rows, as if all were chosen alike"] if layout.ep > 1 else []),
+    ]
+
+
+def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: Share | None) -> Table:
     total, tokens, w = count.total, count.tokens, count.workload
     whole, each = units.decimal_scale(total, "FLOPs"), units.decimal_scale(total / tokens, "FLOPs")
     columns = (
@@ -101,7 +123,8 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str]) -> Table:
             rows.append(row("recomputation", count.recomputed, 1))
     other = OTHER[count.pairs]
     rows.append(row(f"total, {other} pairs", count.full if other == "full" else count.causal, strong=True))
-    return Table(preset.display, columns, rows, headline(count), notes, units.flops(total), name="components")
+    aside = with_rank(headline(count), share)
+    return Table(preset.display, columns, rows, aside, notes, units.flops(total), name="components")
 
 
 def headline(count: FlopCount) -> str:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..costs.cache import CacheSize
+from ..costs.cache import CacheSize, cache_bits_of
 from ..costs.cache_formats import cache_format
+from ..run.sight import Sight
 from ..sources.preset import Preset
-from .document import Column, Report, Row, Table
+from ..units import bits_to_bytes
+from .document import Column, Report, Row, Table, said
 from .notes import binary, tokens_of, too_long, warned
+from .share import share_data, share_notes, with_rank
 from .summary import model_data
+
+if TYPE_CHECKING:
+    from ..layouts.share import Share
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
 """What-ifs are shown in these, and in the asked one before them where it is another."""
 
 
-def report(preset: Preset, cache: CacheSize) -> Report:
-    """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth."""
+def report(preset: Preset, cache: CacheSize, share: Share | None = None) -> Report:
+    """The answer as data and as three small tables in one unit: by kind of layer, what-ifs, growth.
+
+    share: of which rank it is; by default of the whole model.
+    """
     w, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, w)
-    notes = warnings + _notes(cache)
+    notes = warnings + said(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
     source = w.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     own = (
         {"batch": w.batch, "seq": w.seq}
@@ -30,6 +39,7 @@ def report(preset: Preset, cache: CacheSize) -> Report:
     )
     data: dict[str, Any] = {
         "model": model_data(preset),
+        **share_data(share),
         "workload": own,
         "cache": {
             "bytes": cache.bytes,
@@ -54,7 +64,7 @@ def report(preset: Preset, cache: CacheSize) -> Report:
     scale = units.memory_scale(cache.bytes)
     return Report(
         data,
-        [_kinds(preset, cache, scale, notes), _what_ifs(cache, scale), _growth(cache, scale)],
+        [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, scale), _growth(cache, scale)],
         warnings=warned(preset, warnings),
     ).of(preset.target)
 
@@ -63,7 +73,21 @@ def _dtypes(cache: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache.dtype in DTYPES else [cache.dtype]), *DTYPES]))
 
 
-def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str]) -> Table:
+def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
+    """What the ranks of a tensor group cache together, where some of them cache the same."""
+    if share is None:
+        return []
+    whole = bits_to_bytes(share.model.alone.total(cache_bits_of(cache.dtype), Sight(cache.workload)))
+    copies = cache.bytes * share.layout.tp / whole if whole else 1
+    return [
+        *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
+        *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
+    ]
+
+
+def _kinds(
+    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: Share | None
+) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),
@@ -77,7 +101,8 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         for held in cache.held
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
-    return Table(preset.display, columns, rows, headline(cache), notes, units.memory(cache.bytes), name="layers")
+    aside = with_rank(headline(cache), share)
+    return Table(preset.display, columns, rows, aside, notes, units.memory(cache.bytes), name="layers")
 
 
 def headline(cache: CacheSize) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
@@ -13,7 +13,11 @@ from ..sources.presets import model_names
 from .document import Column, Report, Row, Table, said
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
+from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
+
+if TYPE_CHECKING:
+    from ..layouts.share import Share
 
 CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
@@ -26,11 +30,12 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, count: ParameterCount) -> Report:
-    """The answer as data and as a table."""
+def report(preset: Preset, count: ParameterCount, share: Share | None = None) -> Report:
+    """The answer as data and as a table. share: of which rank it is; by default of the whole model."""
     total = count.total
     data = {
         "model": model_data(preset),
+        **share_data(share),
         "params": {
             "total": total,
             "active": count.active,
@@ -45,11 +50,14 @@ def report(preset: Preset, count: ParameterCount) -> Report:
     }
     if count.active_at_least != count.active:
         data["params"] |= {"active_at_least": count.active_at_least, "active_evenly": count.active_evenly}
+    if share is not None:
+        data["params"]["copied"] = share.model.copied(count.include)
     rows = _rows(count.tree, total, count.include)
     rows.append(Row(["total", None, None, total, 1.0], strong=True))
     if count.active != total:
         rows.append(Row(["active per token", None, None, count.active, count.active / total], strong=True))
-    table = Table(preset.display, COLUMNS, rows, headline(preset.model), _notes(preset, count), answer(count))
+    aside, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
+    table = Table(preset.display, COLUMNS, rows, aside, notes, answer(count))
     return Report(data, [table]).of(preset.target)
 
 
@@ -96,15 +104,16 @@ def _row(name: str, each: int, times: int, total: int, depth: int) -> Row:
     return Row([name, each, times if times > 1 else None, each * times, each * times / total], depth)
 
 
-def _notes(preset: Preset, count: ParameterCount) -> list[str]:
-    notes = _published(preset, count)
+def _notes(preset: Preset, count: ParameterCount, share: Share | None) -> list[str]:
+    notes = _published(preset, count) if share is None else _of_rank(preset, count, share)
     for option, size in count.left_out.items():
         notes.append(
             f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
             f"{OPTIONAL_PARTS[option].option} includes it"
         )
     notes += [f"assumed: {text}" for text in preset.assumptions]
-    notes += [CONVENTION, rule_of_thumb(preset, count), identity_experts(count.tree)]
+    thumb = "" if share is not None else rule_of_thumb(preset, count)
+    notes += [CONVENTION, thumb, identity_experts(count.tree)]
     if count.active_at_least != count.active:
         evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
         notes.append(
@@ -116,6 +125,22 @@ def _notes(preset: Preset, count: ParameterCount) -> list[str]:
             f"not counted: {units.exact(count.buffers)} non-trainable buffer elements stored in the checkpoint"
         )
     return said(notes)
+
+
+def _of_rank(preset: Preset, count: ParameterCount, share: Share) -> list[str]:
+    """Which rank it is, what it shares with others, and the whole model."""
+    whole = preset.model.tree().total(total_of, include=count.include)
+    spec, chunks = preset.model, share.model.chunks
+    tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
+    return share_notes(
+        share,
+        f"the whole model has {units.exact(whole)}",
+        copies_text(share.model.copied(count.include)),
+        "the first and the last stage each have the tied embedding" if tied else "",
+        "active: what a token uses of this rank's experts on average, if all are chosen alike"
+        if share.layout.ep > 1 and count.active != count.total
+        else "",
+    )
 
 
 def _published(preset: Preset, count: ParameterCount) -> list[str]:

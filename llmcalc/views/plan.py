@@ -8,10 +8,11 @@ from .. import units
 from ..device.cluster import attention_of
 from ..sources.preset import Preset
 from ..studies.plan import Candidate, Planned
-from .cluster import FRAMEWORK_NAMES, layout_text
+from .cluster import FRAMEWORK_NAMES
 from .document import Column, Report, Row, Table, said
 from .memory import run_text
 from .notes import plural, too_long, warned
+from .share import layout_text
 from .summary import model_data
 
 LAYOUT_COLUMNS = (

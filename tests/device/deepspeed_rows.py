@@ -13,8 +13,10 @@ from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.answer import summed
 from llmcalc.device.deepspeed.rank import known, replay_zero
 from llmcalc.device.fold import loops
+from llmcalc.device.nccl import with_nccl
 from llmcalc.device.training import Training
 from llmcalc.run.deepspeed import DeepSpeedSettings
+from llmcalc.run.layout import Layout
 from tests.device.published import A100, DATA, FINE_TUNING, GB, QWEN_MODELS, Outcome, Row, qwen_run, rows, spec
 
 STAGE_2 = DeepSpeedSettings(stage=2, overlap_comm=True, reduce_bucket_size=200_000_000, optimizer="AdamW")
@@ -53,6 +55,7 @@ def outcome(row: Row) -> Outcome:
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     found = replay_zero(model, training(row), settings, devices, 0, CachingAllocator(False), A100.workspace)
     answer = summed(found, A100, loops(model), known(settings))
+    answer = with_nccl(answer, Layout(dp=devices, zero=settings.stage or 0), "deepspeed", A100, training(row).torch)
     measured = row["measured"]["total_mem_gb"] / devices
     return Outcome(row["id"], measured, answer.peak_bytes / GB, answer.device_bytes / GB)
 

@@ -30,6 +30,7 @@ from llmcalc.device.fsdp.groups import Group, Moment
 from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
 from llmcalc.device.training import Training
 from llmcalc.kernels.meter import Meter
+from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.verify import variants
@@ -242,6 +243,13 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
         wrap(model.embed_tokens, layout.reshard)
         wrap([model.norm, model.lm_head], False)
     wrap(model, None)
+    modules = [model.get_submodule(name) for name in layers]
+    for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
+        ahead = fsdp.prefetch
+        if ahead and i < len(modules) - ahead:
+            module.set_modules_to_forward_prefetch([modules[i + j] for j in range(1, ahead + 1)])
+        if ahead and i >= ahead:
+            module.set_modules_to_backward_prefetch([modules[i - j] for j in range(1, ahead + 1)])
     return model
 
 
@@ -322,7 +330,8 @@ def steps(how: Training) -> int:
 def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Steps:
     """The same steps, replayed."""
     meter, seen = Meter(), Steps()
-    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, meter=meter)
+    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
+    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, meter=meter, program=program)
     run.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
     seen.bytes[Seen(0, 0, "set-up")] = meter.now

@@ -205,3 +205,9 @@ def test_frozen_weights_are_in_no_partition() -> None:
 def test_what_is_not_modelled_is_refused_by_name(own: Any, layout: Layout, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _ = cluster(own, layout).peak
+
+
+def test_it_always_updates_fp32_copies() -> None:
+    with pytest.raises(InputError, match="--master-weights none: DeepSpeed's optimizer updates fp32 copies"):
+        _ = cluster(small(2), master_weights="none").peak
+    assert cluster(small(2), dtype="float32", master_weights="none").peak.device.peak_bytes > 0

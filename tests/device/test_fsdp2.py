@@ -176,6 +176,33 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int) -> None:
     assert one_group.bytes[Seen(1, 0, "backward")] != ours.bytes[Seen(1, 0, "backward")]
 
 
+@pytest.mark.parametrize(
+    ("prefetch", "reshard", "recompute"), [(1, True, "none"), (2, True, "full"), (3, False, "none")]
+)
+def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
+    """A layer that gathers others ahead of them holds them too, in both passes."""
+    spec, how = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
+    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), Fsdp(prefetch=prefetch)
+    ours = replayed(spec, how, layout, 1, fsdp)
+    assert differences(ours, by_torch(spec, how, layout, 1, fsdp)) == {}
+    assert ours.snapshots != replayed(spec, how, layout, 1).snapshots
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
+    """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
+    spec, how = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
+    layout, fsdp = Layout(dp=4, zero=3), Fsdp(prefetch=prefetch)
+    meter = Meter()
+    run = FsdpRun(spec, how, sharding(how, layout, 0, fsdp), fsdp, meter=meter)
+    run.set_up()
+    run.step()
+    meter.peaks, meter.place = {}, Place()
+    run.step()
+    expected = max(peak.bytes for place, peak in meter.peaks.items() if place.phase != "after")
+    assert fsdp_memory(spec, how, layout, 0, Runtime(workspace=0), fsdp).exact_bytes == expected
+
+
 def test_two_witnesses_agree() -> None:
     spec, how, layout = family("qwen3-8b"), Training(batch=2, seq=7), Layout(dp=3, zero=3)
     tracked, followed = (by_torch(spec, how, layout, 2, watch=watch) for watch in (Tracker, Followed))

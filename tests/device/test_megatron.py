@@ -17,10 +17,15 @@ import llmcalc
 from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.megatron import rank_memory, replay_rank
 from llmcalc.device.megatron.buffers import by_muon
-from llmcalc.device.megatron.run import Interleaved, RankRun
+from llmcalc.device.megatron.options import settings_of
+from llmcalc.device.megatron.run import FLAGS, Interleaved, RankRun
+from llmcalc.device.memory import memory
+from llmcalc.device.settings import Settings
+from llmcalc.device.walk import Bytes
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
 from llmcalc.model import ModelSpec
+from llmcalc.run.layout import Layout
 from llmcalc.run.megatron import MegatronSettings
 from llmcalc.sources.launch.megatron import read_megatron
 
@@ -289,6 +294,57 @@ def test_deferred_gradients_wait_for_the_end_of_the_step() -> None:
     logits = 2 * (settings.micro_batch_size or 1) * settings.tokens * spec.vocab_size // settings.tp
     assert peaks[0] <= peaks[1] < peaks[2] < peaks[3]
     assert peaks[2] - peaks[1] >= logits
+
+
+@pytest.mark.parametrize(
+    ("formats", "each"),
+    [
+        ({}, 2 + 4 + 4),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 2 + 2 + 2),
+        ({"main_params_dtype": "fp16"}, 10),
+    ],
+)
+def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats: dict[str, str], each: int) -> None:
+    """Transformer Engine's FusedAdam, `store_param_remainders`: 16 bits of each fp32 main weight, and the states."""
+    run = kept(*changed(DENSE, use_distributed_optimizer=True, use_precision_aware_optimizer=True, **formats))
+    factors = 4 * len(run.sizes) * sum(name != "fp32" for name in formats.values())
+    assert run.meter.by_kind["optimizer"] == each * sum(run.sizes) + factors + 4 * FLAGS
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"compile": True}, "--compile: not modelled with --framework megatron; expected no --compile"),
+        ({"routing": "worst"}, "--routing worst: not modelled with --framework megatron; expected balanced"),
+        ({"dtype": "float32"}, "--dtype fp32"),
+        ({"optimizer_dtype": "bfloat16"}, "expected --precision-aware-optimizer too"),
+        ({"grad_dtype": "float16"}, "--grad-dtype fp16: not Megatron's; expected fp32 or the weights' format"),
+        ({"master_weights": "none"}, "--master-weights none"),
+    ],
+)
+def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words: str) -> None:
+    one = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training", **given))
+    with pytest.raises(InputError, match=words):
+        settings_of(one, Layout(dp=8))
+
+
+@pytest.mark.parametrize(
+    ("given", "each"),
+    [
+        ({}, 18),
+        ({"precision_aware_optimizer": True}, 16),
+        ({"precision_aware_optimizer": True, "optimizer_dtype": "bfloat16", "grad_dtype": "bfloat16"}, 10),
+        ({"grad_dtype": "bfloat16"}, 20),
+    ],
+)
+def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
+    one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
+    assert sum(Bytes.of(one, "megatron")) == each
+    run = kept(one.spec, settings_of(one, Layout()))
+    main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
+    parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
+    copies = sum(one.bytes for one in run.copies)
+    assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
 
 
 def test_muon_keeps_one_state_of_a_matrix() -> None:

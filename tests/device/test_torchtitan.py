@@ -21,6 +21,7 @@ from llmcalc.device.training import Training
 from llmcalc.kernels.choices import Choices
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
+from llmcalc.run.titan import Float8
 
 ROWS = Path(__file__).parent.parent / "data" / "measured_training.json"
 GIB = 2**30
@@ -77,7 +78,7 @@ def test_reserved_bytes(name: str) -> None:
         ),
         run.version,
     )
-    fsdp = Fsdp(fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=run.float8)
+    fsdp = Fsdp(fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8(gathers=True) if run.float8 else None)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [
         100

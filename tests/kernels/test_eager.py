@@ -13,6 +13,7 @@ from tests.kernels.models import by_torch, without_values
 PUBLISHED = {
     "GatedDeltaNet-0",
     "GatedDeltaNet-1",
+    "GatedDeltaNet-2",
     "Mamba-0",
     "Mamba-1",
     "Mamba-2",

@@ -51,7 +51,8 @@ class GatedDeltaNet(TokenMixer):
     linear_conv_kernel_dim: the kernel size of the convolution, 4 by default.
     linear_allow_neg_eigval: whether β is in [0, 2] instead of [0, 1], false by default.
     chunk_size: the number of tokens computed at once, 64 by default; FLOPs depend on it, the state does not.
-    norm_eps: the ε of the norm on the output, 1e-6 by default.
+    norm_type: the norm on the output of each head, `rmsnorm` by default (Megatron-LM has `layernorm` too).
+    norm_eps: the ε of that norm, 1e-6 by default.
     """
 
     node_name: ClassVar[str] = "linear_attn"
@@ -66,6 +67,7 @@ class GatedDeltaNet(TokenMixer):
     linear_conv_kernel_dim: Kernel = 4
     linear_allow_neg_eigval: Flag = False
     chunk_size: ChunkSize = CHUNK
+    norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Real = Field(default=1e-6, ge=0)
 
     @model_validator(mode="after")
@@ -107,7 +109,7 @@ class GatedDeltaNet(TokenMixer):
         )
         f.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = f.act(f.linear("g_proj", x, *values), "silu")
-        y = f.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (value_dim,))
+        y = f.norm("norm", y, Norm(type=self.norm_type, eps=self.norm_eps), (value_dim,))
         return f.linear("o_proj", f.mul(y, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -128,6 +130,13 @@ class GatedDeltaNet(TokenMixer):
                 linear_value_head_dim=8,
                 chunk_size=4,
                 linear_allow_neg_eigval=True,
+            ),
+            cls(
+                linear_num_key_heads=2,
+                linear_num_value_heads=4,
+                linear_key_head_dim=6,
+                linear_value_head_dim=5,
+                norm_type="layernorm",
             ),
         ]
 
@@ -162,7 +171,7 @@ def _reference() -> type[nn.Module]:
             self.core = delta_rule_class()(spec.chunk_size, by_channel=False)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.g_proj = nn.Linear(hidden, self.value_width, bias=False)
-            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
+            self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:

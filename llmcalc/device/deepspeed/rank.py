@@ -93,6 +93,8 @@ def rank_memory(
     """
     settings = settings_of(layout, own, version)
     how = one.training()
+    if one.settings.master_weights == "none" and how.dtype != "float32":
+        raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
     device = CachingAllocator(runtime.expandable)
     found = replay_zero(one.spec, how, settings, layout.dp, layout.at(rank).dp, device, runtime.workspace)
     return summed(found, runtime, loops(one.spec), known(settings))

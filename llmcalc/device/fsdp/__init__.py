@@ -4,6 +4,6 @@
 and `answer` has the memory of a rank, the ranks that differ, and the collective operations of a step.
 
 Not modelled: layers that share parameters, parameters that no pass reads, adapters, autocast beside the mixed precision
-of `fully_shard`, the optimizer in the backward pass, image and audio encoders, offloading to the host, resharding to
-fewer ranks than all (`reshard_after_forward=N`), and prefetching that is asked for (`set_modules_to_forward_prefetch`).
+of `fully_shard`, the optimizer in the backward pass, image and audio encoders, offloading to the host, and
+resharding to fewer ranks than all (`reshard_after_forward=N`).
 """

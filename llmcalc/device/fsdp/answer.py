@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,22 +17,28 @@ from ...layouts.rank import rank_program
 from ...model import ModelSpec
 from ...optional import TOWERS
 from ...run.layout import Layout
+from ...run.titan import TitanSettings
 from ..answer import TORCH, DeviceMemory, Term, device_memory
 from ..fold import Loop, loops
 from ..memory import Memory
-from ..recording import Recorder
+from ..recording import Recorded, Recorder
 from ..runtime import HOPPER, Runtime
 from ..training import Training
+from ..unfolding import Irregular
 from .lowering import Layer
-from .training import TITAN, Fsdp, FsdpRun, called, record, sharding
+from .pipeline import piped_at, stage_memory
+from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
 """What is known of a run by default."""
 
-FLOAT8_GATHERED = Term(
-    "tensors", 0, "estimate", "matrices gathered in 8 bits; their products' scratch is left out", TORCH
+PIPED = Term("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
+"""What is known of a rank of a pipeline."""
+
+IN_FLOAT8 = Term(
+    "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
 )
-"""What is known of a run that gathers in 8 bits."""
+"""What is known of a run with products in 8 bits."""
 
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
 """What is known of a run with tensor parallelism."""
@@ -58,10 +66,16 @@ def fsdp_memory(
     """
     sharded = sharding(how, layout, rank, fsdp)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    tensors = FLOAT8_GATHERED if fsdp.float8 else tensors if program is None else DIVIDED
+    tensors = _known(layout, fsdp, tensors)
+
+    def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
+        if layers and fsdp.prefetch > 1:
+            raise Irregular(f"the first and last {fsdp.prefetch} layers gather others than those between")
+        return [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace, program)]
+
     return device_memory(
         spec,
-        lambda layers, workspace: [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace, program)],
+        run,
         runtime,
         (),
         tensors,
@@ -70,17 +84,33 @@ def fsdp_memory(
     )
 
 
-def rank_memory(one: Memory, layout: Layout, rank: int, runtime: Runtime, version: date | None = None) -> DeviceMemory:
+def rank_memory(
+    one: Memory, layout: Layout, rank: int, runtime: Runtime, version: date | None = None, own: TitanSettings = USUAL
+) -> DeviceMemory:
     """What one rank holds under torchtitan of that date, None (default) for the newest.
+
+    own: what a job says that no option does, by default nothing.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
     how = one.training()
     if TOWERS.name in one.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
-    how, fsdp = called(one.spec, how, version)
+    how, fsdp = called(one.spec, how, version, own)
+    fsdp = replace(fsdp, prefetch=layout.prefetch)
     known = one.tensors(how.choices.attention)
+    if layout.pp > 1:
+        piped = piped_at(date_of(version, own))
+        known = _known(layout, fsdp, PIPED if known.status == "exact" else known)
+        return stage_memory(one.spec, how, layout, rank, runtime, fsdp, known, piped)
     return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, WITNESSED if known.status == "exact" else known)
+
+
+def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
+    """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
+    if fsdp.float8 is not None:
+        return IN_FLOAT8
+    return tensors if layout.tp == 1 else DIVIDED
 
 
 def communication(
@@ -104,12 +134,14 @@ def communication(
     return list(found.values())
 
 
-def rank_traffic(one: Memory, layout: Layout, rank: int, version: date | None = None) -> list[Traffic]:
-    """What a rank sends in a step under torchtitan of that date, None (default) for the newest.
+def rank_traffic(
+    one: Memory, layout: Layout, rank: int, version: date | None = None, own: TitanSettings = USUAL
+) -> list[Traffic]:
+    """What a rank sends in a step under torchtitan of that date, None (default) for the newest. own: as there.
 
     Raises `InputError` as `rank_memory` does.
     """
-    how, fsdp = called(one.spec, one.training(), version)
+    how, fsdp = called(one.spec, one.training(), version, own)
     counts: dict[Traffic, Number] = {}
     for each in communication(one.spec, how, layout, rank, fsdp):
         alike = Traffic(each.group, each.ranks, each.kind, each.bytes, 0)

@@ -23,6 +23,7 @@ from ...kernels.layout import count
 from ...kernels.lowering import Path
 from ...kernels.tensor import Dtype, Meter, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.placements import Collective
+from ...run.titan import Float8
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
 """Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
@@ -40,7 +41,7 @@ class Sharding:
     dtype: number format of the parts, of their gradients and of the optimizer's states.
     gathered: the format in which parameters are gathered and modules compute.
     reduced: the format in which gradients are summed.
-    float8: whether the matrices of layers are gathered in 8 bits, false by default.
+    float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
     """
 
     shards: int
@@ -49,7 +50,7 @@ class Sharding:
     dtype: Dtype
     gathered: Dtype
     reduced: Dtype
-    float8: bool = False
+    float8: Float8 | None = None
 
 
 class Gathered(Storage):
@@ -83,11 +84,15 @@ class Parameter:
     part: the number of elements of the largest part: that many are kept and sent by every rank.
     summed: the sum of the gradients of earlier micro-batches, None if they have been reduced.
     width: bytes of an element that is gathered.
+    partial: whether its gradients on the ranks of a tensor group have to be added up, false by default.
     """
 
-    __slots__ = ("own", "part", "path", "summed", "whole", "width")
+    __slots__ = ("own", "part", "partial", "path", "summed", "whole", "width")
 
-    def __init__(self, meter: Meter, path: Path, like: Tensor, how: Sharding, width: int) -> None:
+    def __init__(
+        self, meter: Meter, path: Path, like: Tensor, how: Sharding, width: int, partial: bool = False
+    ) -> None:
+        self.partial = partial
         rows, *rest = like.shape
         each = ceil_div(rows, how.shards)
         here = max(0, min(each, rows - how.index * each))
@@ -105,17 +110,19 @@ class Traffic:
 
     gathered: the buffer of the last gathering of the forward pass, which the next one frees after its own copies.
     reducing: the buffers of sums that are under way. order: the groups in the order in which they finished forward.
-    reduces: whether the backward pass sums the gradients of all ranks.
+    reduces: whether the backward pass sums the gradients of all ranks. reshards: whether it frees whole parameters.
+    ends: whether what is under way is forgotten at its end (`set_is_last_backward`). All true by default.
+    streams: how many streams come before its own, beside the default one; those of another model, 0 by default.
     sent: the collective operations so far. watch: called before (False) and after (True) each hook of a group, None
         (default) for nothing.
     """
 
-    def __init__(self, graph: Graph, how: Sharding) -> None:
-        self.graph, self.how = graph, how
+    def __init__(self, graph: Graph, how: Sharding, streams: int = 0) -> None:
+        self.graph, self.how, self.streams = graph, how, streams
         self.gathered: Storage | None = None
         self.reducing: list[Storage] = []
         self.order: list[Group] = []
-        self.reduces = True
+        self.reduces = self.reshards = self.ends = True
         self.sent: list[Collective] = []
         self.watch: Callable[[Group, Moment, bool], None] | None = None
 
@@ -126,7 +133,7 @@ class Traffic:
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
         """New storages are allocated on that stream, as buffers of communication."""
-        with on_stream(self.meter, stream), counted_as(self.meter, "communication"):
+        with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
     @contextmanager
@@ -146,21 +153,28 @@ class Traffic:
         for group in groups:
             if group.state != "post-backward":
                 group.post_backward()
-            group.finalize_backward()
-        self.order.clear()
-        self.reducing.clear()
+            group.state = None
+            if self.ends:
+                group.finalize_backward()
+        if self.ends:
+            self.order.clear()
+            self.reducing.clear()
 
 
 class Group:
     """Parameters that are gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module, empty for that of the model. reshards: whether its whole parameters are freed between
-    forward and backward pass.
+    forward and backward pass. ahead, behind: groups that it gathers too in its forward and in its backward pass
+    (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`); none by default, and then the backward pass
+    gathers for the modules below.
     """
 
     def __init__(self, traffic: Traffic, name: str, reshards: bool) -> None:
         self.traffic, self.name, self.reshards = traffic, name, reshards
         self.parameters: list[Parameter] = []
+        self.ahead: Sequence[Group] = ()
+        self.behind: Sequence[Group] = ()
         self.state: Moment | None = None
         self.whole = False
         self.result: Storage | None = None
@@ -186,16 +200,16 @@ class Group:
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
-    def unshard(self, forward: bool) -> None:
-        """Gathers the parts, unless that is under way or done."""
+    def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
+        """Gathers the parts, unless that is under way or done. stream: on which; None for the default one."""
         if self.result is None and not self.whole:
-            self.result = self._all_gather(forward)
+            self.result = self._all_gather(forward, stream)
 
-    def _all_gather(self, forward: bool) -> Storage:
+    def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """`foreach_all_gather`, on a stream of its own. The rank's own parts are cast into one tensor first."""
         traffic, how = self.traffic, self.traffic.how
         size = self.sent
-        with traffic.on(COPY_IN):
+        with counted_as(traffic.meter, "communication") if stream is None else traffic.on(stream):
             if how.shards == 1:
                 return Storage(traffic.meter, 0)
             _all_gather_inputs = Storage(traffic.meter, size) if how.gathered is not how.dtype else None
@@ -248,6 +262,8 @@ class Group:
                 x = Aten(graph).to(x, self.traffic.how.gathered)
             self.unshard(forward=True)
             self.wait_for_unshard(forward=True)
+            for group in self.ahead:
+                group.unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._passed_on)
@@ -283,8 +299,10 @@ class Group:
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
             order = self.traffic.order
-            if self.finished and (index := self.finished.pop()) > 0:
+            if not self.behind and self.finished and (index := self.finished.pop()) > 0:
                 order[index - 1].unshard(forward=False)
+        for group in self.behind:
+            group.unshard(forward=False)
 
     def post_backward(self) -> None:
         """Sums the gradients of all ranks, or adds them to those of earlier micro-batches."""
@@ -294,7 +312,8 @@ class Group:
                 if one.summed is not None:
                     one.whole.grad = None  # added in place
             if not self.traffic.reduces:
-                self.reshard()
+                if self.traffic.reshards:
+                    self.reshard()
                 for one in self.parameters:
                     self._to_accumulated_grad(one)
                 return
@@ -320,7 +339,8 @@ class Group:
                 unsharded_grads.append(self._get_grad_inner_tensor(one, found))
                 one.summed = one.whole.grad = None
             del found
-        self.reshard()
+        if self.traffic.reshards:
+            self.reshard()
         if self.traffic.reducing:
             self.traffic.reducing.pop(0)
         if with_grad:
@@ -330,8 +350,11 @@ class Group:
             self.all_reduced = all_reduce_input
 
     def _get_grad_inner_tensor(self, one: Parameter, grad: Tensor) -> Tensor:
-        """A gradient that is whole where tensor parallelism divides the parameter is divided too, into a copy."""
-        return grad if grad.shape == one.whole.shape else empty(self.traffic.meter, one.whole.shape, grad.dtype)
+        """A gradient that is whole where tensor parallelism divides the parameter is divided too, into a copy; of one
+        that is a part of a sum, that sum is made.
+        """
+        alike = grad.shape == one.whole.shape and not one.partial
+        return grad if alike else empty(self.traffic.meter, one.whole.shape, grad.dtype)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
@@ -369,6 +392,5 @@ class Group:
 
     def finalize_backward(self) -> None:
         """Forgets what the backward pass left."""
-        self.state = None
         self.all_reduced = self.result = None
         self.finished.clear()

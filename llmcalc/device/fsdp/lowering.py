@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
-from ...kernels.lowering import Frame, Path, unused
+from ...kernels.lowering import ENTRY, Frame, Path, unused
 from ...kernels.meter import Place
 from ...kernels.profiles.eager import Eager
 from ...kernels.tensor import FLOAT8, Dtype, Tensor, empty
@@ -35,6 +35,18 @@ EMBEDDING, HEAD = Layer("embed_tokens", -1), Layer("norm, lm_head", -1)
 IN_HEAD = ("norm", "lm_head")
 """The modules of `HEAD`, of which a model has one or both."""
 
+
+IN_TITAN = {
+    "q_proj": "attention.wq",
+    "k_proj": "attention.wk",
+    "v_proj": "attention.wv",
+    "o_proj": "attention.wo",
+    "gate_proj": "feed_forward.w1",
+    "down_proj": "feed_forward.w2",
+    "up_proj": "feed_forward.w3",
+    "lm_head": "output",
+}
+"""A linear layer → its name in torchtitan, with that of its module, as jobs name layers (models/llama3/model.py)."""
 
 SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
@@ -78,14 +90,33 @@ class Sharded(Eager):
         if not like.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.name_of(key))
         layer = self.layer_of(key)
-        narrow = how.float8 and layer.turn >= 0 and len(like.shape) == 2
-        width = FLOAT8.bytes if narrow else how.gathered.bytes
-        made = self.sharded[key] = Parameter(self.graph.meter, key, like, how, width)
+        width = FLOAT8.bytes if self.gathers_narrow(key, like) else how.gathered.bytes
+        made = self.sharded[key] = Parameter(self.graph.meter, key, like, how, width, self.gets_partial_sums(key))
         if layer not in self.groups:
             name = layer.path if layer.turn < 0 else f"{layer.path}.{layer.turn}"
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
         self.groups[layer].parameters.append(made)
         return made.whole
+
+    def gathers_narrow(self, key: Path, like: Tensor) -> bool:
+        """Whether a parameter is gathered in 8 bits: the matrix of a linear layer that runs in 8 bits."""
+        assert self.traffic is not None
+        float8 = self.traffic.how.float8
+        if float8 is None or not float8.gathers or len(like.shape) != 2:
+            return False
+        name = self.name_of(key).removesuffix(".weight")
+        if name == EMBEDDING.path:
+            return False
+        rows, columns = self.whole_shape(key, like.shape)
+        return float8.converts(name_in_titan(name), rows, columns)
+
+    def whole_shape(self, key: Path, shape: Shape) -> Shape:
+        """The shape of a parameter before tensor parallelism divides it."""
+        return shape
+
+    def gets_partial_sums(self, key: Path) -> bool:
+        """Whether the gradient that a rank has of a whole parameter is a part of a sum over ranks of its tensor group."""
+        return False
 
     def prepare_unread(self, program: Flow) -> None:
         for name, use, _ in unused(program.root):
@@ -139,7 +170,11 @@ class Sharded(Eager):
             return super().run(program)
         group = self.groups.get(MODEL)
         if group is not None:
-            group.pre_forward(None)
+            entry = self.given.get(ENTRY) if program.entry is not None else None
+            passed = group.pre_forward(entry)
+            if passed is not None:
+                self.given[ENTRY] = passed
+            del entry, passed
         out = super().run(program)
         if group is not None:
             group.post_forward([out, *self.further], last=True)
@@ -187,6 +222,12 @@ class Sharded(Eager):
         group.post_forward([out])
         meter.place = outside
         return out
+
+
+def name_in_titan(name: str) -> str:
+    """The path of a linear layer in torchtitan's models; of one that is not known, as it is."""
+    *above, last = name.split(".")
+    return ".".join((*above[:-1], IN_TITAN[last])) if last in IN_TITAN else name
 
 
 def norms_of_layers(program: Flow) -> frozenset[str]:

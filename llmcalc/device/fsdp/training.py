@@ -6,7 +6,7 @@ in torchtitan float32 and bfloat16, with gradients summed in float32. The optimi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -17,12 +17,13 @@ from ...kernels.tensor import DTYPES
 from ...layouts.rank import RankFlow
 from ...model import ModelSpec
 from ...run.layout import Layout
-from ..dtensor import Divided
+from ...run.titan import Float8, TitanSettings
 from ..fold import loops
 from ..recording import Recorded, Recorder
 from ..training import Training, TrainingRun, repeated, two_steps
-from .groups import Sharding, Traffic
-from .lowering import HEAD, MODEL, Sharded
+from .divided import ShardedAndDivided
+from .groups import Group, Sharding, Traffic
+from .lowering import HEAD, MODEL, Layer, Sharded
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,12 @@ class Fsdp:
         last one alone, which then has the sum of all (`set_requires_gradient_sync`).
     splits: whether the embedding is a group of its own, and the last norm with the output layer another, as in
         torchtitan since 2025-07-28; else they are one group, whose gradients wait for the end of the backward pass.
-    float8: whether the matrices of layers are gathered in 8 bits (torchao's `enable_fsdp_float8_all_gather`).
+    float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
+    divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
+        torchtitan; true by default.
+    prefetch: how many further layers each layer gathers ahead of them, in both passes; 0 (default) leaves it to torch,
+        which gathers one layer ahead in the backward pass. All layers but the last (in the backward pass, the first)
+        so many do it, as in the example of PyTorch (distributed/FSDP2/example.py).
     """
 
     dtype: str = "float32"
@@ -45,7 +51,9 @@ class Fsdp:
     keeps_last: bool = True
     reduces_each: bool = True
     splits: bool = False
-    float8: bool = False
+    float8: Float8 | None = None
+    divides_loss: bool = True
+    prefetch: int = 0
 
 
 BY_ELEMENT = ("adamw", "sgd")
@@ -57,24 +65,41 @@ TITAN = Fsdp()
 SPLIT = date(2025, 7, 28)
 """Since when torchtitan has groups of their own for embedding and head (83e694105)."""
 
+OLD = date(2024, 12, 26)
+"""The date of a job of 2024 where none is given (9dec370)."""
+
+USUAL = TitanSettings()
+"""Nothing that only a job says."""
+
 EAGER_LOSS = date(2024, 12, 18), date(2025, 4, 2)
 """From when (e8977b007) to when (bbb1b616e) torchtitan compiled layers but not the loss."""
 
 
-def called(spec: ModelSpec, how: Training, version: date | None = None) -> tuple[Training, Fsdp]:
+def date_of(version: date | None, own: TitanSettings) -> date | None:
+    """The date of torchtitan that runs a job: as given, else that of the job's form; None for the newest."""
+    return OLD if version is None and own.old else version
+
+
+def called(
+    spec: ModelSpec, how: Training, version: date | None = None, own: TitanSettings = USUAL
+) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
-    version: the date of torchtitan; None (default) for the newest.
+    version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
     """
+    version = date_of(version, own)
     dtype = "float32" if how.master else how.dtype
     reduced = "float32" if how.gradient_dtype is None else how.gradient_dtype.name
     newer = version is None or version >= SPLIT
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
+    if own.compiled_loss is not None:
+        eager_loss = not own.compiled_loss
     alone = replace(how, master=False, gradient_dtype=None)
     if eager_loss:
         alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
-    return alone, Fsdp(dtype, reduced, splits=newer and why_not_split(spec, how) == "")
+    splits = newer and why_not_split(spec, how) == ""
+    return alone, Fsdp(dtype, reduced, splits=splits, float8=own.float8, divides_loss=own.loss_parallel)
 
 
 def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
@@ -83,11 +108,8 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
     """
-    for name, option in (("pp", "--pp"), ("cp", "--cp"), ("ep", "--ep")):
-        if getattr(layout, name) > 1:
-            raise InputError(f"{option} {getattr(layout, name)}: with FSDP2 it is not modelled; expected 1")
-    if layout.sequence_parallel:
-        raise InputError("--sequence-parallel: with FSDP2 it is not modelled; expected --no-sequence-parallel")
+    if layout.ep > 1:
+        raise InputError(f"--ep {layout.ep}: with FSDP2 it is not modelled; expected 1")
     if not 0 <= rank < layout.world:
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
@@ -110,11 +132,9 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if holds:
             raise InputError(f"FSDP2 with {words} is not modelled")
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
-    return Sharding(layout.shards, layout.at(rank).dp % layout.shards, layout.hsdp_replicas, *formats, fsdp.float8)
-
-
-class ShardedAndDivided(Divided, Sharded):
-    """Layers whose products are divided, and what is left of their parameters sharded."""
+    at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
+    index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
+    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8)
 
 
 class FsdpRun(TrainingRun):
@@ -144,6 +164,8 @@ class FsdpRun(TrainingRun):
         super().__init__(spec, how, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard
         self.traffic = Traffic(self.graph, sharding)
+        if isinstance(self.lowering, ShardedAndDivided):
+            self.lowering.divides_loss = fsdp.divides_loss
         self.stacks = [loop.path for loop in loops(spec)]
         if fsdp.splits and (why := why_not_split(spec, how)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
@@ -151,11 +173,7 @@ class FsdpRun(TrainingRun):
 
     def set_up(self) -> None:
         super().set_up()
-        groups = self.lowering.groups
-        last = max((layer for layer in groups if layer.path == self.stacks[-1]), default=MODEL)
-        for layer, group in groups.items():
-            kept = layer in (MODEL, HEAD) or (self.fsdp.keeps_last and layer == last)
-            group.reshards = self.reshard and not kept
+        arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
         """Runs the micro-batches of a step.
@@ -173,6 +191,29 @@ class FsdpRun(TrainingRun):
     def finish_backward(self) -> None:
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
+
+
+def arrange(groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool) -> None:
+    """Says which groups free their whole parameters after the forward pass, and which others each gathers.
+
+    stacks: the paths of layers.
+    """
+    last = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
+    for layer, group in groups.items():
+        kept = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last)
+        group.reshards = reshard and not kept
+    if fsdp.prefetch:
+        for path in stacks:
+            _prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp.prefetch)
+
+
+def _prefetch(layers: Sequence[Group], ahead: int) -> None:
+    """Says which further layers each layer gathers."""
+    for i, group in enumerate(layers):
+        if i + ahead < len(layers):
+            group.ahead = layers[i + 1 : i + 1 + ahead]
+        if i >= ahead:
+            group.behind = layers[i - ahead : i][::-1]
 
 
 def why_not_split(spec: ModelSpec, how: Training) -> str:

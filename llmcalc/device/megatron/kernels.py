@@ -53,8 +53,6 @@ def refuse(settings: MegatronSettings) -> None:
         raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam, sgd or muon")
     if settings.optimizer == "sgd" and not settings.sgd_momentum:
         raise InputError("--sgd-momentum 0: not modelled; expected a momentum")
-    if settings.moe_token_dispatcher_type == "flex":
-        raise InputError("--moe-token-dispatcher-type flex: not modelled; expected allgather or alltoall")
     if settings.transformer_impl == "inference_optimized":
         raise InputError("--transformer-impl inference_optimized: not modelled; expected transformer_engine or local")
 
@@ -133,21 +131,24 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         attention=backend(s),
         attention_dropout=s.attention_dropout,
         hidden_dropout=s.hidden_dropout,
-        exchange=s.layout().cp_comm,
+        exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
         accumulates=not s.no_gradient_accumulation_fusion,
         bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
         rope_fusion=not s.no_rope_fusion,
         mla_fusion=not s.no_rope_fusion and s.positions == "rope",
+        user_buffers=s.tp_comm_overlap and s.divides_tokens and not is_local(s),
+        scales_logits=s.scales_logits,
         loss=loss(s),
         deterministic=s.deterministic_mode,
         multiprocessors=108 if is_ampere(s.gpu) else 132 if is_hopper(s.gpu) else 148,
         padded=s.kind in ("bert", "t5"),
+        weighted_activation=s.squared_relu and s.use_fused_weighted_squared_relu,
         grouped=s.moe_grouped_gemm,
-        dispatcher="alltoall" if s.moe_token_dispatcher_type == "alltoall" else "allgather",
+        dispatcher="hybridep" if s.moe_token_dispatcher_type == "flex" else s.moe_token_dispatcher_type,
         permute_fusion=s.moe_permute_fusion,
         router_fp32=s.moe_router_dtype is not None,
         capacity=capacity,
-        aux_loss="aux_loss" in s.moe_router_load_balancing_type,
+        aux_loss=s.balances,
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,

@@ -6,8 +6,10 @@ attention of Transformer Engine, no dropout, experts as grouped products, a voca
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
 from ...errors import InputError
 from ...flow.axis import extent
@@ -15,7 +17,10 @@ from ...layouts.asked import dated
 from ...model import ModelSpec
 from ...run.layout import Layout
 from ...run.megatron import EXCHANGES, MegatronSettings
+from ...units import dtype, short_dtype
 from ..memory import Memory
+from ..settings import Settings, option
+from .run import STATES
 
 RECOMPUTED: dict[str, dict[str, Any]] = {
     "none": {},
@@ -23,6 +28,34 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
     "attention": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
 }
 """`--recompute` → Megatron's arguments."""
+
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "precision": ("bf16-master",),
+    "master_weights": ("fp32",),
+    "optimizer": ("adamw",),
+    "optimizer_impl": ("fused",),
+    "norm": ("fused",),
+    "routing": ("balanced",),
+}
+"""Settings of which Megatron has some values alone, and those."""
+
+TAKEN = (
+    "phase",
+    "batch",
+    "seq",
+    "dtype",
+    "grad_dtype",
+    "optimizer_dtype",
+    "precision_aware_optimizer",
+    "attn_implementation",
+    "cross_entropy",
+    "recompute",
+    "num_microbatches",
+    "moe",
+    "allocator",
+)
+"""Settings that are arguments of Megatron."""
 
 
 def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
@@ -44,7 +77,7 @@ def settings_of(one: Memory, layout: Layout, version: str = "", gpu: str = "H100
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (chosen.num_microbatches or 1),
         "seq_length": int(use.workload.seq),
-        "bf16": True,
+        **_formats(chosen),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         "attention_backend": "auto" if chosen.attn_implementation in (None, "flash") else "unfused",
@@ -77,14 +110,55 @@ def _check(one: Memory, layout: Layout) -> None:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
-    if chosen.precision not in (None, "bf16-master"):
+    for name, known in KNOWN.items():
+        if (value := getattr(chosen, name)) not in (None, *known):
+            raise InputError(
+                f"{option(name)} {value}: not modelled with --framework megatron; expected {' or '.join(known)}"
+            )
+    for field in fields(chosen):
+        if field.name not in (*KNOWN, *TAKEN) and getattr(chosen, field.name) not in (None, False):
+            raise InputError(
+                f"{option(field.name)}: not modelled with --framework megatron; expected no {option(field.name)}"
+            )
+
+
+def _formats(chosen: Settings) -> dict[str, Any]:
+    """Number formats of weights, main gradients and optimizer states."""
+    weights = "float16" if chosen.dtype is not None and dtype(chosen.dtype) == "float16" else "bfloat16"
+    if chosen.dtype is not None and dtype(chosen.dtype) != weights:
         raise InputError(
-            f"--precision {chosen.precision}: not modelled with --framework megatron; expected bf16-master"
+            f"--dtype {short_dtype(dtype(chosen.dtype))}: not modelled with --framework megatron; expected bf16 or fp16"
         )
-    if chosen.optimizer not in (None, "adamw"):
-        raise InputError(f"--optimizer {chosen.optimizer}: not modelled with --framework megatron; expected adamw")
-    if chosen.lora_rank is not None:
-        raise InputError("--lora-rank: not modelled with --framework megatron; expected torch")
+    given: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
+    gradients = None if chosen.grad_dtype is None else dtype(chosen.grad_dtype)
+    if gradients not in (None, "float32", weights):
+        raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
+    states = None if chosen.optimizer_dtype is None else short_dtype(dtype(chosen.optimizer_dtype))
+    if chosen.precision_aware_optimizer:
+        if states not in (None, *STATES):
+            known = ", ".join(STATES)
+            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {known}")
+        states = states or "fp32"
+        given |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
+        if gradients == "bfloat16":
+            given["main_grads_dtype"] = "bf16"
+    elif states not in (None, "fp32"):
+        raise InputError(
+            f"--optimizer-dtype {states}: Megatron's Adam keeps fp32 states; expected --precision-aware-optimizer too"
+        )
+    elif gradients == "bfloat16":
+        given["grad_reduce_in_bf16"] = True
+    if weights == "float16":
+        given["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
+    return given
+
+
+def bytes_of_each(chosen: Settings) -> tuple[int, int]:
+    """Bytes per parameter of the main gradients, and of the main weights with Adam's states."""
+    given = MegatronSettings(**_formats(chosen))
+    if given.use_precision_aware_optimizer:
+        return 4 if given.reduces_in_fp32 else 2, 2 + STATES[given.exp_avg_dtype] + STATES[given.exp_avg_sq_dtype]
+    return (4, 12) if given.reduces_in_fp32 else (2, 12 + 4)
 
 
 def _loss(chosen: str | None) -> dict[str, Any]:
@@ -124,6 +198,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
     ropes = [step for step in steps if step.verb == "rope"]
     linear = [step for step in steps if step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
+    mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     given: dict[str, Any] = {
         "num_layers": stack.num_hidden_layers,
         "hidden_size": spec.hidden_size,
@@ -146,6 +221,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_permute_fusion": True,
+            "moe_aux_loss_coeff": (0.01,),
         }
     return given
 

@@ -219,9 +219,12 @@ class RankRun:
                     self.angles[2 * i + k] = self.storage(2 * size, "overhead")
 
     def _main_parameters(self) -> None:
-        """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type."""
+        """A copy in fp32 of each parameter, or of this rank's part of it, made of a copy in its own type.
+
+        A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
+        `_build_model_and_main_param_groups`).
+        """
         s = self.settings
-        main = STATES[s.main_params_dtype] if s.use_precision_aware_optimizer else 4
         if self.sharing == "turns":
             own, self.gathered = by_turns(self.buffers, self.layout, self.at)
         elif self.sharing == "layout":
@@ -229,9 +232,10 @@ class RankRun:
         else:
             own = list(updated(self.buffers, self.sharing == "elements", self.layout, self.at, s.optimizer))
         for size, states in own:
-            copy = self.storage(2 * size, "temporary")
-            self.kept.append(self.storage(main * size, "optimizer"))
-            del copy
+            if not s.use_precision_aware_optimizer:
+                copy = self.storage(2 * size, "temporary")
+                self.kept.append(self.storage(4 * size, "optimizer"))
+                del copy
             self.sizes.append(size)
             self.states_of.append(states)
         self.kept += [self.storage(4, "optimizer") for _ in range(FLAGS)]
@@ -243,14 +247,35 @@ class RankRun:
         if not s.reduces_in_fp32 and not aware:
             self.copies = [self.storage(4 * size, "gradients") for size in self.sizes]
         if not self.stepped:
-            widths = [STATES[one] if aware else 4 for one in (s.exp_avg_dtype, s.exp_avg_sq_dtype)]
-            of_each = zip(self.sizes, self.states_of, strict=True)
-            self.states = [
-                self.storage(width * size, "optimizer") for size, states in of_each for width in widths[:states]
-            ]
+            for size, states in zip(self.sizes, self.states_of, strict=True):
+                if aware:
+                    self._own_states(size)
+                else:
+                    self.states += [self.storage(4 * size, "optimizer") for _ in range(states)]
             self.stepped = True
         for size in [] if s.overlap_param_gather else self.gathered:
             self.storage(2 * size, "communication")
+
+    def _own_states(self, size: int) -> None:
+        """The states of a parameter that a precision-aware optimizer has, each with its factor where it is not fp32.
+
+        Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
+        Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
+        """
+        s = self.settings
+        for name in (s.exp_avg_dtype, s.exp_avg_sq_dtype):
+            self.states.append(self.storage(STATES[name] * size, "optimizer"))
+            if name != "fp32":
+                self.states.append(self.storage(4, "optimizer"))
+        remainders = s.bf16 and s.main_params_dtype == "fp32"
+        main = self.storage((2 if remainders else STATES[s.main_params_dtype]) * size, "optimizer")
+        if not remainders:
+            copy = self.storage(2 * size, "temporary")
+            whole = self.storage(4 * size, "temporary")
+            del copy, whole
+        self.states.append(main)
+        if s.main_params_dtype != "fp32":
+            self.states.append(self.storage(4, "optimizer"))
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ KERNELS = (
     ),
     Kernel("rmsnorm_fn", "mamba_ssm", "ops/triton/layernorm_gated.py, LayerNormFn"),
     Kernel("chunk_gated_delta_rule", "fla", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction"),
+    Kernel("l2norm", "fla", "modules/l2norm.py, L2NormFunction"),
     Kernel("chunk_kda", "fla", "ops/kda/chunk.py, ChunkKDAFunction"),
     Kernel(
         "fused_recurrent_gated_delta_rule",
@@ -86,6 +87,7 @@ KERNELS = (
     ),
     Kernel("causal_conv1d (fla)", "fla", "modules/conv/triton/ops.py, CausalConv1dFunction"),
     Kernel("rms_norm_gated", "fla", "modules/fused_norm_gate.py, LayerNormGatedFunction"),
+    Kernel("layer_norm_gated", "fla", "modules/fused_norm_gate.py, LayerNormGatedFunction"),
     Kernel(
         "mlstm_chunkwise__xl_chunk",
         "mlstm_kernels",

@@ -62,23 +62,39 @@ def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, act
 
 def rms_norm_gated(t: Aten, x: Tensor, g: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
     """fla/modules/fused_norm_gate.py:649 (`LayerNormGatedFunction`, is_rms_norm): norm(x) · activation(g)."""
+    return layer_norm_gated(t, x, g, weight, None, accelerator)
+
+
+def layer_norm_gated(
+    t: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, accelerator: Accelerator = H100
+) -> Tensor:
+    """The same function with a LayerNorm, which keeps the mean of each row too. bias: None for an RMSNorm."""
     graph, shape = t.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
         return t.flatten(x, 0, -2)
 
-    def backward(dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+    def backward(
+        dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, mean: Optional, rstd: Tensor
+    ) -> Sequence[Gradient]:
         dy = t.contiguous(dy)
         dx, dg = t.new(x.shape, x.dtype), t.new(x.shape, x.dtype)
-        dw = t.new((minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]), FLOAT32)
+        partial = minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]
+        dw = t.new(partial, FLOAT32)
+        db = None if bias is None else t.new(partial, FLOAT32)
         dw = t.to(t.sum(dw, 0), weight.dtype)
-        return t.reshape(dx, shape), t.reshape(dg, shape), dw
+        if db is not None and bias is not None:
+            db = t.to(t.sum(db, 0), bias.dtype)
+        return t.reshape(dx, shape), t.reshape(dg, shape), dw, db
 
     with graph.no_grad():
         flat, gate = rows(t.contiguous(x)), rows(t.contiguous(g))
-        y, rstd = t.like(flat), t.new((flat.shape[0],), FLOAT32)
+        y = t.like(flat)
+        mean = None if bias is None else t.new((flat.shape[0],), FLOAT32)
+        rstd = t.new((flat.shape[0],), FLOAT32)
         y = t.reshape(y, shape)
-    return applied(graph, "LayerNormGatedFunction", (x, g, weight), y, backward, (flat, gate, weight, rstd))
+    saves = flat, gate, weight, bias, mean, rstd
+    return applied(graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saves)
 
 
 def _l2norm_fwd(t: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,17 +150,22 @@ FEW = 64
 
 def _gdn_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
-    batch, tokens, _, size = k.shape
-    heads = v.shape[2]
     q, q_rstd = _l2norm_fwd(t, q)
     k, k_rstd = _l2norm_fwd(t, k)
     beta = t.like(beta, dtype=FLOAT32)
+    o, g, a = _gdn_chunks(t, k, v, g)
+    return o, q, q_rstd, k, k_rstd, g, beta, a
+
+
+def _gdn_chunks(t: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the sums of the decays, and the inverse in each chunk."""
+    batch, tokens, _, size = k.shape
+    heads = v.shape[2]
     g = t.like(g, dtype=FLOAT32)
     a = t.new((batch, tokens, heads, CHUNK), k.dtype)
     _w, u = t.new((batch, tokens, heads, size), k.dtype), t.like(v)
     _h, v_new = _fwd_h(t, k, u, heads, size)
-    o = t.like(v_new)
-    return o, q, q_rstd, k, k_rstd, g, beta, a
+    return t.like(v_new), g, a
 
 
 def _gdn_bwd(
@@ -155,12 +176,12 @@ def _gdn_bwd(
     g: Tensor,
     beta: Tensor,
     do: Tensor,
-    g_input: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
+    gate: tuple[Tensor, Tensor, Tensor] | None,
     accelerator: Accelerator,
 ) -> tuple[Tensor, ...]:
-    """fla/ops/gated_delta_rule/chunk.py:117 (`chunk_gated_delta_rule_bwd`)."""
+    """fla/ops/gated_delta_rule/chunk.py:117 (`chunk_gated_delta_rule_bwd`). gate: its input, A and bias, if the kernel
+    computes it.
+    """
     heads, size = v.shape[2], k.shape[3]
     w, u = t.new((*k.shape[:2], heads, size), k.dtype), t.like(v)
     _h, _v_new = _fwd_h(t, k, u, heads, size)
@@ -169,8 +190,7 @@ def _gdn_bwd(
     dq, dk, _dw, dg = _dqkwg(t, q, k, g, w, accelerator)
     _dk2, dv, db, _dg2 = _wy_bwd(t, k, v, g, beta)
     dg = t.like(dg)
-    dg, da, dbias = _gate_bwd(t, g_input, a_log, dt_bias)
-    return dq, dk, dv, db, dg, da, dbias
+    return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(t, *gate)))
 
 
 def _dqkwg(t: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Accelerator) -> tuple[Tensor, ...]:
@@ -229,7 +249,8 @@ def chunk_gated_delta_rule(
         dt_bias: Tensor,
     ) -> Sequence[Gradient]:
         do = t.contiguous(do)
-        dq, dk, dv, db, dg, da, dbias = _gdn_bwd(t, q, k, v, g, beta, do, g_input, a_log, dt_bias, accelerator)
+        gate = g_input, a_log, dt_bias
+        dq, dk, dv, db, dg, da, dbias = _gdn_bwd(t, q, k, v, g, beta, do, gate, accelerator)
         dq = t.like(q)
         dk = t.like(k)
         db = t.like(beta_raw)
@@ -240,6 +261,41 @@ def chunk_gated_delta_rule(
         o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(t, *dense)
     saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], g_sum, dense[4], beta_open, a, dense[3], a_log, dt_bias
     return applied(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)
+
+
+def chunk_gated_delta_rule_alone(
+    t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
+) -> Tensor:
+    """The same function without norms, gate and sigmoid, which the caller has computed.
+
+    q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
+    """
+    graph = t.graph
+
+    def backward(
+        do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor
+    ) -> Sequence[Gradient]:
+        dq, dk, dv, db, dg = _gdn_bwd(t, q, k, v, g, beta, t.contiguous(do), None, accelerator)
+        return t.to(dq, q.dtype), t.to(dk, k.dtype), t.to(dv, v.dtype), dg, t.to(db, beta.dtype)
+
+    with graph.no_grad():
+        q_in, k_in, v_in, g_in, beta_in = (t.contiguous(x) for x in (q, k, v, g, beta))
+        o, g_sum, a = _gdn_chunks(t, k_in, v_in, g_in)
+    saves = q_in, k_in, v_in, g_sum, beta_in, a
+    return applied(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saves)
+
+
+def l2norm(t: Aten, x: Tensor) -> Tensor:
+    """fla/modules/l2norm.py (`L2NormFunction`), which keeps its result and 1 / the length of each row."""
+    graph = t.graph
+
+    def backward(dy: Tensor, y: Tensor, rstd: Tensor) -> Sequence[Gradient]:
+        _dense = t.contiguous(dy)
+        return (t.like(y),)
+
+    with graph.no_grad():
+        y, rstd = _l2norm_fwd(t, t.contiguous(x))
+    return applied(graph, "L2NormFunction", (x,), y, backward, (y, rstd))
 
 
 # --- Kimi delta attention --------------------------------------------------------------------------------------------

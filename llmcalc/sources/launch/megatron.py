@@ -52,7 +52,6 @@ REASONS = {
     "use_legacy_models": "models of an older form",
     "yaml_cfg": "arguments in another file",
     "eval_micro_batch_size": "evaluation with a batch of its own",
-    "eval_global_batch_size": "evaluation with a batch of its own",
 }
 """How an argument without a field begins → what it is for."""
 
@@ -158,6 +157,10 @@ def _read(
             reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
     settings = replace(settings, world_size=world)
     settings.check()
+    if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
+        reading.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
+    if settings.step_batch_size_schedule is not None:
+        reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, reason in settings.not_modelled().items():
         reading.unknown[flag] = reason
     if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
@@ -238,6 +241,10 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not False:
             why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
             reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
+    if values.get("tp_comm_overlap"):  # which products overlap
+        for flag in reading.ignored:
+            if "tp-comm-" in flag and flag != "--tp-comm-bootstrap-backend":
+                reading.unknown[flag] = "overlap of some products"
     return values
 
 
@@ -309,7 +316,8 @@ def _list(kind: Any, value: Any) -> Any:
         return None
     if isinstance(value, str) and kind is int and "[" in value:
         found = evaluated(value, {})
-        return tuple(found) if isinstance(found, list) else None
+        if isinstance(found, list):
+            return tuple(found)
     words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     if len(words) == 1 and isinstance(words[0], str):
         words = (

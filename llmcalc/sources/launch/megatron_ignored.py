@@ -34,7 +34,7 @@ IGNORED = frozenset(
     dsa-indexer-rope-interleaved dsa-indexer-skip-topk-offset dsa-indexer-topk-freq dsa-indexer-use-sparse-loss
     dsa-kernel-backend dump-param-to-param-group-map embedding-init-method-std embedding-path enable-experimental
     enable-ft-package enable-msc end-weight-decay eod-mask-loss error-injection-rate error-injection-type
-    eval-interval eval-iters evidence-data-path exit-duration-in-mins exit-interval exit-on-missing-checkpoint
+    eval-global-batch-size eval-interval eval-iters evidence-data-path exit-duration-in-mins exit-interval exit-on-missing-checkpoint
     exit-signal exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
     fault-injector-delay-start-iteration fault-injector-fault-delay fault-injector-fault-probabilities
     fault-injector-fault-types fault-injector-mtti-seconds fault-injector-num-ranks fault-injector-offset-seconds
@@ -60,7 +60,7 @@ IGNORED = frozenset(
     lr-wsd-decay-iters lr-wsd-decay-samples lr-wsd-decay-style manual-gc manual-gc-interval mask-prob
     megatron-fsdp-enable-fine-grained-param-gather megatron-fsdp-max-pool-double-buffer memory-snapshot-path
     merge-file mhc-init-gating-factor mhc-sinkhorn-iterations mid-level-dataset-surplus min-loss-scale min-lr
-    min-offloaded-tensor-size mlp-chunks-for-prefill mock-data moe-aux-loss-coeff moe-deepep-num-sms
+    min-offloaded-tensor-size mlp-chunks-for-prefill mock-data moe-deepep-num-sms
     moe-flex-dispatcher-num-sms moe-hybridep-num-blocks-permute moe-hybridep-num-blocks-unpermute
     moe-hybridep-num-sms moe-hybridep-num-sms-preprocessing moe-hybridep-pad-uneven-dispatch-inputs
     moe-mlp-glu-interleave-size moe-pad-experts-for-cuda-graph-inference moe-paged-stash-buffer-size-factor-cpu
@@ -69,7 +69,7 @@ IGNORED = frozenset(
     moe-routing-trace-capture-logits moe-routing-trace-dump-weights moe-routing-trace-max-training-iters
     moe-shared-expert-glu-interleave-size moe-upcycling-granularity mtp-loss-scaling-factor multiple-validation-sets
     muon-coefficient-type muon-extra-scale-factor muon-fp32-matmul-prec muon-nesterov muon-num-ns-steps
-    muon-scale-mode mup-attn-scale-power mup-base-head-dim mup-base-hidden-size mup-embedding-mult mup-output-mult
+    muon-scale-mode mup-attn-scale-power mup-base-head-dim
     mup-width-mult nccl-all-reduce-for-prefill nccl-communicator-config-path no-align-grad-reduce
     no-align-param-gather no-barrier-with-level-1-timing no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-ckpt-load-validate-sharding-integrity no-data-sharding
@@ -95,7 +95,7 @@ IGNORED = frozenset(
     straggler-minmax-count symmetric-ar-type te-rng-tracker tensorboard-dir tensorboard-log-interval
     tensorboard-queue-size test-data-path test-mode tiktoken-pattern timing-log-level timing-log-option
     titles-data-path tokenizer-hf-no-include-special-tokens tokenizer-hf-no-use-fast tokenizer-metadata
-    tokenizer-sentencepiece-legacy tokenizer-special-tokens tp-comm-bootstrap-backend tp-comm-overlap-cfg
+    tokenizer-sentencepiece-legacy tokenizer-special-tokens tp-comm-bootstrap-backend
     tp-comm-overlap-rs-dgrad train-data-path train-samples train-sync-interval trust-remote-code
     use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler use-cpu-initialization use-dist-ckpt
     use-gigatoken use-one-sent-docs use-persistent-ckpt-worker use-pytorch-profiler use-sharp

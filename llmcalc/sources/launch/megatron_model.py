@@ -88,11 +88,34 @@ def _attention(s: MegatronSettings, position: Table | None, cross: bool = False)
     }
     if position is not None:
         table["position"] = position
+    if s.attention_output_gate and not cross:
+        table["output_gate"] = {"per": "element", "bias": inner}
     if s.qk_l2_norm and not cross:
         table["qk_norm"] = {"norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6}}
     elif s.qk_layernorm and not cross:
         table["qk_norm"] = {"norm": _norm(s)}
     return table
+
+
+def _delta(s: MegatronSettings) -> Table:
+    """Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
+    if s.transformer_impl != "transformer_engine":
+        raise InputError(
+            f"--transformer-impl {s.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
+        )
+    keys, values = s.linear_num_key_heads, s.linear_num_value_heads
+    if values % keys:
+        raise InputError(f"--linear-num-key-heads: {keys}; expected a divisor of {values} heads of values")
+    return {
+        "type": "gated_delta_net",
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": s.linear_key_head_dim,
+        "linear_value_head_dim": s.linear_value_head_dim,
+        "linear_conv_kernel_dim": s.linear_conv_kernel_dim,
+        "norm_type": _norm(s)["type"],
+        "norm_eps": s.norm_epsilon,
+    }
 
 
 def _latent(s: MegatronSettings) -> Table:
@@ -186,11 +209,11 @@ def _unrotated(s: MegatronSettings) -> list[bool]:
 
 def _gpt(s: MegatronSettings) -> Table:
     kinds, names = {}, []
-    for has_experts, plain in zip(s.expert_layers, _unrotated(s), strict=True):
-        name = ("experts" if has_experts else "dense") + ("_unrotated" if plain else "")
+    for has_experts, plain, delta in zip(s.expert_layers, _unrotated(s), s.delta_layers, strict=True):
+        name = ("experts" if has_experts else "dense") + ("_delta" if delta else "_unrotated" if plain else "")
         if name not in kinds:
             network = _experts(s) if has_experts else _network(s, s.ffn, not s.disable_bias_linear)
-            kinds[name] = _layer(s, _mixer(s, not plain), network)
+            kinds[name] = _layer(s, _delta(s) if delta else _mixer(s, not plain), network)
         names.append(name)
     return _decoder(s, kinds, names, s.later_tokens, None)
 
@@ -242,7 +265,7 @@ def _decoder(
     stack = {**mixed(kinds, names), "num_hidden_layers": len(names), "final_norm": _norm(s), **_added(s)}
     if not later:
         return {"decoder": stack}
-    mtp: Table = {"num_nextn_predict_layers": later, "norm": _norm(s)}
+    mtp: Table = {"num_nextn_predict_layers": later, "repeated": s.mtp_use_repeated_layer, "norm": _norm(s)}
     if later_layer is not None:
         stack["variants"] = {**stack["variants"], "later": later_layer}
         mtp["layer"] = "later"

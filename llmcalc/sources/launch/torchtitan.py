@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ...errors import InputError, shown
 from ...run.layout import ContextExchange, Layout, Schedule
+from ...run.titan import Float8, Float8Recipe, TitanSettings
 from .flavors import flavor
 from .launch import Launch, Reading, flag_value, size_of, with_file
 
@@ -27,6 +28,9 @@ EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "
 """Titan's word for how keys and values go round → the layout's: shards go round in a ring by an all-to-all."""
 
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
+
+FLOAT8_KEYS = frozenset({"enable_fsdp_float8_all_gather", "recipe_name", "filter_fqns"})
+"""Keys of products in 8 bits that are read: of `[float8]`, later of `[quantize.linear.float8]`."""
 
 READ: dict[str, frozenset[str]] = {
     "model": frozenset({"name", "flavor", "converters", "norm_type"}),
@@ -86,7 +90,7 @@ READ: dict[str, frozenset[str]] = {
     "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
     "compile": frozenset({"enable", "components"}),
     "optimizer": frozenset({"name", "fused", "implementation", "early_step_in_backward"}),
-    "float8": frozenset({"enable_float8_linear"}),
+    "float8": FLOAT8_KEYS | {"enable_float8_linear"},
 }
 """Section → keys that are read."""
 
@@ -107,6 +111,9 @@ EMPTY: dict[str, tuple[Any, ...]] = {
     "validation.enabled": (False,),
     "activation_checkpoint.early_stop": (False,),
     "debug.moe_force_load_balance": (False, True),
+    "float8.scaling_type_input": ("dynamic",),
+    "float8.scaling_type_weight": ("dynamic",),
+    "float8.scaling_type_grad_output": ("dynamic",),
 }
 """Keys that are understood with these values alone."""
 
@@ -198,6 +205,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     spec = flavor("llama3" if name is None else str(name), size, reading.where, old=old)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
+    own = _own(job, layout, old)
     reading.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     reading.check_unknown()
     return Launch(
@@ -207,7 +215,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
         spec=spec,
         layout=layout,
         settings=settings,
-        own=_own(job, old),
+        own=own,
         unknown=reading.unknown,
         ignored=tuple(reading.ignored),
         notes=tuple(reading.notes),
@@ -345,14 +353,6 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         reading.unknown["training.enable_cpu_offload"] = "offloading to the host is not modelled"
     if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
-    converters = job.find("converters", "model")[1] or []
-    names = converters.split(",") if isinstance(converters, str) else converters
-    if not isinstance(names, list):
-        raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
-    for one in names:
-        reading.unknown[f"model.converters: {str(one)[:40]}"] = "products in fewer bits are not modelled"
-    if job.flag("enable_float8_linear", False, "float8"):
-        reading.unknown["float8.enable_float8_linear"] = "products in fewer bits are not modelled"
     return {key: value for key, value in words.items() if value is not None}
 
 
@@ -436,16 +436,91 @@ SELECTIVE_OPERATIONS = "selective-op"
 """
 
 
-def _own(job: _Job, old: bool) -> dict[str, Any]:
-    """What only torchtitan has words for: key → value."""
-    training = "training"
-    return {
-        "old": old,
-        "mixed_precision_param": job.word("mixed_precision_param", "bfloat16", FORMATS, training),
-        "mixed_precision_reduce": "float32",
-        "float8_all_gather": job.flag("enable_fsdp_float8_all_gather", False, "float8"),
-        "loss_parallel": not job.flag("disable_loss_parallel", False, "parallelism", training),
-        "async_tensor_parallel": job.flag("enable_async_tensor_parallel", False, "parallelism", "experimental"),
-        "compiled_loss": "compile" in job.data and _compiled(job),
-        "norm_type": str(job.find("norm_type", "model")[1] or "rmsnorm")[:40],
-    }
+def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
+    """What only torchtitan has words for."""
+    reading, own_async = job.reading, ("parallelism", "experimental")
+    settings = TitanSettings(
+        old=old,
+        float8=_float8(job, layout),
+        loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
+        async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *own_async),
+        compiled_loss=_compiled_loss(job),
+    )
+    if settings.float8 is not None:
+        gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        reading.notes.append(
+            f"products in float8 ({settings.float8.recipe}) are an estimate: the kernels of bf16, weights {gathered}"
+        )
+    if settings.async_tensor_parallel:
+        reading.notes.append("asynchronous tensor parallelism: its symmetric buffers are not counted")
+    if old:
+        reading.notes.append("the file has the form of 2024: torchtitan of 2024-12-26, unless --framework-version")
+    return settings
+
+
+FLOAT8_CONVERTERS = ("float8", "quantize.linear.float8")
+"""Converters of linear layers to float8, by their names over time."""
+
+FLOAT8_EXPERTS = "quantize.grouped_mm.float8"
+"""The converter of experts' products, whose weights are gathered as they are."""
+
+MX_CONVERTERS = ("mx", "quantize.linear.mx", "quantize.grouped_mm.mx")
+"""Converters to MXFP8."""
+
+RECIPES: dict[str, Float8Recipe] = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
+}
+
+SMALL = "auto_filter_small_kn"
+"""The word in `filter_fqns` for layers that are too small to gain anything."""
+
+
+def _float8(job: _Job, layout: Layout) -> Float8 | None:
+    """How linear layers run in 8 bits: with a converter, or before 2025-02-15 if `[float8]` enables it."""
+    reading = job.reading
+    converters = job.find("converters", "model")[1] or []
+    names = converters.split(",") if isinstance(converters, str) else converters
+    if not isinstance(names, list):
+        raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
+    for one in names:
+        if one not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
+            why = "MXFP8 products are not modelled" if one in MX_CONVERTERS else "not known"
+            reading.unknown[f"model.converters: {str(one)[:40]}"] = why
+    enabled = job.flag("enable_float8_linear", False, "float8")
+    if not enabled and not any(one in FLOAT8_CONVERTERS for one in names):
+        return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
+    where, table = _float8_table(job)
+    recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
+    if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
+        raise reading.wrong(f"{where}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+    if isinstance(skips, str):
+        skips = [one.strip() for one in skips.split(",") if one.strip()]
+    if not isinstance(skips, list) or not all(isinstance(one, str) for one in skips):
+        raise reading.wrong(f"{where}.filter_fqns", f"{shown(skips)}; expected a list of names")
+    name = f"{where}.enable_fsdp_float8_all_gather"
+    gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
+    if gathers and recipe is not None:
+        raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
+    sharded = layout.dp // layout.hsdp_replicas > 1
+    small, others = SMALL in skips, tuple(one for one in skips if one != SMALL)
+    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], others, small)
+
+
+def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
+    """The section of products in 8 bits, with its name."""
+    found: Any = job.data.get("quantize")
+    for name in ("linear", "float8"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if isinstance(found, Mapping):
+        return "quantize.linear.float8", found
+    return "float8", job.data.get("float8", {})
+
+
+def _compiled_loss(job: _Job) -> bool | None:
+    """Whether the loss is compiled; None where the file cannot say it."""
+    if "compile" not in job.data:
+        return None
+    components = job.find("components", "compile")[1]
+    return job.flag("enable", False, "compile") and (components is None or "loss" in components)

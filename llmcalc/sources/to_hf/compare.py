@@ -96,6 +96,7 @@ def _prediction(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
         return None
     return {
         "num_nextn_predict_layers": mtp.num_nextn_predict_layers,
+        "repeated": mtp.repeated,
         "layer": _plain(mtp.block_in(spec.main), spec.hidden_size),
     }
 

@@ -340,6 +340,27 @@ FLA = [
         lambda t, s, x, g, w: fla.rms_norm_gated(t, x, g, w),
         lambda s, x, g, w: published(FLA_NORM)(x, g, w, None),
     ),
+    KernelCase(
+        "layer_norm_gated",
+        DELTA[:2],
+        lambda s: bf16((s.B, s.T, s.HV, s.V), (s.B, s.T, s.HV, s.V), (s.V,), (s.V,)),
+        lambda t, s, x, g, w, b: fla.layer_norm_gated(t, x, g, w, b),
+        lambda s, x, g, w, b: published(FLA_NORM.replace("rms", "layer"))(x, g, w, b),
+    ),
+    KernelCase(
+        "chunk_gated_delta_rule, alone",
+        DELTA,
+        lambda s: [*delta_inputs(s)[:3], *f32((s.B, s.T, s.HV)), *bf16((s.B, s.T, s.HV))],
+        lambda t, s, *xs: fla.chunk_gated_delta_rule_alone(t, *xs),
+        lambda s, q, k, v, g, beta: published(GDN)(q, k, v, g, beta)[0],
+    ),
+    KernelCase(
+        "l2norm",
+        DELTA[:2],
+        lambda s: bf16((s.B, s.T, s.H, s.K)),
+        lambda t, s, x: fla.l2norm(t, x),
+        lambda s, x: published("fla.modules.l2norm:l2norm")(x),
+    ),
 ]
 
 # --- mLSTM, lightning attention, RWKV-4 ------------------------------------------------------------------------------

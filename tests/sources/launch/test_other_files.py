@@ -14,6 +14,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.run.deepspeed import DeepSpeedSettings
 from llmcalc.run.layout import Layout
+from llmcalc.run.titan import Float8
 from llmcalc.sources.launch.accelerate import read_accelerate
 from llmcalc.sources.launch.deepspeed import read_deepspeed
 from llmcalc.sources.launch.flavors import DEEPSEEK_V3, LLAMA3, QWEN3, flavor
@@ -76,7 +77,7 @@ def test_a_job_of_2024() -> None:
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
     assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
-    assert launch.own["old"]
+    assert launch.own.old
 
 
 def test_a_job_of_2026() -> None:
@@ -86,7 +87,7 @@ def test_a_job_of_2026() -> None:
     assert (settings["batch"], settings["num_microbatches"]) == (8, 2)  # 512 = 8 · 32 · 2
     assert (settings["recompute"], settings["compile"], settings["dtype"]) == ("full", True, "bf16")
     assert settings["master_weights"] == "fp32"  # weights are gathered in bf16 from shards in fp32
-    assert launch.own["compiled_loss"]
+    assert launch.own.compiled_loss
 
 
 def test_devices_that_are_not_said() -> None:
@@ -118,10 +119,50 @@ def test_pipelines_in_chunks() -> None:
     assert (launch.settings["batch"], launch.settings["num_microbatches"]) == (1, 32)  # 8 sequences, 4 times
 
 
+NARROW = {"linear": {"float8": {"recipe_name": "rowwise", "filter_fqns": ["output", "auto_filter_small_kn"]}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "float8"),
+    [
+        ({"float8": {"enable_float8_linear": False}}, None),
+        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8(skips=("output",))),
+        (
+            {"model": {"converters": ["float8"]}, "float8": {"enable_fsdp_float8_all_gather": True}, "quantize": {}},
+            Float8(gathers=True, skips=()),
+        ),
+        (
+            {"model": {"converters": "quantize.linear.float8"}, "quantize": NARROW},
+            Float8(recipe="rowwise", skips_small=True),
+        ),
+    ],
+)
+def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> None:
+    data = tomllib.loads((LAUNCHES / "llama3_70b_2026.toml").read_text())
+    for section, table in changes.items():
+        data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
+    launch = read_titan(data, "x", 256)
+    assert launch.own.float8 == float8
+    assert any("estimate" in note for note in launch.notes) == (float8 is not None)
+
+
+def test_layers_that_stay_as_they_are() -> None:
+    """Both sides are multiples of 16; too small is torchao's word for what gains nothing."""
+    usual, small = Float8(skips=("output", "attention.wk")), Float8(skips_small=True)
+    assert usual.converts("layers.0.attention.wq", 4096, 4096)
+    assert not usual.converts("layers.0.attention.wk", 1024, 4096)
+    assert not usual.converts("layers.0.feed_forward.w1", 4096 + 8, 4096)
+    assert small.converts("layers.0.attention.wq", 1040, 4096)
+    assert not small.converts("layers.0.attention.wk", 1024, 4096)
+    assert not Float8(recipe="rowwise", skips_small=True).converts("layers.0.attention.wk", 2048, 4096)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": {"converters": ["float8"]}}, "model.converters: float8"),
+        ({"model": {"converters": ["mx"]}}, "model.converters: mx (MXFP8 products are not modelled)"),
+        ({"model": {"converters": ["nvfp4"]}}, "model.converters: nvfp4 (not known)"),
+        ({"float8": {"enable_float8_linear": True, "scaling_type_input": "delayed"}}, "float8.scaling_type_input"),
         ({"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload"),
         ({"activation_checkpoint": {"mode": "memory_budget"}}, "activation_checkpoint.mode"),
         ({"training": {"local_batch_sise": 4}}, "training.local_batch_sise (no key that is known)"),
@@ -146,6 +187,10 @@ def test_what_a_job_may_change(changes: dict[str, Any], said: str) -> None:
         ({"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "GPipe"}}, "expected 1F1B or"),
         ({"training": {"global_batch_size": 100}}, "global_batch_size: 100; expected a multiple of 256"),
         ({"optimizer": {"name": "Lion"}}, "optimizer.name: 'Lion' is not supported; expected AdamW"),
+        (
+            {"float8": {"enable_float8_linear": True}, "quantize": {"linear": {"float8": {"recipe_name": "mxfp8"}}}},
+            "quantize.linear.float8.recipe_name: 'mxfp8'; expected one of tensorwise, rowwise",
+        ),
     ],
 )
 def test_wrong_jobs(changes: dict[str, Any], said: str) -> None:

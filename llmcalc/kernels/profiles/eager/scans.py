@@ -455,7 +455,10 @@ class ScanKernels(ConvolutionKernels, BasicKernels):
         if self.store is None:
             del gate
         g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
-        o = fla.rms_norm_gated(t, o, g, self.weight("norm.weight", (op.value_dim,)), self.accelerator)
+        has_bias = steps["norm"].how["spec"].has_bias
+        weight = self.weight("norm.weight", (op.value_dim,))
+        bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
+        o = fla.layer_norm_gated(t, o, g, weight, bias, self.accelerator)
         o = t.flatten(o, 2)
         return self.projected(steps["o_proj"], o)
 

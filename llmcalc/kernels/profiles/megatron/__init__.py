@@ -5,11 +5,11 @@ Megatron-Core: products that are divided over ranks, norms in the product after 
 from __future__ import annotations
 
 from .choices import RankChoices
-from .mamba import MambaKernels
+from .delta import DeltaKernels
 from .rank import Held, Parameter
 
 __all__ = ["Held", "Parameter", "RankChoices", "RankLowering"]
 
 
-class RankLowering(MambaKernels):
+class RankLowering(DeltaKernels):
     """Runs the program of one rank."""

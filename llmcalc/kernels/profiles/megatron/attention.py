@@ -53,9 +53,10 @@ class AttentionKernels(LinearKernels):
         parts = self.split_along(made, widths)
         heads = [one.outs[0].axes[0].size for one in group]
         fewest = min(heads)
-        if len(group) == 3 and fewest > 1 and heads[0] > fewest:  # [groups, queries of a group]: no view has its heads
+        if len(group) in (3, 4) and fewest > 1 and heads[0] > fewest:  # [groups, queries of a group]: no view of heads
             del made
-            parts[0] = self.copied(parts[0])
+            for i in (0, 3)[: len(group) - 2]:
+                parts[i] = self.copied(parts[i])
         return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
@@ -134,7 +135,6 @@ class AttentionKernels(LinearKernels):
         graph, rows = self.graph, q.shape[0]
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.dense(x) for x in (q, k, v))
-        exchanged = self.how.context > 1 and self.how.exchange == "a2a"
         ins = (q, k, v)
         one = q.storage is k.storage
         shapes = [x.shape for x in ins]
@@ -150,10 +150,17 @@ class AttentionKernels(LinearKernels):
             return [Tensor(shape, g.dtype, made.storage, made.strides) for shape in shapes]
 
         self.node("attention", ins, [out], back, *ins, out, sums, seed)
-        if exchanged:  # the output before its all-to-all stays saved
-            sent, shape = out, out.shape
-            out = self.new(rows, width)
-            self.node("all_to_all", (sent,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)])
+        return self.exchanged(out)
+
+    def exchanged(self, sent: Tensor) -> Tensor:
+        """The output of attention after its all-to-all, where ranks of a sequence divide heads; the one before stays
+        saved.
+        """
+        if self.how.context == 1 or self.how.exchange != "a2a":
+            return sent
+        graph, shape = self.graph, sent.shape
+        out = graph.new(shape, sent.dtype)
+        self.node("all_to_all", (sent,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)])
         return out
 
     def flash(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
@@ -180,6 +187,7 @@ class AttentionKernels(LinearKernels):
             return made
 
         self.node("flash_attention", ins, [out], back, *ins, out, sums, seed)
+        out = self.exchanged(out)
         return self.copied(out) if several else out
 
     def turned(self, x: Tensor) -> Tensor:

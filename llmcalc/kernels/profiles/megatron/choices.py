@@ -9,7 +9,7 @@ AttentionBackend: TypeAlias = Literal["fused", "flash", "unfused", "local"]
 
 Loss: TypeAlias = Literal["unfused", "native", "te"]
 
-Dispatcher: TypeAlias = Literal["allgather", "alltoall"]
+Dispatcher: TypeAlias = Literal["allgather", "alltoall", "hybridep"]
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,15 @@ class RankChoices:
     sequence_parallel: whether what lies between the products of tensor parallelism is divided by tokens.
     transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
     attention: what computes attention. attention_dropout, hidden_dropout: probabilities; 0 runs no dropout.
-    exchange: how context parallelism exchanges keys and values.
+    exchange: how context parallelism exchanges keys and values; a2a too where heads are sent inside of a ring.
     accumulates: whether products add gradients of weights to the main gradients themselves.
     bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
         keys, are one kernel. mla_fusion: whether the rotation of latent attention is.
+    user_buffers: whether products overlap with what a tensor group sends, in buffers of Transformer Engine's own.
+    scales_logits: whether logits are multiplied by a number.
     loss: what computes the loss. deterministic: whether algorithms are. multiprocessors: of the GPU.
     padded: whether attention that is not causal takes a mask of padding.
+    weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
     grouped: whether all experts of a rank are one grouped product. dispatcher: how tokens reach their experts.
     permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
     capacity: rows of an expert over an even share, padded; None if no row is dropped.
@@ -53,10 +56,13 @@ class RankChoices:
     bias_activation: bool = True
     rope_fusion: bool = True
     mla_fusion: bool = True
+    user_buffers: bool = False
+    scales_logits: bool = False
     loss: Loss = "unfused"
     deterministic: bool = False
     multiprocessors: int = 132
     padded: bool = False
+    weighted_activation: bool = False
     grouped: bool = False
     dispatcher: Dispatcher = "allgather"
     permute_fusion: bool = False

@@ -64,11 +64,25 @@ class ElementwiseKernels(AttentionKernels):
     def do_mul(self, step: Step) -> None:
         """act(gate) · up, of one product that has both."""
         gate, up = (self.taken(step, value) for value in step.ins)
+        if step.outs[0].axes[0].name == "heads":
+            self.bind(step.outs[0], self.opened(gate, up))
+            return
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
         del up
         bias, self.held_bias = self.held_bias, None
         self.bind(step.outs[0], self.gated(gate, bias, step.outs[0].width))
+
+    def opened(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times an activation of a gate, in fp32 inside one kernel, which keeps both."""
+        graph, shapes = self.graph, (x.shape, gate.shape)
+        out = graph.new(x.shape, x.dtype)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            return [graph.new(shape, g.dtype) for shape in shapes]
+
+        self.node("gated", (x, gate), [out], back, x, gate)
+        return out
 
     def gated(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         graph, shape = self.graph, x.shape

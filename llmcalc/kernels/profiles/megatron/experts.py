@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ....algebra import Number
-from ....flow.program import Scope, Step
+from ....flow.program import Item, Scope, Step
 from ...autograd import Gradient, Needs, record
 from ...tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Tensor, empty
 from .head import HeadKernels
@@ -24,7 +24,7 @@ class ExpertKernels(HeadKernels):
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
         """Shared experts run before the router, or, in versions before 2025-10-11, after the rows are sent."""
-        shared = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"]
+        shared = _shared(scope)
         if shared:
             rest = [item for item in scope.items if item not in shared]
             at = 0
@@ -40,7 +40,25 @@ class ExpertKernels(HeadKernels):
         return FLOAT32 if self.how.router_fp32 else BFLOAT16
 
     def plain(self, step: Step, x: Tensor) -> Tensor:
+        if step.about.get("kind") == "shared_expert":
+            return self.gate_of_shared(step, x)
         return self.router(step, x) if step.about.get("kind") == "router" else super().plain(step, x)
+
+    def gate_of_shared(self, step: Step, x: Tensor) -> Tensor:
+        """SharedExpertMLP.forward: torch's product with `gate_weight`, one number for each token."""
+        start, (rows, n_in) = len(self.made), x.shape
+        weight, _ = self.weights_of(step, step.outs[0].width, "")
+        self.last_made += self.made[start:]
+        del self.made[start:]
+        self.stays.product("forward")
+        out = self.new(rows, weight.shape[0])
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            self.stays.product("backward")
+            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16)]
+
+        self.node("linear", (x, weight), [out], back, x)
+        return out
 
     def router(self, step: Step, x: Tensor) -> Tensor:
         """RouterGatingLinearFunction, by a product of Transformer Engine in any case."""
@@ -105,7 +123,8 @@ class ExpertKernels(HeadKernels):
     def do_dispatch(self, step: Step) -> None:
         named, x = self.frames[-1].named, self.taken(step, step.ins[0])
         self.top_k, self.all_experts = step.how["top_k"], step.how["experts"].size
-        sent = self._gathered_rows(x, named) if self.how.dispatcher == "allgather" else self._sent_rows(x, named)
+        send = {"allgather": self._gathered_rows, "alltoall": self._sent_rows, "hybridep": self._fused_rows}
+        sent = send[self.how.dispatcher](x, named)
         del x
         self.bind(step.outs[0], sent)
 
@@ -113,9 +132,8 @@ class ExpertKernels(HeadKernels):
         named, y = self.frames[-1].named, self.taken(step, step.ins[0])
         given = [y]
         del y
-        made = (
-            self._scattered_rows(given, named) if self.how.dispatcher == "allgather" else self._returned(given, named)
-        )
+        back = {"allgather": self._scattered_rows, "alltoall": self._returned, "hybridep": self._fused_return}
+        made = back[self.how.dispatcher](given, named)
         if not self.how.combined_at_once:
             named["output"] = made
         self.bind(step.outs[0], made)
@@ -253,6 +271,53 @@ class ExpertKernels(HeadKernels):
             self.row_probs = self.moved("sort", self.row_probs, n)
         self.tokens = rows
         return sent
+
+    def _fused_rows(self, x: Tensor, named: dict[str, Tensor]) -> Tensor:
+        """MoEFlexTokenDispatcher with HybridEP: one kernel sends rows and sorts them by expert. What it sends through
+        lies outside of torch's allocator; both directions keep its handle.
+
+        Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
+        hybrid_ep.cu, `dispatch_with_permute`.
+        """
+        how, graph, (rows, width) = self.how, self.graph, x.shape
+        ranks, local, probs = how.expert * how.expert_tensor, self.local_experts, named["probs"]
+        if probs.dtype is not FLOAT32:
+            probs = self.t.to(probs, FLOAT32)
+        n, columns = self.received_rows(rows), self.all_experts * how.expert_tensor
+        if how.expert_tensor > 1:  # the map and the probabilities, for each rank that divides an expert
+            self.kept_by_dispatcher(graph.new((rows, columns), BOOL))
+            own, dtype = probs.shape, probs.dtype
+            wide = graph.new((rows, columns), dtype)
+            probs = record(graph, "expand", (probs,), wide, lambda g, _: (graph.new(own, dtype),))
+            del wide
+        handle = [
+            graph.new((rows, ranks), INT32),
+            graph.new((rows, 1), BOOL),
+            graph.new((rows * ranks, local), BOOL),
+            graph.new((rows * ranks, local), INT32),
+        ]
+        sent, of_rows = graph.new((n, width), x.dtype), graph.new((n, 1), FLOAT32)
+        shape = x.shape
+
+        def back(kept: list[Tensor | None], came: list[Gradient], needs: Needs) -> Sequence[Gradient]:
+            return [graph.new(shape, BFLOAT16), graph.new((rows, columns), FLOAT32)]
+
+        self.node("dispatch", (x, probs), [sent, of_rows], back, *handle)
+        self.kept_by_dispatcher(named["routing_map"], probs, of_rows)
+        turns = [frame.turn for frame in self.frames]
+        self.stays.named[(id(self), "handle", *self.module_path(), *turns)] = handle  # the graph of its probabilities
+        named["hidden_states"], named["dispatched_input"] = x, sent
+        self.row_probs, self.tokens, self.handle = of_rows, rows, handle
+        return sent
+
+    def _fused_return(self, given: list[Tensor], named: dict[str, Tensor]) -> Tensor:
+        graph, y, handle = self.graph, given.pop(), self.handle
+        self.handle = []
+        shape, dtype = y.shape, y.dtype
+        named["output"] = y
+        out = graph.new((self.tokens, shape[1]), dtype)
+        self.node("combine", (y,), [out], lambda kept, g, needs: [graph.new(shape, dtype)], *handle)
+        return out
 
     def _returned(self, given: list[Tensor], named: dict[str, Tensor]) -> Tensor:
         how, n = self.how, given[0].shape[0]
@@ -396,6 +461,9 @@ class ExpertKernels(HeadKernels):
             super().do_act(step)
             return
         x = self.taken(step, step.ins[0])
+        if self.how.weighted_activation:
+            self.bind(step.outs[0], self.weighted_glu(x, self.row_probs, step.outs[0].width))
+            return
         graph, shape = self.graph, x.shape
         out = graph.new(shape, x.dtype)
         self.node("activation", (x,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], x)
@@ -403,6 +471,10 @@ class ExpertKernels(HeadKernels):
         self.bind(step.outs[0], self.weighted(out, self.row_probs))
 
     def do_mul(self, step: Step) -> None:
+        if step.ins[0].width == 1:  # a number for each token
+            logits, y = (self.taken(step, value) for value in step.ins)
+            self.bind(step.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
+            return
         if not self.of_rows(step):
             super().do_mul(step)
             return
@@ -419,7 +491,7 @@ class ExpertKernels(HeadKernels):
         self.bind(step.outs[0], self.weighted_glu(gate, self.row_probs, width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
-        """act(gate) · up · probability, by one kernel."""
+        """act(gate) · up · probability, by one kernel; without a gate act(x) · probability."""
         graph, shape = self.graph, x.shape
         out, of_probs = graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
@@ -448,3 +520,20 @@ class ExpertKernels(HeadKernels):
 
         self.node("mul", (x, probs), [out], back, x, probs)
         return self.t.to(out, BFLOAT16)
+
+
+def _shared(scope: Scope) -> list[Item]:
+    """The shared experts of a scope, with the steps of the gate on their output."""
+    items = scope.items
+    found = [i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"]
+    if not found:
+        return []
+    end = found[-1] + 1
+    gate = [i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"]
+    if gate:
+        end = 1 + next(i for i in range(gate[0], len(items)) if _verb(items[i]) == "mul")
+    return items[found[0] : end]
+
+
+def _verb(item: Item) -> str:
+    return item.verb if isinstance(item, Step) else ""

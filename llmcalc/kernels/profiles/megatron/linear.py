@@ -96,7 +96,9 @@ class LinearKernels(RankKernels):
         x = self.taken(step, step.ins[0])
         assert step.weight is not None
         if self.is_output(step):
-            self.bind(out, self.output(step, x))
+            logits = self.output(step, x)
+            del x
+            self.bind(out, self.t.scale(logits) if self.how.scales_logits else logits)
         elif self.is_column(step):
             self._columns(step, x)
         elif self.is_row(step):
@@ -170,8 +172,8 @@ class LinearKernels(RankKernels):
             read = self.like(x)
             two = waiting.how["spec"].type == "layernorm"
             statistics = [self.statistics(local) for _ in range(2 if two else 1)]
-        gathered = self.new(rows, n_in) if divided else None
-        self.stays.engine_product()
+        gathered = self.new(rows, n_in) if divided and not how.user_buffers else None
+        self.overlapped_product()
         out = self.new(rows, weight.shape[0])
         del gathered
         ins = [x, *norm, weight, *([] if bias is None else [bias])]
@@ -179,12 +181,14 @@ class LinearKernels(RankKernels):
         shape, with_norm = x.shape, waiting is not None
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            new = self.new
-            gathered = new(rows, n_in) if divided else None
-            self.stays.engine_product()
-            given: Tensor | None = new(rows, n_in)
-            scattered = new(local, n_in) if divided else None
+            new, elsewhere = self.new, how.user_buffers
+            gathered = new(rows, n_in) if divided and not elsewhere else None
+            self.overlapped_product()
+            given: Tensor | None = None if elsewhere else new(rows, n_in)
+            scattered = new(local, n_in) if divided and not elsewhere else None
             of_weight = self.weight_gradient(weight)
+            if elsewhere:  # a copy of what the buffer has after the product for the weight
+                given = new(local, n_in)
             bias = [] if of_bias is None else [self.graph.new(of_bias, g.dtype)]
             kept[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered
@@ -231,15 +235,18 @@ class LinearKernels(RankKernels):
         if not self.how.transformer_engine:
             return self.core_row(x, weight)
         divided, (rows, n_in), n_out = self.how.sequence_parallel, x.shape, weight.shape[0]
-        self.stays.engine_product()
-        out = self.new(rows, n_out)
-        if divided:
+        elsewhere = self.how.user_buffers
+        self.overlapped_product()
+        out = self.new(self.local(rows) if elsewhere else rows, n_out)
+        if divided and not elsewhere:
             out = self.new(self.local(rows), n_out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            gathered = self.new(rows, n_out) if divided else None
-            self.stays.engine_product()
+            gathered = self.new(rows, n_out) if divided and not elsewhere else None
+            self.overlapped_product()
             given = self.new(rows, n_in)
+            if elsewhere:
+                self.stays.engine_product()
             of_weight = self.weight_gradient(weight)
             kept[0] = None  # clear_tensor_data(inputmat_total)
             del gathered
@@ -279,6 +286,15 @@ class LinearKernels(RankKernels):
 
         self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], back, x)
         return out
+
+    def overlapped_product(self) -> None:
+        """A product that may overlap with what a tensor group sends, in buffers outside of torch's allocator
+        (TransformerEngine, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp, `cuMemCreate`).
+        """
+        if self.how.user_buffers:
+            self.stays.overlapped_product()
+        else:
+            self.stays.engine_product()
 
     def product_of(self, engine: bool, thread: str) -> None:
         if engine:

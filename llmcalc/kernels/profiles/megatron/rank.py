@@ -22,7 +22,7 @@ from .choices import RankChoices
 Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
 """back(kept, gradient, needs) → a gradient per input. It may let go of what is kept by setting its place to None."""
 
-COLUMNS = frozenset({"heads", "kv_heads", "ffn", "inner", "groups"})
+COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
 """The axes whose linear layers have a part of their outputs on each rank."""
 
 
@@ -79,6 +79,10 @@ class Held:
     def engine_product(self) -> None:
         """A product of Transformer Engine runs."""
         self._take("Transformer Engine", self.engine)
+
+    def overlapped_product(self) -> None:
+        """A product of Transformer Engine overlaps with communication, on three streams (`_NUM_MAX_UB_STREAMS`)."""
+        self._take("Transformer Engine, overlapped", 3 * self.engine)
 
     def grouped_product(self) -> None:
         """A grouped product of Transformer Engine runs, which uses four streams (`get_num_compute_streams`)."""
@@ -142,6 +146,7 @@ class RankKernels(Lowering):
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1
         self.tokens: Number = 0
+        self.handle: list[Tensor] = []
         self.last_made: list[Parameter] = []
         self.siblings: dict[int, tuple[Value, ...]] = {}
         self.nothing = Storage(NoMeter(), 0)

@@ -1,0 +1,67 @@
+"""Layers whose products are divided over ranks (`device.dtensor`), and what is left of their parameters sharded.
+
+A parameter is a distributed tensor of this rank's rows or columns, of which FSDP shards the rows again
+(`_StridedShard`): a shard is a part of what the rank has. Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py of
+torch 2.13, `_init_sharding_spec`, `_get_grad_inner_tensor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ...flow.axis import Axis
+from ...flow.program import Alternatives, Item, Scope
+from ...flow.record import Flow
+from ...kernels.layout import Shape
+from ...kernels.lowering import Path
+from ...layouts.rank import Shard, axes_of, is_divided
+from ..dtensor import Divided
+from .lowering import Sharded
+
+
+class ShardedAndDivided(Divided, Sharded):
+    """Layers whose products are divided, and what is left of their parameters sharded.
+
+    wholes: the path of a divided parameter, without indices of layers → its shape before it is divided.
+    """
+
+    wholes: Mapping[str, Shape] = {}
+
+    def prepare(self, program: Flow) -> None:
+        self.find_places(program)
+        self.wholes = dict(_wholes(program.root.items, "model"))
+        super().prepare(program)
+
+    def whole_shape(self, key: Path, shape: Shape) -> Shape:
+        return self.wholes.get(_plain(key), shape)
+
+    def gets_partial_sums(self, key: Path) -> bool:
+        """Whether the gradient that a rank has of a parameter is of its own tokens or heads alone."""
+        return self.tokens > 1 and _plain(key) not in self.wholes
+
+
+def _plain(key: Path) -> str:
+    """The path of a parameter without the indices of layers."""
+    return ".".join(str(part).strip(".") for part in key if type(part) is not int and part)
+
+
+def _wholes(items: Sequence[Item], path: str) -> Iterator[tuple[str, Shape]]:
+    """The shapes of divided matrices and tables before they were divided, [rows, columns]."""
+    for item in items:
+        if isinstance(item, Alternatives):
+            yield from _wholes(next(iter(item.branches.values())).items, path)
+        elif isinstance(item, Scope):
+            yield from _wholes(item.items, f"{path}.{item.name}" if item.name else path)
+        elif item.weight is not None and is_divided((*item.weight.ins, *item.weight.out)):
+            table = item.verb in ("table", "unread_table")
+            rows, columns = (item.weight.ins, item.weight.out) if table else (item.weight.out, item.weight.ins)
+            name = ".".join(filter(None, (path, item.name)))
+            yield f"{name}.weight", (_whole(rows), _whole(columns))
+            yield f"{name}.bias", (_whole(item.weight.out),)
+
+
+def _whole(axes: Sequence[Axis]) -> int:
+    size = 1
+    for axis in axes_of(axes):
+        size *= axis.whole if isinstance(axis, Shard) else axis.size
+    return size

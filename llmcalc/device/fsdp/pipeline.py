@@ -1,0 +1,253 @@
+"""Training steps of one rank of a pipeline whose stages are wrapped by `fully_shard`, replayed.
+
+Each of a rank's stages is a model of its own: with groups, streams and an optimizer of its own. Between the
+micro-batches of a step nothing is summed over ranks: a schedule tells every stage to keep its whole parameters after
+the backward pass, and to add up whole gradients. After the last micro-batch of a stage they are summed, group by group
+from the first on.
+
+Source: torch/distributed/pipelining of torch 2.13 (stage.py, `backward_maybe_with_nosync`, `perform_reduce_grad`;
+schedules.py, `_add_unshard_reshard`, `_PipelineScheduleRuntime`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from ...errors import InputError
+from ...kernels.meter import Device, Meter, Place
+from ...kernels.tensor import Tensor, empty
+from ...layouts.schedules import Action, schedule_of
+from ...model import ModelSpec
+from ...run.layout import Layout, Stage
+from ..allocator import CachingAllocator
+from ..answer import DeviceMemory, Term, summed, uncollected
+from ..fold import loops
+from ..pipeline import Chunk, RankRun
+from ..runtime import Runtime
+from ..training import Replayed, Training, replayed
+from .divided import ShardedAndDivided
+from .groups import ALL_REDUCE, Sharding, Traffic
+from .lowering import Sharded
+from .training import TITAN, Fsdp, arrange, sharding, why_not_split
+
+ACTIVE = 3
+"""Stages whose parameters are whole at the same time, at most (`max_active_stages`)."""
+
+
+class ShardedChunk(Chunk):
+    """The layers of one stage. streams: how many streams those of other stages have."""
+
+    profiles = Sharded, ShardedAndDivided
+    lowering: Sharded
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Training,
+        layout: Layout,
+        rank: int,
+        stage: Stage,
+        meter: Meter,
+        sharded: Sharding,
+        fsdp: Fsdp,
+        streams: int,
+    ) -> None:
+        super().__init__(spec, how, layout, rank, stage, meter)
+        self.fsdp, self.reshard = fsdp, layout.reshard
+        self.traffic = Traffic(self.graph, sharded, streams)
+        self.stacks = [loop.path for loop in loops(spec)]
+        if fsdp.splits and (why := why_not_split(spec, how)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
+        self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
+        self.gathers = self.returns = False
+        self.output_chunks: list[Tensor] = []
+        self.keep_whole(True)
+
+    def set_up(self) -> None:
+        super().set_up()
+        arrange(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
+
+    def forward_one_chunk(self, i: int) -> Tensor:
+        output = super().forward_one_chunk(i)
+        if self.returns and self.stage.last:
+            self.output_chunks.append(output)
+        return output
+
+    def merge_outputs(self) -> None:
+        """Joins the outputs of all micro-batches, which nobody takes."""
+        if self.output_chunks:
+            shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
+            self.meter.place = Place("backward")
+            empty(self.meter, (self.how.microbatches * shape[0], *shape[1:]), dtype)
+
+    def finish_backward(self) -> None:
+        self.meter.place = Place("backward")
+        self.traffic.finish(list(self.lowering.groups.values()))
+
+    def keep_whole(self, keeps: bool) -> None:
+        """Says whether a backward pass leaves whole parameters and whole gradients (`backward_maybe_with_nosync`)."""
+        self.traffic.reduces = self.traffic.reshards = self.traffic.ends = not keeps
+
+    def unshard(self) -> None:
+        """Begins to gather the parameters of all groups, on the default stream (`UNSHARD`)."""
+        self.meter.place = Place("forward")
+        for group in self.lowering.groups.values():
+            group.unshard(forward=False, stream=None)
+        self.gathers = True
+
+    def wait_for_unshard(self) -> None:
+        """Copies what was gathered into whole parameters (`_assert_unsharded`)."""
+        if self.gathers:
+            for group in self.lowering.groups.values():
+                group.wait_for_unshard(forward=False)
+        self.gathers = False
+
+    def reshard_all(self) -> None:
+        """Frees all whole parameters (`RESHARD`)."""
+        for group in self.lowering.groups.values():
+            group.reshard()
+
+    def perform_reduce_grad(self) -> None:
+        """Sums the gradients of all micro-batches over ranks, and frees whole parameters."""
+        self.meter.place = Place("backward")
+        self.keep_whole(False)
+        for group in self.lowering.groups.values():
+            group.post_backward()
+        self.traffic.finish(list(self.lowering.groups.values()))
+        self.keep_whole(True)
+
+
+@dataclass(frozen=True)
+class Piped:
+    """How torchtitan runs a schedule.
+
+    returns: whether `step` returns the outputs of the last stage, which keeps them and joins them in the end; false by
+        default, as since 2025-10-22.
+    gathers_ahead: whether a schedule of several stages gathers each before its first pass and frees it after its last
+        one; true by default, as torch 2.13 does. Else the first pass of each group gathers it.
+    """
+
+    returns: bool = False
+    gathers_ahead: bool = True
+
+
+NEWEST = Piped()
+"""As torchtitan has run schedules since `RETURNS_NOTHING`."""
+
+RETURNS_NOTHING = date(2025, 10, 22)
+"""Since when torchtitan asks a schedule for no outputs (e5ef99aab), with a torch of that time."""
+
+
+def piped_at(version: date | None) -> Piped:
+    """How torchtitan of a date runs schedules; None for the newest."""
+    old = version is not None and version < RETURNS_NOTHING
+    return Piped(returns=old, gathers_ahead=not old)
+
+
+class ShardedRank(RankRun):
+    """One rank's training steps. Raises `InputError` as `sharding` does, and for other schedules."""
+
+    chunks: list[ShardedChunk]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        how: Training,
+        layout: Layout,
+        rank: int,
+        meter: Meter,
+        workspace: int = 0,
+        fsdp: Fsdp = TITAN,
+        piped: Piped = NEWEST,
+    ) -> None:
+        self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
+        super().__init__(spec, how, layout, rank, meter, workspace)
+        for chunk in self.chunks:
+            chunk.returns = piped.returns
+        several = piped.gathers_ahead and schedule_of(layout) == "interleaved"
+        self.active = list(_active(self.order, ACTIVE)) if several else []
+
+    def check(self, layout: Layout) -> None:
+        if layout.schedule not in ("1f1b", "interleaved"):
+            raise InputError(
+                f"--schedule {layout.schedule}: with FSDP2 it is not modelled; expected 1f1b or interleaved"
+            )
+
+    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
+        streams = ALL_REDUCE * stage.chunk
+        return ShardedChunk(spec, self.how, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+
+    def set_up(self) -> None:
+        for chunk in self.chunks:
+            chunk.set_up()
+
+    def passes(self) -> None:
+        for chunk in self.chunks:
+            chunk.output_chunks.clear()
+        super().passes()
+        for chunk in self.chunks[: len(self.chunks) if self.active else 0]:
+            chunk.reshard_all()
+        for chunk in self.chunks:
+            chunk.merge_outputs()
+
+    def before_action(self, i: int) -> None:
+        """Frees stages that no action follows for, and gathers those that come next."""
+        if not self.active:
+            return
+        before, now = self.active[i - 1] if i else (), self.active[i]
+        for index in before:
+            if index not in now:
+                self.chunks[index].reshard_all()
+        for index in now:
+            if index not in before:
+                self.chunks[index].unshard()
+        self.chunks[self.order[i][1]].wait_for_unshard()
+
+    def update(self) -> None:
+        """A step of the optimizer of every stage."""
+        for chunk in self.chunks:
+            chunk.update()
+
+
+def _active(order: Sequence[Action], most: int) -> Iterator[tuple[int, ...]]:
+    """For every action, the chunks whose parameters are whole: those of the next actions (`next_stage_indices`)."""
+    found: list[tuple[int, ...]] = []
+    after: tuple[int, ...] = ()
+    for action in reversed(order):
+        after = (action.chunk, *(one for one in after if one != action.chunk))
+        found.append(after[:most])
+    return reversed(found)
+
+
+def replay_rank(
+    spec: ModelSpec,
+    how: Training,
+    layout: Layout,
+    rank: int,
+    device: Device | None = None,
+    workspace: int = 0,
+    fsdp: Fsdp = TITAN,
+    piped: Piped = NEWEST,
+) -> Replayed:
+    """Replays set-up and two steps of one rank. device: as of `replay`."""
+    meter = Meter(device)
+    return replayed(ShardedRank(spec, how, layout, rank, meter, workspace, fsdp, piped), meter)
+
+
+@uncollected()
+def stage_memory(
+    spec: ModelSpec,
+    how: Training,
+    layout: Layout,
+    rank: int,
+    runtime: Runtime,
+    fsdp: Fsdp,
+    tensors: Term,
+    piped: Piped = NEWEST,
+) -> DeviceMemory:
+    """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does."""
+    device = CachingAllocator(runtime.expandable)
+    found = replay_rank(spec, how, layout, rank, device, runtime.workspace, fsdp, piped)
+    return summed(found, runtime, loops(spec), tensors)

@@ -1,0 +1,67 @@
+"""Passes without gradients on several devices: a rank's weights, its part of the cache, and its part of each pass.
+
+Heads, widths and the vocabulary are divided as torch's tensor parallelism divides them, layers over the stages of a
+pipeline, experts over the ranks that hold some of them each. Key and value heads that are fewer than the ranks are
+copied, as are the latents of latent attention. The logits stay divided.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..errors import InputError
+from ..layouts.asked import Framework
+from ..layouts.share import RankModel, of_rank
+from ..run.layout import Layout
+from .answer import TORCH, DeviceMemory, Point
+from .memory import Memory, memory
+from .runtime import Runtime
+
+EXPERTS = "experts as if this rank had all chosen rows of its tokens, without the buffers of an exchange"
+"""How the rows of divided experts are counted."""
+
+
+def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime, framework: Framework = "torch") -> Memory:
+    """The memory of one rank. one: the whole model and how it runs.
+
+    Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
+    """
+    check_serving(layout, framework)
+    share = of_rank(one.spec, layout, rank)
+    return memory(share, one.settings, one.published, one.states.count.include, one.config, runtime)
+
+
+def rank_memory(found: Memory) -> DeviceMemory:
+    """What a rank holds, with its layers numbered as in the model. found: as `rank_of` gives it."""
+    share = found.spec
+    assert isinstance(share, RankModel)
+    device, start = found.device, min(share.chunks.layers, default=0)
+
+    def numbered(point: Point) -> Point:
+        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
+        return point._replace(node=layer)
+
+    tensors, *others = device.terms
+    if share.layout.ep > 1:
+        tensors = replace(tensors, status="estimate", witness=EXPERTS)
+    elif share.layout.tp > 1 and tensors.status == "exact":
+        tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
+    return replace(
+        device,
+        terms=(tensors, *others),
+        peak_at=numbered(device.peak_at),
+        timeline=tuple(map(numbered, device.timeline)) if start else device.timeline,
+    )
+
+
+def check_serving(layout: Layout, framework: Framework) -> None:
+    """Raises `InputError` for what only training divides, and for frameworks of training."""
+    if framework != "torch":
+        raise InputError(f"--framework {framework}: is of training; expected torch, or --phase training")
+    for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
+        if size > 1:
+            given = f"--{name} {size - (name == 'zero')}"
+            raise InputError(f"{given}: is of training; expected --tp, --pp, --ep, --etp or --dp, or --phase training")
+    if layout.sequence_parallel:
+        raise InputError("--sequence-parallel: is of training; expected --tp alone, or --phase training")

@@ -1,0 +1,68 @@
+"""Linear layers of which a rank of a layout computes some rows: those of its tokens, or those that are sent to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra import Number, exact_div, floor_div
+from ..run.sight import Sight
+from .linear import ExpertLinear, Linear
+from .products import IdentityExperts
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShare(Linear):
+    """A linear layer that every rank of a tensor group has whole and runs on its own tokens (sequence parallelism).
+
+    ranks: how many ranks divide the tokens.
+    """
+
+    ranks: Number = 1
+
+    def forward_flops(self, s: Sight) -> Number:
+        return exact_div(Linear.forward_flops(self, s), self.ranks)
+
+    def backward_flops(self, s: Sight) -> Number:
+        return exact_div(Linear.backward_flops(self, s), self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShare(ExpertLinear):
+    """The experts of one of the ranks that exchange tokens, with every expert chosen as often as any other.
+
+    Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
+
+    ranks: over how many ranks the experts are divided.
+    parts: over how many ranks one expert is divided.
+    tensor: how many ranks of a tensor group share their tokens.
+    """
+
+    ranks: Number = 1
+    parts: Number = 1
+    tensor: Number = 1
+
+    def active_params(self) -> Number:
+        """Parameters that a token uses here on average, rounded down."""
+        used = self.top_k * self.one()
+        if isinstance(used, int) and used % self.ranks:
+            return used // self.ranks
+        return exact_div(used, self.ranks)
+
+    def forward_flops(self, s: Sight) -> Number:
+        return exact_div(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityShare(IdentityExperts):
+    """The identity experts beside experts that ranks divide. maps: the linear layers of all real experts.
+
+    ranks: over how many ranks the real experts are divided, each of them whole or in parts.
+    """
+
+    ranks: Number = 1
+
+    def spared_at_most(self) -> Number:
+        return floor_div(IdentityExperts.spared_at_most(self), self.ranks)
+
+    def spared_evenly(self) -> Number:
+        return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
