@@ -115,6 +115,11 @@ class Hardware(Record):
     sources: tuple[Source, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def capacity_bytes(self) -> int:
+        """The memory that a run can use: the usable memory, or the nominal one if that is not known."""
+        return self.memory_bytes if self.usable_memory_bytes is None else self.usable_memory_bytes
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)

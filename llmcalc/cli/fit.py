@@ -9,13 +9,15 @@ from ..device.runtime import runtime_of
 from ..device.settings import Settings
 from ..errors import InputError
 from ..layouts.asked import Asked
+from ..layouts.nearest import with_nearest
 from ..optional import included
 from ..sources.hardware import find_hardware
 from ..studies.fit import fit
 from ..studies.fit_devices import fit_devices
-from ..views.fit import devices_report, report
+from ..studies.fit_serving import fit_serving
+from ..views.fit import devices_report, report, serving_report
 from .device_options import CublasWorkspace, takes_settings
-from .hardware import complete_name
+from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
     AllowUnknown,
@@ -40,16 +42,7 @@ from .options import (
 @takes_layout
 def command(
     target: Target,
-    hardware: Annotated[
-        str,
-        typer.Option(
-            "--hardware",
-            metavar="NAME",
-            help="The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.",
-            autocompletion=complete_name,
-            show_default=False,
-        ),
-    ],
+    hardware: OneAccelerator,
     settings: Settings,
     asked: Asked,
     global_batch: Annotated[
@@ -71,7 +64,8 @@ def command(
     output: Output = None,
 ) -> None:
     """Whether a run fits, and what would make it fit.
-    With --devices, the training with some layout over them, and how many it needs. Exit code 1 if it does not fit.
+    With --devices, with some layout over them, and how many it needs: training, or with --phase prefill or decode
+    inference. Exit code 1 if it does not fit.
     """
     if asked.anything and asked.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that the layout is over")
@@ -87,14 +81,20 @@ def command(
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")
     if asked.devices is not None:
-        if users is not None:
-            raise InputError("--users: is of one device; expected no --devices")
-        settings = settings.with_(phase="training") if settings.phase == "inference" else settings
-    with about(preset):
+        if settings.phase == "inference":
+            if users is not None:
+                raise InputError("--users: training has no users; expected --phase prefill or decode with --devices")
+            settings = settings.with_(phase="training")
+        if settings.phase != "training" and global_batch is not None:
+            raise InputError("--global-batch: is of training; expected --users, of each replica")
+    with about(preset), with_nearest(preset.model, asked):
         one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
         if asked.devices is None:
             alone = fit(one, accelerator)
             answer, verdict = report(preset, alone), alone.fit.verdict
+        elif settings.phase != "training":
+            served = fit_serving(one, accelerator, asked)
+            answer, verdict = serving_report(preset, served), served.best.fit.verdict
         else:
             spread = fit_devices(one, accelerator, asked, global_batch)
             answer, verdict = devices_report(preset, spread), spread.fit.verdict

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -22,6 +22,17 @@ def accelerators(names: list[str] | None) -> list[Hardware]:
         found += [] if one in found else [one]
     return found
 
+
+OneAccelerator: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        metavar="NAME",
+        help="The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.",
+        autocompletion=complete_name,
+        show_default=False,
+    ),
+]
 
 Names = Annotated[
     list[str] | None,

@@ -14,7 +14,7 @@ from ..sources.hardware import find_hardware
 from ..studies.plan import plan_of
 from ..views.plan import report
 from .device_options import CublasWorkspace, takes_settings
-from .hardware import complete_name
+from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import (
     AllowUnknown,
@@ -39,16 +39,7 @@ from .options import (
 @takes_layout
 def command(
     target: Target,
-    hardware: Annotated[
-        str,
-        typer.Option(
-            "--hardware",
-            metavar="NAME",
-            help="The accelerator: a name (h100, b200), a memory size (80GiB) or a .toml file.",
-            autocompletion=complete_name,
-            show_default=False,
-        ),
-    ],
+    hardware: OneAccelerator,
     settings: Settings,
     asked: Asked,
     global_batch: Annotated[

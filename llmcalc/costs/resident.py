@@ -286,7 +286,7 @@ class Fit:
     @property
     def capacity(self) -> int:
         """The accelerator's usable memory in bytes; its nominal memory if the usable memory is not known."""
-        return self.hardware.usable_memory_bytes or self.hardware.memory_bytes
+        return self.hardware.capacity_bytes
 
     @property
     def nominal(self) -> bool:

@@ -14,7 +14,9 @@ parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
 
 from __future__ import annotations
 
-from ..algebra import ceil_div
+from typing import NamedTuple
+
+from ..algebra import Number, ceil_div
 from ..errors import InputError
 from ..flow.program import Step
 from ..flow.record import Flow
@@ -24,7 +26,8 @@ from ..kernels.layout import Shape, is_one
 from ..kernels.lowering import Frame
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
-from ..layouts.placements import Placements
+from ..kernels.meter import Place
+from ..layouts.placements import Collective, CollectiveKind, Placements
 from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
 from ..run.rows import TOKENS
 
@@ -32,18 +35,28 @@ ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
 
 
+class Message(NamedTuple):
+    """What a rank sends. place: where in a pass."""
+
+    place: Place
+    sent: Collective
+
+
 class Divided(Eager):
     """Runs a rank's program with tensor parallelism.
 
     entered: of every module that runs, the values that its products read, as they were before, and as they read them.
-    tokens: ranks that divide the tokens between products, 1 without sequence parallelism.
+    ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
+        parallelism.
+    messages: what this rank has sent to the group, and where.
     places: where each value lies, if tokens are divided.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     narrow: the format in which the inputs of products are gathered, by default their own.
     """
 
     entered: list[list[tuple[int, Tensor, Tensor]]]
-    tokens = 1
+    ranks = tokens = 1
+    messages: list[Message]
     places: Placements | None = None
     divides_loss = True
     narrow: Dtype | None = None
@@ -63,10 +76,14 @@ class Divided(Eager):
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
-        if self.places is not None or not isinstance(program, RankFlow):
+        if hasattr(self, "messages"):
+            return
+        self.messages = []
+        if not isinstance(program, RankFlow):
             return
         layout = program.shares.layout
         check_key_heads(program)
+        self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
         self.tokens, self.places = layout.tp, Placements(layout, self.sight, include=self.include)
@@ -90,22 +107,30 @@ class Divided(Eager):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """`funcol.all_reduce`: the sum, in a new tensor."""
+        self.tell("all_reduce", x.bytes)
         return self.graph.new(x.shape, x.dtype)
 
-    def all_gather(self, x: Tensor, axis: int = 1) -> Tensor:
-        """`funcol.all_gather_single`: all parts of an axis; but of one sequence they are first side by side."""
-        shape = list(x.shape)
-        shape[axis] *= self.tokens
-        gathered = self.graph.new((x.shape[0] * self.tokens, *x.shape[1:]), x.dtype)
-        if axis == 1 and is_one(x.shape[0]):
-            return Tensor(tuple(shape), x.dtype, gathered.storage)
-        return self.graph.new(tuple(shape), x.dtype)
+    def tell(self, kind: CollectiveKind, size: Number) -> None:
+        """Notes what this rank sends. size: bytes of the whole tensor."""
+        place = self.graph.meter.place
+        one = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
+        self.messages.append(Message(place, one))
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side."""
+        batch, rows, *rest = x.shape
+        shape = (batch, rows * self.tokens, *rest)
+        gathered = self.graph.new((batch * self.tokens, rows, *rest), x.dtype)
+        self.tell("all_gather", gathered.bytes)
+        if is_one(batch):
+            return Tensor(shape, x.dtype, gathered.storage)
+        return self.graph.new(shape, x.dtype)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """`funcol.reduce_scatter_single`: this rank's tokens of the sum."""
         batch, rows, *rest = x.shape
+        self.tell("reduce_scatter", x.bytes)
         chunks = self.graph.new(x.shape, x.dtype)
-        del x
         made = self.graph.made("reduce_scatter", (batch, rows // self.tokens, *rest), chunks.dtype)
         del chunks
         return made
@@ -138,6 +163,7 @@ class Divided(Eager):
         each = ceil_div(whole, axis.degree)
         local_tensor = logits if own == each else new((*rows, each), logits.dtype)
         gathered = new((rows[0] * axis.degree, *rows[1:], each), logits.dtype)
+        self.tell("all_gather", gathered.bytes)
         result = new((*rows, each * axis.degree), logits.dtype)
         del gathered
         if each * axis.degree != whole:
@@ -199,6 +225,7 @@ class Divided(Eager):
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
+            self.tell("reduce_scatter", tensor.bytes)
             chunks = self.graph.new(tensor.shape, tensor.dtype)
             out = self.graph.new((index.shape[0], index.shape[1] // self.tokens, width), tensor.dtype)
             del chunks
@@ -211,7 +238,8 @@ class Divided(Eager):
         """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
-            return [self.graph.new(whole, g.dtype)]
+            everything = self.all_gather(g) if self.tokens > 1 else g
+            return [self.graph.new(whole, everything.dtype)]
 
         made = record(self.graph, "embedding", [weight], out, back, index)
         if made.node is not None:

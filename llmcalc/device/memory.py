@@ -92,7 +92,7 @@ class Memory:
     def training(self) -> Training:
         """How a rank of a layout trains the model. Raises `InputError` for another phase."""
         if self.settings.phase != "training":
-            raise InputError(f"--phase {self.settings.phase}: layouts are of training; expected training")
+            raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
         return self.settings.training(self.states, self.states.count.include)
 
     def _training(self) -> Run:

@@ -21,7 +21,7 @@ from ..components.stack import BASE, SHARED, Stack
 from ..flow.tree import Node
 from ..layouts.share import RankModel
 from ..model import ModelSpec
-from .traced import Traced, formula_of
+from .traced import Traced
 
 KEYS = "S"
 """The number of keys that a token attends to, which is the number of tokens of a sequence."""
@@ -143,12 +143,13 @@ def _rank_in_letters(rank: RankModel, pick: Pick, symbol: Callable[[str, str, Nu
     sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
     if layout.expert_tp == layout.tp:
         del sizes["etp"]
-    degrees = {name: Traced(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1}
+    degrees: dict[str, Any] = {name: Traced(n, symbol(name, GROUPS[name], n)) for name, n in sizes.items() if n > 1}
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     lettered = _lettered(rank, traced)
     assert isinstance(lettered, RankModel)
-    return _written(lettered.in_letters(replace(layout, **degrees)).tree())
+    written: Node = _written(lettered.in_letters(replace(layout, **degrees)).tree())
+    return written
 
 
 def _written(value: Any) -> Any:

@@ -12,9 +12,9 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..run.layout import ImpossibleLayout, Layout, stages
 from .asked import Asked
-from .rank import Shares, axes_of
+from .rank import Shares
 from .search import routed_experts, shared_out
-from .share import of_rank
+from .share import axes_of_model, of_rank
 
 SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp", "etp")
 """The sizes of groups that may change."""
@@ -37,8 +37,13 @@ def with_nearest(spec: ModelSpec, asked: Asked, most: int = 3) -> Iterator[None]
     except ImpossibleLayout as error:
         if not asked.anything:
             raise
-        found = [layout.options() or "one device" for layout in islice(nearest(spec, asked), most)]
+        found = [_options(layout) for layout in islice(nearest(spec, asked), most)]
         raise InputError(f"{error}; nearest layouts: {'; '.join(found)}" if found else str(error)) from None
+
+
+def _options(layout: Layout) -> str:
+    """The options that ask for a layout; --vpp says its schedule."""
+    return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
 def nearest(spec: ModelSpec, asked: Asked) -> Iterator[Layout]:
@@ -57,7 +62,7 @@ def nearest(spec: ModelSpec, asked: Asked) -> Iterator[Layout]:
 def _tries(spec: ModelSpec, asked: Asked, layers: int) -> Iterator[tuple[float, Layout]]:
     """Layouts with sizes near those asked, each with its distance."""
     experts = routed_experts(spec)
-    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
+    axes = axes_of_model(spec)
     want = {name: getattr(asked, name) or 1 for name in SIZES}
     if asked.fsdp is not None:
         want["dp"] = asked.fsdp * (asked.hsdp_replicas or 1)

@@ -336,9 +336,7 @@ def _is_frame(item: Item) -> bool:
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
-def rank_program(
-    spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
-) -> RankFlow:
+def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
     """The program of one rank of a layout.
 
     stage: the layers that it has, with what comes before the first and after the last; by default all of the model.

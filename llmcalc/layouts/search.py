@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import cast
 
 from ..errors import InputError
 from ..flow.axis import Axis
@@ -57,9 +58,12 @@ def search(
 ) -> Search:
     """Tries every layout of that many devices which the framework has.
 
-    global_batch: sequences of a step. micro_batch: of a pass. asked: sizes of groups that are given hold. node: devices
-    that one fast link joins, which the ranks of a tensor group share.
+    global_batch: sequences of a step. micro_batch: of a pass. asked: what is given holds for all. node: devices that
+    one fast link joins, which the ranks of a tensor group share.
+    Raises `InputError` for layers of each stage: a search shares them out itself.
     """
+    if asked.pp_layout is not None:
+        raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts = routed_experts(spec)
@@ -70,9 +74,24 @@ def search(
         dp = devices // (tp * cp * pp)
         for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
             sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-            if all(getattr(asked, name) in (None, size) for name, size in sizes.items()) and _has(framework, sizes):
-                _try(result, axes, layers, _layout(framework, sizes, bool(experts), layers), global_batch, micro_batch)
+            if not _asked_for(asked, sizes) or not _has(framework, sizes):
+                continue
+            try:
+                layout = _layout(framework, sizes, bool(experts), layers, asked)
+            except InputError as error:
+                result.refused[str(error).partition(";")[0]] += 1
+                continue
+            _try(result, axes, layers, layout, global_batch, micro_batch)
     return result
+
+
+def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
+    """Whether groups of those sizes are among those that are asked for."""
+    if asked.fsdp is not None and sizes["dp"] != asked.fsdp * (asked.hsdp_replicas or 1):
+        return False
+    if asked.schedule is not None and (asked.schedule == "interleaved") != (sizes["vpp"] > 1):
+        return False
+    return all(getattr(asked, name) in (None, size) for name, size in sizes.items())
 
 
 def _has(framework: Framework, sizes: dict[str, int]) -> bool:
@@ -83,14 +102,19 @@ def _has(framework: Framework, sizes: dict[str, int]) -> bool:
     return all(sizes[name] == 1 for name in alone)
 
 
-def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: int) -> Layout | None:
+HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
+"""Options that are no sizes of groups, and hold for every layout where they are given."""
+
+
+def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: int, asked: Asked) -> Layout | None:
     """The layout of those groups; None if a stage would have no layer."""
     count = sizes["pp"] * sizes["vpp"]
     if count > layers:
         return None
     shares = sizes["dp"] * sizes["cp"] > 1
-    zero: dict[Framework, Zero] = {"torch": 0, "megatron": 1, "deepspeed": 3, "fsdp2": 3}
-    return Layout(
+    usual: dict[Framework, Zero] = {"torch": 0, "megatron": 1, "deepspeed": 3, "fsdp2": 3}
+    zero = 3 if asked.fsdp is not None else usual[framework] if asked.zero is None else asked.zero
+    found = Layout(
         tp=sizes["tp"],
         cp=sizes["cp"],
         pp=sizes["pp"],
@@ -100,9 +124,11 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         etp=1 if mixture and framework == "megatron" else None,
         pp_layout=None if layers % count == 0 else shared_out(layers, count),
         sequence_parallel=sizes["tp"] > 1 and framework == "megatron",
-        zero=zero[framework] if shares else 0,
+        zero=cast(Zero, zero) if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
+    given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
+    return replace(found, **given)
 
 
 def _try(

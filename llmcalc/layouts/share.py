@@ -16,6 +16,7 @@ from pydantic import PrivateAttr
 
 from ..algebra import Number, same, times
 from ..errors import InputError
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.tree import Node, Place
 from ..model import ModelSpec
@@ -24,7 +25,7 @@ from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
 from ..run.layout import ALONE, Chunks, Layout, chunks_of
 from ..run.sight import Sight
-from .rank import RankFlow, Shares, rank_program
+from .rank import RankFlow, Shares, axes_of, rank_program
 
 
 class RankModel(ModelSpec):
@@ -102,7 +103,7 @@ class RankModel(ModelSpec):
             return op.ranks * op.parts < tp
         if place.kind in ("embedding", "lm_head") and own != whole:  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and own * tp > whole
+        return tp > 1 and bool(own * tp > whole)
 
 
 class Share(NamedTuple):
@@ -128,7 +129,9 @@ class Share(NamedTuple):
         if layout.cp == 1:
             return run
         if run.phase in ("prefill", "decode"):
-            raise InputError(f"--cp {layout.cp}: sequences are divided in training; expected --phase forward or training")
+            raise InputError(
+                f"--cp {layout.cp}: sequences are divided in training; expected --phase forward or training"
+            )
         if seq % (2 * layout.cp):
             raise InputError(f"--cp {layout.cp}: expected --seq in multiples of {2 * layout.cp}, not {seq}")
         return replace(run, sequence_ranks=layout.cp)
@@ -152,6 +155,11 @@ def heaviest(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number
         kinds = tuple(sum(i in one.chunks.layers for i in which) for which in _layers(spec))
         seen.setdefault((one.chunks.first, one.chunks.last, kinds), one)
     return max(seen.values(), key=lambda one: (cost(one), -one.rank))
+
+
+def axes_of_model(spec: ModelSpec) -> set[Axis]:
+    """Every axis of the values that a model computes."""
+    return {axis for step in spec.program().root.steps() for value in step.outs for axis in axes_of(value.axes)}
 
 
 def _layers(spec: ModelSpec) -> Iterator[Any]:

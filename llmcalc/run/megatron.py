@@ -417,9 +417,33 @@ class MegatronSettings:
             found["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
         if self.tp_comm_overlap and (self.num_experts is not None or self.latent or self.kind == "hybrid"):
             found["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+        found |= self._narrow_not_modelled()
         if self.attention_output_gate and (self.latent or self.kind in ("bert", "t5")):
             found["--attention-output-gate"] = "another kind of attention"
         return found
+
+    def _narrow_not_modelled(self) -> dict[str, str]:
+        """What is not followed of a run with 8-bit products."""
+        if self.fp8_format is None:
+            return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if self.fp8_param_gather else {}
+        if self.fp8_recipe != "tensorwise":
+            return {"--fp8-format": f"8-bit products of the recipe {self.fp8_recipe}; tensorwise is"}
+        others = {
+            "experts": self.num_experts is not None,
+            "latent attention": self.latent,
+            "other models than GPT": self.kind != "gpt",
+            "gated DeltaNet": self.experimental_attention_variant is not None,
+            "multi-token prediction": bool(self.later_tokens),
+            "--transformer-impl local": self.transformer_impl == "local",
+            "--tp-comm-overlap": self.tp_comm_overlap,
+            "recomputation": self.recomputes != "none",
+            "an output layer in 8 bits": self.fp8_output_proj,
+            "--no-fp8-wgrad": self.no_fp8_wgrad,
+            "--gpu A100": "A100" in self.gpu.upper() or "A800" in self.gpu.upper(),
+            f"--optimizer {self.optimizer}": self.optimizer != "adam",
+        }
+        here = [name for name, there in others.items() if there]
+        return {"--fp8-format": f"8-bit products with {', '.join(here)}"} if here else {}
 
     # What follows from the arguments
 
@@ -936,8 +960,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "sharded weights": ("use_megatron_fsdp", "use_torch_fsdp2", "init_model_with_meta_device"),
     "weights divided again": ("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
     "8-bit or 4-bit products": (
-        "fp8_format",
-        "fp8_param_gather",
         "fp4_format",
         "fp4_param_gather",
         "te_precision_config_file",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ..costs.limits import learned_positions
 from ..costs.resident import Fit
 from ..device.memory import Memory
-from ..errors import InputError
 from ..hardware import Hardware
 from ..layouts.asked import Asked
+from ..run.layout import ImpossibleLayout
 from .fit import MOST_BATCH, MOST_SEQ, Change, largest
 from .plan import Candidate, Planned, plan_of, walk_of
 
@@ -56,7 +56,7 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
     best = _best(planned)
     if best is None:
         why = max(planned.plan.refused.items(), key=lambda each: each[1], default=("no layout has so many", 0))[0]
-        raise InputError(f"--devices {asked.devices}: no layout of these is possible: {why}")
+        raise ImpossibleLayout(f"--devices {asked.devices}: no layout of these is possible: {why}")
     given = Fit(hardware, best.device_bytes)
     fits = given.verdict != "no"
     needed, fewest = _fewest(one, hardware, asked, global_batch, planned)

@@ -61,7 +61,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planned:
-    """The layouts of a model on so many devices. one: the model and how it is trained. global_batch: of a step."""
+    """The layouts of a model on so many devices. one: the model and how it is trained. global_batch: of a step.
+
+    recomputed: how many of them fit by their tensors alone if every layer runs again in the backward pass. None where
+    that was not asked: enough fit without, or the run says itself what it recomputes.
+    """
 
     one: Memory
     hardware: Hardware
@@ -69,6 +73,7 @@ class Planned:
     framework: Framework
     global_batch: int
     plan: Plan
+    recomputed: int | None = None
 
 
 def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, rows: int) -> Planned:
@@ -97,14 +102,20 @@ def plan_of(one: Memory, hardware: Hardware, asked: Asked, global_batch: int, ro
         cluster = Cluster(one.with_(num_microbatches=batches), layout, framework)
         return sum(each.wire_bytes * each.count for each in cluster.sent(layout.rank(pp=0)))
 
-    return Planned(
-        one,
-        hardware,
-        asked.devices,
-        framework,
-        global_batch,
-        plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replayed, rows),
-    )
+    found = plan(tried, hardware, lambda *of: walk.needed(*of)[0], sent, replayed, rows)
+    recomputed = None
+    if one.settings.recompute is None and TOO_MUCH in found.refused and len(found.feasible) < rows:
+        again = walk_of(one.with_(recompute="full"), framework)
+        recomputed = len([of for of in tried.found if fits(again, *of, hardware.capacity_bytes)])
+    return Planned(one, hardware, asked.devices, framework, global_batch, found, recomputed)
+
+
+def fits(walk: Walk, layout: Layout, micro_batches: int, capacity: int) -> bool:
+    """Whether the tensors of a layout's worst rank fit."""
+    try:
+        return walk.needed(layout, micro_batches)[0] <= capacity
+    except InputError:
+        return False
 
 
 def walk_of(one: Memory, framework: Framework) -> Walk:
@@ -130,7 +141,7 @@ def plan(
     needed: bytes of the worst rank of a layout with so many micro-batches, without an allocator. sent: bytes that a
     rank sends in a step. replayed: bytes of the worst rank on the allocator, asked of the first `rows` alone.
     """
-    capacity = hardware.memory_bytes if hardware.usable_memory_bytes is None else hardware.usable_memory_bytes
+    capacity = hardware.capacity_bytes
     result = Plan(found.tried, refused=dict(found.refused))
     tight: list[Candidate] = []
     for layout, batches in found.found:

@@ -43,9 +43,7 @@ PASSES = {"forward": "forward pass of", "training": "training step of", "prefill
 OTHER = {"full": "causal", "causal": "full"}
 
 
-def report(
-    preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: Share | None = None
-) -> Report:
+def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: Share | None = None) -> Report:
     """The answer as data and as a table; where rules of thumb were asked for, their table comes first.
 
     share: of which rank it is; by default of the whole model.

@@ -85,9 +85,7 @@ def _rank_notes(cache: CacheSize, share: Share | None) -> list[str]:
     ]
 
 
-def _kinds(
-    preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: Share | None
-) -> Table:
+def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str], share: Share | None) -> Table:
     columns = (
         Column("layer_kind", "layer type", justify="left"),
         Column("layers", "layers", units.exact),

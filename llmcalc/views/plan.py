@@ -31,7 +31,9 @@ def report(preset: Preset, found: Planned) -> Report:
     """The answer as data and as tables: the best layouts, and how many of the others are refused for what."""
     plan, one = found.plan, found.one
     shown = [each for each in plan.feasible if each.replayed] or plan.feasible[:1]
-    many = f"{plural(found.devices, 'device')} with {units.GIB.write(capacity(found))} {units.GIB.name} each"
+    many = (
+        f"{plural(found.devices, 'device')} with {units.GIB.write(found.hardware.capacity_bytes)} {units.GIB.name} each"
+    )
     answer = f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
     aside = f"{run_text(one.states)}, {found.global_batch:,} sequences a step, on {many} ({found.hardware.title})"
     warnings = too_long(one.spec, one.states.workload)
@@ -45,12 +47,6 @@ def report(preset: Preset, found: Planned) -> Report:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda one: -one[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     return Report(_data(preset, found), tables, warnings=warned(preset, warnings)).of(preset.target)
-
-
-def capacity(found: Planned) -> int:
-    """The memory of a device that a run can use."""
-    hardware = found.hardware
-    return hardware.memory_bytes if hardware.usable_memory_bytes is None else hardware.usable_memory_bytes
 
 
 def _row(one: Candidate) -> Row:
@@ -74,6 +70,9 @@ def _notes(found: Planned) -> list[str]:
     ]
     if attention_of(found.one, found.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
+    if found.recomputed is not None:
+        fit = f"{found.recomputed:,} of {found.plan.tried:,} fit"
+        notes.insert(0, f"with --recompute full {fit}, by their tensors alone")
     if not found.plan.feasible and found.plan.nearest is not None:
         notes.append("the layout that is shown needs least of those that do not fit")
     return notes
@@ -103,6 +102,7 @@ def _data(preset: Preset, found: Planned) -> dict[str, Any]:
         "global_batch": found.global_batch,
         "tried": plan.tried,
         "feasible": [candidate_data(one) for one in plan.feasible],
+        "feasible_with_recompute": found.recomputed,
         "refused": plan.refused,
         "nearest": None if plan.nearest is None else candidate_data(plan.nearest),
     }

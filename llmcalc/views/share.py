@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def layout_text(layout: Layout) -> str:
-    """`tp 2 · pp 4 · dp 8`: the groups of more than one rank."""
+    """`tp 2 · sp · pp 4 · dp 8`: the groups of more than one rank; sp is sequence parallelism."""
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    if layout.sequence_parallel:
+        words.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
         words.append(f"ZeRO-{layout.zero}")
     return " · ".join(words) or "one device"

@@ -43,6 +43,15 @@ def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
     assert found["nearest"]["headroom_bytes"] < 0
 
 
+def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> None:
+    words = ("plan", SMALL, "--devices", "2", "--seq", "4096", "--hardware", "6GiB")
+    found = asked(run, *words)
+    again = asked(run, *words, "--recompute", "full")
+    assert found["feasible_with_recompute"] >= len(again["feasible"]) > len(found["feasible"])
+    assert again["feasible_with_recompute"] is None  # it says itself what runs again
+    assert f"with --recompute full {found['feasible_with_recompute']} of" in run(*words)[1]
+
+
 def test_sizes_that_are_given_hold(run: Any) -> None:
     words = ("plan", SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--tp", "2", "--rows", "1")
     found = asked(run, *words)

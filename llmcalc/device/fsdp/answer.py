@@ -22,9 +22,11 @@ from ..answer import TORCH, DeviceMemory, Term, device_memory
 from ..fold import Loop, loops
 from ..memory import Memory
 from ..recording import Recorded, Recorder
+from ..ring import part_of_sequence, ring_of
 from ..runtime import HOPPER, Runtime
 from ..training import Training
 from ..unfolding import Irregular
+from .divided import ShardedAndDivided
 from .lowering import Layer
 from .pipeline import piped_at, stage_memory
 from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
@@ -67,11 +69,12 @@ def fsdp_memory(
     sharded = sharding(how, layout, rank, fsdp)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     tensors = _known(layout, fsdp, tensors)
+    ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
         if layers and fsdp.prefetch > 1:
             raise Irregular(f"the first and last {fsdp.prefetch} layers gather others than those between")
-        return [record(spec, how, sharded, fsdp, layout.reshard, layers, workspace, program)]
+        return [record(spec, local, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
     return device_memory(
         spec,
@@ -131,6 +134,14 @@ def communication(
             key = layer.path, *one[1:6]
             before = found.get(key)
             found[key] = one._replace(times=times * one.times) if before is None else _joined(before, one, times)
+    if isinstance(run.lowering, ShardedAndDivided):
+        run.next_batch()
+        run.forward_and_backward()
+        for place, one in run.lowering.messages:
+            path = next((loop.path for loop in stacks if place.turn >= 0 and place.path.startswith(loop.path)), "")
+            times = how.microbatches * _layers_like(Layer(path, place.turn), stacks)
+            before = found.get((path, *one[1:6]))
+            found[path, *one[1:6]] = one._replace(times=times) if before is None else _joined(before, one, times)
     return list(found.values())
 
 
@@ -155,10 +166,9 @@ def _joined(before: Collective, one: Collective, times: int) -> Collective:
 
 def _few(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
     """A run that has been set up, with a few layers of each stack that has many."""
-    if layout.tp > 1:
-        raise InputError(f"--tp {layout.tp}: what shards send is modelled without tensor parallelism; expected 1")
+    program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {i: RECORDED for i, loop in enumerate(loops(spec)) if loop.repeats > RECORDED}
-    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, meter=Recorder())
+    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, layers, 0, Recorder(), program)
     run.set_up()
     return run
 

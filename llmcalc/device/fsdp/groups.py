@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ...algebra import ceil_div
+from ...algebra import Number, ceil_div
 from ...kernels.aten import Aten
 from ...kernels.autograd import Graph, Needs, record
 from ...kernels.layout import count
@@ -42,6 +42,7 @@ class Sharding:
     gathered: the format in which parameters are gathered and modules compute.
     reduced: the format in which gradients are summed.
     float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
+    tensor: ranks of a tensor group, 1 by default.
     """
 
     shards: int
@@ -51,6 +52,7 @@ class Sharding:
     gathered: Dtype
     reduced: Dtype
     float8: Float8 | None = None
+    tensor: int = 1
 
 
 class Gathered(Storage):
@@ -197,6 +199,10 @@ class Group:
             yield Collective(self.name, "reduce_scatter", "dp", how.shards, True, summed * how.shards, reduces)
         if how.replicas > 1 and trained:
             yield Collective(self.name, "all_reduce", "replicas", how.replicas, True, summed, reduces)
+        kept = how.gathered if reduces == microbatches else how.reduced
+        for one in self.parameters:
+            if one.partial and one.own.leaf:
+                yield self._of_tensor_group(one.whole.count * kept.bytes, reduces)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -353,8 +359,16 @@ class Group:
         """A gradient that is whole where tensor parallelism divides the parameter is divided too, into a copy; of one
         that is a part of a sum, that sum is made.
         """
-        alike = grad.shape == one.whole.shape and not one.partial
-        return grad if alike else empty(self.traffic.meter, one.whole.shape, grad.dtype)
+        if grad.shape == one.whole.shape and not one.partial:
+            return grad
+        found = empty(self.traffic.meter, one.whole.shape, grad.dtype)
+        if one.partial:
+            self.traffic.sent.append(self._of_tensor_group(found.bytes))
+        return found
+
+    def _of_tensor_group(self, size: Number, times: int = 1) -> Collective:
+        """The sum of a gradient over the ranks of a tensor group."""
+        return Collective(self.name, "all_reduce", "tp", self.traffic.how.tensor, True, size, times)
 
     def _foreach_reduce(
         self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]

@@ -14,8 +14,8 @@ from ...flow.record import Flow
 from ...kernels.layout import Shape
 from ...kernels.lowering import ENTRY, Frame, Path, unused
 from ...kernels.meter import Place
-from ...kernels.profiles.eager import Eager
 from ...kernels.tensor import FLOAT8, Dtype, Tensor, empty
+from ..ring import RingAttention
 from .groups import Group, Parameter, Traffic
 
 
@@ -51,7 +51,7 @@ IN_TITAN = {
 SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
-class Sharded(Eager):
+class Sharded(RingAttention):
     """Runs a program whose parameters are in groups.
 
     traffic: what the groups share; None in a run that only finds the parameters.

@@ -12,7 +12,7 @@ schedules.py, `_add_unshard_reshard`, `_PipelineScheduleRuntime`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from ...errors import InputError
@@ -25,6 +25,7 @@ from ..allocator import CachingAllocator
 from ..answer import DeviceMemory, Term, summed, uncollected
 from ..fold import loops
 from ..pipeline import Chunk, RankRun
+from ..ring import part_of_sequence, ring_of
 from ..runtime import Runtime
 from ..training import Replayed, Training, replayed
 from .divided import ShardedAndDivided
@@ -55,6 +56,7 @@ class ShardedChunk(Chunk):
         streams: int,
     ) -> None:
         super().__init__(spec, how, layout, rank, stage, meter)
+        self.lowering.ring = ring_of(layout, rank)
         self.fsdp, self.reshard = fsdp, layout.reshard
         self.traffic = Traffic(self.graph, sharded, streams)
         self.stacks = [loop.path for loop in loops(spec)]
@@ -163,6 +165,7 @@ class ShardedRank(RankRun):
         piped: Piped = NEWEST,
     ) -> None:
         self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
+        how = replace(how, seq=part_of_sequence(layout, how.seq))
         super().__init__(spec, how, layout, rank, meter, workspace)
         for chunk in self.chunks:
             chunk.returns = piped.returns

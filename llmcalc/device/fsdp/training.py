@@ -20,6 +20,7 @@ from ...run.layout import Layout
 from ...run.titan import Float8, TitanSettings
 from ..fold import loops
 from ..recording import Recorded, Recorder
+from ..ring import Ring
 from ..training import Training, TrainingRun, repeated, two_steps
 from .divided import ShardedAndDivided
 from .groups import Group, Sharding, Traffic
@@ -134,14 +135,15 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
     at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
-    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8)
+    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp)
 
 
 class FsdpRun(TrainingRun):
     """Replays steps of one rank.
 
     traffic: what its groups share, and what they have sent. program: that of a rank of tensor parallelism, by default
-    that of the whole model.
+    that of the whole model. ring: the ranks of each sequence, of which `how` has this rank's tokens; None (default)
+    without context parallelism.
     """
 
     profile: type[Sharded] = Sharded
@@ -158,11 +160,13 @@ class FsdpRun(TrainingRun):
         workspace: int = 0,
         meter: Meter | Recorder | None = None,
         program: RankFlow | None = None,
+        ring: Ring | None = None,
     ) -> None:
         if program is not None and program.shares.layout.tp > 1:
             self.profile = ShardedAndDivided
         super().__init__(spec, how, layers, workspace, meter, program)
         self.fsdp, self.reshard = fsdp, reshard
+        self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
         if isinstance(self.lowering, ShardedAndDivided):
             self.lowering.divides_loss = fsdp.divides_loss
@@ -234,9 +238,10 @@ def record(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
     program: RankFlow | None = None,
+    ring: Ring | None = None,
 ) -> Recorded:
-    """Records set-up and two steps of one rank, for `Unfolding`. layers, program: as of `FsdpRun`."""
-    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program)
+    """Records set-up and two steps of one rank, for `Unfolding`. layers, program, ring: as of `FsdpRun`."""
+    run = FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()
     run.next_batch()
@@ -244,5 +249,5 @@ def record(
     run.micro_batches()
     found = repeated(run, meter, set_up, batch, meter.cut())
     return found or two_steps(
-        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program), meter
+        FsdpRun(spec, how, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
     )

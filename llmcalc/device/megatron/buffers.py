@@ -52,6 +52,11 @@ class Buffer:
     ranges: dict[int, tuple[Range, int]]
     packed: bool = False
 
+    @property
+    def narrow(self) -> bool:
+        """Whether its weights have 8 bits."""
+        return self.parameters[0].narrow
+
 
 def padded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple

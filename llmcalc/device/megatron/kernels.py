@@ -76,6 +76,10 @@ def is_hopper(gpu: str) -> bool:
     return any(name in gpu.upper() for name in ("H100", "H200", "H800", "H20", "GH200"))
 
 
+def is_blackwell(gpu: str) -> bool:
+    return any(name in gpu.upper() for name in ("B100", "B200", "B300"))
+
+
 def is_ampere(gpu: str) -> bool:
     return any(name in gpu.upper() for name in ("A100", "A800"))
 
@@ -131,6 +135,10 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         attention=backend(s),
         attention_dropout=s.attention_dropout,
         hidden_dropout=s.hidden_dropout,
+        softmax_fusion=not s.no_masked_softmax_fusion and (s.bf16 or s.fp16),
+        softmax_fp32=s.attention_softmax_in_fp32 or s.apply_query_key_layer_scaling,
+        scales_scores=s.apply_query_key_layer_scaling,
+        masks=not s.no_create_attention_mask_in_dataloader,
         exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
         accumulates=not s.no_gradient_accumulation_fusion,
         bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
@@ -152,6 +160,11 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
+        narrow=s.fp8_format is not None,
+        narrow_weights=s.fp8_format is not None and s.fp8_param_gather,
+        transposes=not is_blackwell(s.gpu),
+        wide_layers=(s.num_layers_at_start_in_bf16, s.num_layers_at_end_in_bf16) if s.first_last_layers_bf16 else (0, 0),
+        layers=s.layers,
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
         recompute_kinds=frozenset(

@@ -15,7 +15,7 @@ from weakref import ref
 from ...errors import InputError
 from ...kernels.autograd import Gradient, Graph, Needs, Node, backward
 from ...kernels.meter import Meter, NoMeter, Place
-from ...kernels.profiles.megatron import Held, Parameter, RankLowering
+from ...kernels.profiles.megatron import SCALE, Held, Parameter, RankLowering
 from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.rank import RankFlow, rank_program
 from ...model import ModelSpec
@@ -152,7 +152,12 @@ class RankRun:
         weights: list[list[Storage]] = []
         for chunk in self.chunks:
             chunk.parameters = chunk.lowering.parameters_of(chunk.program)
-            weights.append([self.storage(2 * one.size, "weights") for one in chunk.parameters])
+            weights.append([])
+            for one in chunk.parameters:
+                weights[-1].append(self.storage((1 if one.narrow else 2) * one.size, "weights"))
+                if one.narrow:
+                    sizes = [one.size, SCALE] if self.how.transposes else [SCALE]
+                    self.kept += [self.storage(size, "weights") for size in sizes]
         self.angles = [self.storage(one.bytes // 2, "overhead") for one in self.angles]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
@@ -162,7 +167,7 @@ class RankRun:
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
-                        self.kept.append(self.storage(2 * buffer.size, "weights"))
+                        self.kept.append(self.storage((1 if buffer.narrow else 2) * buffer.size, "weights"))
                     self.kept.append(self.storage(element * buffer.size, "gradients"))
             if distributed:
                 weights[number].reverse()
@@ -182,8 +187,9 @@ class RankRun:
             rest = [one for one in own if not (apart and by_muon(one))]
             if matrices:
                 yield packed(matrices, expert, self.settings, self.layout, bucket)
-            if rest:
-                yield buffer_of(rest, expert, self.settings, self.layout, bucket, tied, distributed)
+            for narrow in sorted({one.narrow for one in rest}):
+                group = [one for one in rest if one.narrow is narrow]
+                yield buffer_of(group, expert, self.settings, self.layout, bucket, tied, distributed)
 
     def _positions(self) -> None:
         """The table of rotations, which is remembered (rotary_pos_embedding.py, `lru_cache`). Latent attention has one

@@ -5,11 +5,11 @@ Megatron-Core: products that are divided over ranks, norms in the product after 
 from __future__ import annotations
 
 from .choices import RankChoices
-from .delta import DeltaKernels
-from .rank import Held, Parameter
+from .narrow import NarrowKernels
+from .rank import SCALE, Held, Parameter
 
-__all__ = ["Held", "Parameter", "RankChoices", "RankLowering"]
+__all__ = ["SCALE", "Held", "Parameter", "RankChoices", "RankLowering"]
 
 
-class RankLowering(DeltaKernels):
+class RankLowering(NarrowKernels):
     """Runs the program of one rank."""

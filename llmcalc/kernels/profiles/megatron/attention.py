@@ -19,6 +19,9 @@ from .linear import LinearKernels
 
 HEADS = ("heads", "kv_heads")
 
+LONGEST_FUSED = 4096
+"""Keys up to which the softmax of Megatron-Core has one kernel."""
+
 
 class AttentionKernels(LinearKernels):
     """Queries, keys and values of one product; their rotation; attention."""
@@ -234,7 +237,7 @@ class AttentionKernels(LinearKernels):
         raw = graph.new(scores, q.dtype)
         self.node("scores", (q, k), [raw], of_scores, q, k)
         del before, q, k
-        shares = self.softmax(raw)
+        shares = self.softmax(raw) if engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch) else self.unfused_softmax(raw)
         if mask is not None:
             shares = self.filled(shares, mask)
         del mask
@@ -265,6 +268,26 @@ class AttentionKernels(LinearKernels):
         out = graph.new(shape, raw.dtype)
         self.node("softmax", (raw,), [out], lambda kept, g, needs: [graph.new(shape, g.dtype)], out)
         return out
+
+    def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
+        """FusedScaleMaskSoftmax has a kernel for some sizes (core/fusions/fused_softmax.py, `is_kernel_available`)."""
+        fits = 16 < keys <= LONGEST_FUSED and queries % 4 == 0 and keys % 4 == 0
+        return bool(self.how.softmax_fusion and fits and heads % 4 == 0)
+
+    def unfused_softmax(self, raw: Tensor) -> Tensor:
+        """`forward_torch_softmax`: in float32 if asked for, with a mask filled in place."""
+        how, t, x = self.how, self.t, raw
+        if how.softmax_fp32:
+            x = t.to(x, FLOAT32)
+        if how.scales_scores:
+            x = t.scale(x)
+        shape = x.shape
+        if not how.padded and not how.masks:  # made once, and remembered (`get_default_causal_mask`)
+            self.stays.mask(shape[-1])
+        filled = Tensor(shape, x.dtype, x.storage)
+        self.node("masked_fill", (x,), [filled], lambda kept, g, needs: [self.graph.new(shape, g.dtype)])
+        out = self.softmax(filled)
+        return t.to(out, raw.dtype) if how.softmax_fp32 else out
 
     def filled(self, x: Tensor, mask: Tensor) -> Tensor:
         """A copy with zeros where a mask is."""

@@ -20,6 +20,9 @@ class RankChoices:
     sequence_parallel: whether what lies between the products of tensor parallelism is divided by tokens.
     transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
     attention: what computes attention. attention_dropout, hidden_dropout: probabilities; 0 runs no dropout.
+    softmax_fusion: whether Megatron-Core's own attention may scale, mask and norm scores by one kernel.
+    softmax_fp32, scales_scores: without it, whether the softmax is in float32, and whether scores are scaled before it.
+    masks: whether a mask comes with the batch.
     exchange: how context parallelism exchanges keys and values; a2a too where heads are sent inside of a ring.
     accumulates: whether products add gradients of weights to the main gradients themselves.
     bias_activation, rope_fusion: whether the bias and the activation after a product, and the rotation of queries and
@@ -37,6 +40,9 @@ class RankChoices:
     combined_at_once: whether one function combines the outputs of experts, whose caller names its argument meanwhile.
     deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
         all; None (default) if none is.
+    narrow: whether linear layers multiply in 8 bits. narrow_weights: whether their weights are in 8 bits too.
+    transposes: whether tensors in 8 bits that are read by columns are kept transposed.
+    wide_layers: how many of the first and of the last layers stay in 16 bits. layers: of the whole model.
     recompute_core: whether the attention's core runs again in the backward pass.
     recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
     recompute_kinds: kinds of modules of a layer that do, each by itself.
@@ -51,6 +57,10 @@ class RankChoices:
     attention: AttentionBackend = "fused"
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
+    softmax_fusion: bool = True
+    softmax_fp32: bool = False
+    scales_scores: bool = False
+    masks: bool = True
     exchange: str = "p2p"
     accumulates: bool = True
     bias_activation: bool = True
@@ -72,6 +82,11 @@ class RankChoices:
     shared_first: bool = True
     combined_at_once: bool = False
     deferred: int | None = None
+    narrow: bool = False
+    narrow_weights: bool = False
+    transposes: bool = True
+    wide_layers: tuple[int, int] = (0, 0)
+    layers: int = 0
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1

@@ -26,20 +26,28 @@ COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"}
 """The axes whose linear layers have a part of their outputs on each rank."""
 
 
+SCALE = 4
+"""Bytes of the scale of a tensor in 8 bits."""
+
 TABLES = ("table", "positions", "segments")
 """The roles of the tables of an embedding."""
+
+
+PRODUCTS = ("column", "row", "matrix")
+"""The roles of the weights of linear layers."""
 
 
 class Parameter(NamedTuple):
     """A parameter of a rank. path: of its module, and its name. expert: whether it is of an expert that only some
     ranks have. role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear
-    layer, or empty.
+    layer, or empty. narrow: whether its elements have 8 bits.
     """
 
     path: Path
     tensor: Tensor
     expert: bool
     role: str
+    narrow: bool = False
 
     @property
     def size(self) -> int:
@@ -61,6 +69,7 @@ class Held:
     cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
     buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
     deferred: inputs and gradients of the output layer that wait. named: module → what it names until it runs again.
+    narrow: weight → its elements in 8 bits.
     """
 
     def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
@@ -71,6 +80,7 @@ class Held:
         self.deferred: list[tuple[Tensor, Tensor]] = []
         self.dummies: dict[Shape, Tensor] = {}
         self.named: dict[Any, list[Tensor]] = {}
+        self.narrow: dict[int, list[Storage]] = {}
 
     def product(self, thread: str) -> None:
         """A product of torch runs on that thread."""
@@ -115,6 +125,22 @@ class Held:
                 with counted_as(self.meter, "communication"):
                     self.further_buffers[name] = Storage(self.meter, size)
             del read, given
+
+    def mask(self, tokens: Number) -> None:
+        """The causal mask of so many tokens, which stays."""
+        name = f"mask of {tokens}"
+        if name not in self.workspaces:
+            with counted_as(self.meter, "overhead"):
+                self.workspaces[name] = Storage(self.meter, tokens * tokens)
+
+    def narrowed(self, weight: Tensor, copies: int) -> None:
+        """A weight of 16 bits is multiplied in 8 bits: it is kept so, by rows and perhaps by columns, and a scale
+        (base.py, `quantize_weight`).
+        """
+        if id(weight) not in self.narrow:
+            with counted_as(self.meter, "weights"):
+                sizes = [*[weight.count] * copies, SCALE]
+                self.narrow[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
     def dummy(self, weight: Tensor, graph: Graph) -> Tensor:
         """Transformer Engine, module/base.py, `get_dummy_wgrad`: one tensor for all weights of a shape."""
@@ -205,8 +231,14 @@ class RankKernels(Lowering):
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         if key not in self.weights:
             self.weights[key] = made = empty(Apart(), shape, BFLOAT16, leaf=True)
-            self.made.append(Parameter(key, made, self.of_expert, self.role))
+            narrow = self.how.narrow_weights and self.is_narrow and len(shape) == 2 and self.role in PRODUCTS
+            self.made.append(Parameter(key, made, self.of_expert, self.role, narrow))
         return self.weights[key]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the layer that runs multiplies in 8 bits."""
+        return False
 
     def named(self, role: str, make: Callable[[], Tensor]) -> Tensor:
         """A parameter with that role."""
