@@ -25,7 +25,7 @@ from ..kernels.autograd import Needs, Node, record
 from ..kernels.layout import Shape, is_one
 from ..kernels.lowering import Frame
 from ..kernels.profiles.eager import Eager
-from ..kernels.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
+from ..kernels.tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
 from ..kernels.meter import Place
 from ..layouts.placements import Collective, CollectiveKind, Placements
 from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
@@ -51,7 +51,6 @@ class Divided(Eager):
     messages: what this rank has sent to the group, and where.
     places: where each value lies, if tokens are divided.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
-    narrow: the format in which the inputs of products are gathered, by default their own.
     """
 
     entered: list[list[tuple[int, Tensor, Tensor]]]
@@ -59,7 +58,6 @@ class Divided(Eager):
     messages: list[Message]
     places: Placements | None = None
     divides_loss = True
-    narrow: Dtype | None = None
 
     # --- values that are divided by tokens --------------------------------------------------------------------------
 
@@ -116,15 +114,23 @@ class Divided(Eager):
         one = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
         self.messages.append(Message(place, one))
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side."""
+    def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
+        """`funcol.all_gather_single`: all tokens. The parts come one after the other, and are put side by side.
+
+        narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
+        """
         batch, rows, *rest = x.shape
-        shape = (batch, rows * self.tokens, *rest)
-        gathered = self.graph.new((batch * self.tokens, rows, *rest), x.dtype)
+        shape, dtype = (batch, rows * self.tokens, *rest), FLOAT8 if narrow else x.dtype
+        part = self.graph.new(x.shape, dtype) if narrow else x
+        gathered = self.graph.new((batch * self.tokens, rows, *rest), dtype)
+        del part
         self.tell("all_gather", gathered.bytes)
-        if is_one(batch):
-            return Tensor(shape, x.dtype, gathered.storage)
-        return self.graph.new(shape, x.dtype)
+        storage = gathered.storage if is_one(batch) else self.graph.new(shape, dtype).storage
+        return Tensor(shape, x.dtype, storage)
+
+    def narrows(self, step: Step) -> bool:
+        """Whether what a product reads, and the gradient of its output, are gathered in 8 bits."""
+        return False
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """`funcol.reduce_scatter_single`: this rank's tokens of the sum."""
@@ -144,7 +150,10 @@ class Divided(Eager):
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
         if bias is not None:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        return record(self.graph, "redistribute", [out], self.reduce_scatter(out), lambda g, _: [self.all_gather(g)])
+        narrow = self.narrows(step)
+        return record(
+            self.graph, "redistribute", [out], self.reduce_scatter(out), lambda g, _: [self.all_gather(g, narrow)]
+        )
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)
@@ -174,17 +183,18 @@ class Divided(Eager):
 
     def step(self, step: Step) -> None:
         if step.weight is not None and step.ins and is_divided(step.outs[0].axes):
-            self._enter(step.ins[0])
+            self._enter(step)
         super().step(step)
 
-    def _enter(self, value: Value) -> None:
+    def _enter(self, step: Step) -> None:
         """`PrepareModuleInput`: the gradients of all products that read it are added, and then summed over ranks."""
+        value = step.ins[0]
         if is_divided(value.axes):
             return
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
-                inside = record(self.graph, ENTERED, [x], self.all_gather(x), self._scattered)
+                inside = record(self.graph, ENTERED, [x], self.all_gather(x, self.narrows(step)), self._scattered)
                 self.entered[-1].append((id(value), x, inside))
                 self.bind(value, inside)
             return

@@ -91,19 +91,19 @@ class RankModel(ModelSpec):
         for place, whole in zip(self.tree().walk(), self.alone.walk(), strict=True):
             if place.use is None or whole.use is None or (place.optional and place.optional not in include):
                 continue
-            own = place.use.params()
-            if own and self._is_copied(place, own, whole.use.params()):
-                sums[place.kind] = sums.get(place.kind, 0) + times(own, place.times)
+            for own, of in zip(place.use.tensors(), whole.use.tensors(), strict=True):
+                if self._is_copied(place, own.size, of.size):
+                    sums[place.kind] = sums.get(place.kind, 0) + times(own.size, place.times)
         return sums
 
-    def _is_copied(self, place: Place, own: Number, whole: Number) -> bool:
-        """Whether other ranks of the tensor group have the same parameters, or some of them."""
+    def _is_copied(self, place: Place, own: int, whole: int) -> bool:
+        """Whether other ranks of the tensor group have the same tensor. own, whole: its elements here, and in all."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return op.ranks * op.parts < tp
         if place.kind in ("embedding", "lm_head") and own != whole:  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and bool(own * tp > whole)
+        return tp > 1 and own * tp > whole
 
 
 class Share(NamedTuple):
@@ -185,10 +185,14 @@ def _share(op: Op, whole: Op, layout: Layout) -> Op:
         return ExpertShare(**_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(whole, IdentityExperts):
         return IdentityShare(whole.count, whole.maps, layout.ep * layout.expert_tp)
-    if layout.sequence_parallel and layout.tp > 1 and type(op) is Linear and isinstance(whole, Linear):
-        if same(op.n_in, whole.n_in) and same(op.n_out, whole.n_out):
-            return LinearShare(**_fields(op), ranks=layout.tp)
+    if layout.sequence_parallel and layout.tp > 1 and _is_whole(op, whole):
+        return LinearShare(**_fields(op), ranks=layout.tp)
     return op
+
+
+def _is_whole(op: Op, whole: Op) -> bool:
+    """Whether it is a product that ranks do not divide."""
+    return type(op) is Linear and type(whole) is Linear and same(op.n_in, whole.n_in) and same(op.n_out, whole.n_out)
 
 
 def _fields(op: Op) -> dict[str, Any]:

@@ -56,12 +56,14 @@ its attention kernels, whose results are kept (`create_selective_checkpoint_cont
 """
 
 OF_TRAINERS = {
-    "selective-op": Recompute(layers=True, kept=frozenset({"mm", "flash_attention"}), alternate=frozenset({"mm"})),
+    "selective-op": Recompute(
+        layers=True, kept=frozenset({"mm", "flash_attention", "reduce_scatter"}), alternate=frozenset({"mm"})
+    ),
 }
 """Modes that launch files name → what they mean.
 
-selective-op: every layer, but for attention as one kernel and every other matrix product without a bias (torchtitan,
-distributed/activation_checkpoint.py, `_apply_op_sac`).
+selective-op: every layer, but for attention as one kernel, sums of which a rank gets a part, and every other matrix
+product without a bias (torchtitan, distributed/activation_checkpoint.py, `_apply_op_sac`).
 """
 
 EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (modules of every layer, such as self_attn)"

@@ -48,6 +48,17 @@ RANK_COLUMNS = (
     Column("device_bytes", "required", units.GIB.write),
 )
 
+HELD = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "temporary": "temporary",
+    "communication": "buffers",
+    "cache": "cache",
+    "overhead": "other",
+}
+"""Kind of memory → its name over a column."""
 
 SENT_COLUMNS = (
     Column("group", "with", justify="left"),
@@ -94,7 +105,7 @@ def report(
     fitting = fits_table(fits, f"Rank {peak.rank} on one accelerator, in {units.GIB.name}")
     return Report(
         data(preset, found, fits, launched),
-        [parts, ranks, phases, *([sent] if sent.rows else []), fitting],
+        [parts, ranks, *_held(found), phases, *([sent] if sent.rows else []), fitting],
         warnings=warned(preset, warnings),
     ).of(preset.target)
 
@@ -202,6 +213,16 @@ def _rank_rows(found: Cluster) -> list[Row]:
         )
         for one in found.by_rank
     ]
+
+
+def _held(found: Cluster) -> list[Table]:
+    """What each rank's peak is made of, where there are ranks that differ."""
+    if found.layout.pp == 1:
+        return []
+    kinds = [kind for kind in HELD if any(one.device.by_kind.get(kind, 0) for one in found.by_rank)]
+    columns = [Column("rank", "rank"), *(Column(kind, HELD[kind], units.GIB.write) for kind in kinds)]
+    rows = [Row([one.rank, *(one.device.by_kind.get(kind, 0) for kind in kinds)]) for one in found.by_rank]
+    return [Table(f"Held by each rank at its peak, in {units.GIB.name}", columns, rows, name="kinds")]
 
 
 def _serving_notes(found: Cluster) -> list[str]:

@@ -37,11 +37,6 @@ CI = [row for row in ROWS if row["kind"] == "train_peak_mem_ci_golden"]
 
 MODELS = {"llama3-70b": "llama3-70b", "llama3-405b": "llama3.1-405b", "deepseekv2": "deepseek-v2"}
 
-REFUSED = {
-    "nemotron/nemotron3_5_lightning_nightly_tp1_pp1_cp1_ep8_dgx_gb200/gb200": "--moe-token-dispatcher-type",
-}
-"""Row → the argument that is not modelled."""
-
 WITHIN = {
     "gpt/gpt3_weekly_mcore_tp4_cp2_current_scaling_native_fp8_tp_sp_cp_tp_overlap/h100": (0.53, 0.36),
     "gpt/gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings/gb200": (0.95, 0.35),
@@ -51,6 +46,7 @@ WITHIN = {
     "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed/h100": (0.5, 5.7),
     "moe/gpt3_moe_mcore_te_ep8_resume_torch_dist_dist_optimizer_1node/gb200": (0.5, 1.4),
     "moe/gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer/h100": (0.5, 1.7),
+    "nemotron/nemotron3_5_lightning_nightly_tp1_pp1_cp1_ep8_dgx_gb200/gb200": (0.01, 9.99),
 }
 """Row → the errors reached, in percent: of bytes after a step, and of the peak."""
 
@@ -105,6 +101,7 @@ def b200_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
             "moe_ffn_hidden_size": c["moe_ffn_hidden_size"],
             "moe_shared_expert_intermediate_size": c["moe_shared_expert_intermediate_size"],
             "moe_router_topk": c["topk"],
+            "moe_aux_loss_coeff": (0.01,),
             "moe_layer_freq": tuple(int(i >= c["dense_layers"]) for i in range(c["layer_num"])),
             "moe_grouped_gemm": True,
             "moe_permute_fusion": True,
@@ -173,19 +170,13 @@ def errors_of(row: Row) -> tuple[float, float]:
     return after, 100 * (allocated / measured["mem_max_allocated_bytes"] - 1)
 
 
-@pytest.mark.parametrize("row", [row for row in CI if row["id"] not in REFUSED], ids=name)
+@pytest.mark.parametrize("row", CI, ids=name)
 def test_golden_values_of_megatrons_ci(row: Row) -> None:
     after, peak = errors_of(row)
     print(f"{row['id']}: after a step {after:+.3f} %, peak {peak:+.3f} %")
     bounds = WITHIN.get(row["id"], USUAL)
     assert abs(after) <= bounds[0]
     assert abs(peak) <= bounds[1]
-
-
-@pytest.mark.parametrize("row", [row for row in CI if row["id"] in REFUSED], ids=name)
-def test_what_is_not_modelled_is_refused_by_name(row: Row) -> None:
-    with pytest.raises(InputError, match=REFUSED[row["id"]]):
-        errors_of(row)
 
 
 # --- single terms ----------------------------------------------------------------------------------------------------
@@ -416,7 +407,8 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
         ({"fp8_format": "hybrid"}, "--fp8-format"),
         ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),
-        ({"tp_comm_overlap": True}, "--tp-comm-overlap"),
+        ({"use_nccl_ub": True}, "--use-nccl-ub"),
+        ({"num_experts": 4, "tp_comm_overlap": True}, "--tp-comm-overlap"),
         ({"optimizer": "soap"}, "--optimizer"),
         ({"recompute_granularity": "selective", "recompute_modules": ("moe_act",)}, "--recompute-modules moe_act"),
         ({"delay_wgrad_compute": True}, "--delay-wgrad-compute"),

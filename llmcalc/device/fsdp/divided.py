@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...flow.axis import Axis
-from ...flow.program import Alternatives, Item, Scope
+from ...flow.program import Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
 from ...kernels.lowering import Path
 from ...layouts.rank import Shard, axes_of, is_divided
 from ..dtensor import Divided
-from .lowering import Sharded
+from .lowering import Sharded, name_in_titan
 
 
 class ShardedAndDivided(Divided, Sharded):
@@ -34,6 +34,15 @@ class ShardedAndDivided(Divided, Sharded):
 
     def whole_shape(self, key: Path, shape: Shape) -> Shape:
         return self.wholes.get(_plain(key), shape)
+
+    def narrows(self, step: Step) -> bool:
+        """torchao's styles cast what they gather, if all of a tensor has one scale (float8_tensor_parallel.py)."""
+        float8 = None if self.traffic is None else self.traffic.how.float8
+        if float8 is None or float8.recipe != "tensorwise":
+            return False
+        name = f"{_plain(self.module_path())}.{step.name}".rstrip(".")
+        rows, columns = self.wholes[f"{name}.weight"]
+        return float8.converts(name_in_titan(name), rows, columns)
 
     def gets_partial_sums(self, key: Path) -> bool:
         """Whether the gradient that a rank has of a parameter is of its own tokens or heads alone."""

@@ -315,7 +315,9 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
         ({"batch_size": 4}, "no longer valid; expected --micro-batch-size"),
         ({"fp16": True, "bf16": True}, "both are given"),
         ({"seq_length": 64}, "--max-position-embeddings: 32; expected at least 64"),
-        ({"cp_comm_type": "a2a+p2p", "context_parallel_size": 2}, "--cp-comm-type a2a+p2p: not supported"),
+        ({"cp_comm_type": "p2p+a2a", "context_parallel_size": 2}, "--cp-comm-type p2p+a2a: not supported"),
+        ({"step_batch_size_schedule": "200B:768"}, "expected a batch from 0 on"),
+        ({"step_batch_size_schedule": "0:384 x"}, "--step-batch-size-schedule '0:384 x': not understood"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "vocab_size": None}, "--vocab-size: missing"),
         ({"hybrid_layer_pattern": "MX"}, "--hybrid-layer-pattern: a layer X is not supported"),
     ],
@@ -336,7 +338,7 @@ def test_all_arguments_of_the_files_are_known() -> None:
             assert not launch.unknown
             assert not set(launch.ignored) & set(known)
     ignored = read("mla_moe_ep4.json").ignored
-    assert "--moe-aux-loss-coeff" in ignored
+    assert "--moe-router-bias-update-rate" in ignored
 
 
 def test_arguments_of_a_checkpoint_are_noted() -> None:
