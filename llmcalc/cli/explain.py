@@ -9,11 +9,9 @@ from ..costs.params import params
 from ..errors import InputError
 from ..formulas.explain import Explanation, explain
 from ..formulas.formulas import Recomputed, Setting, TrainingSetting
-from ..layouts.asked import ANY_RANK, AskedRank
 from ..model import ModelSpec
 from ..optional import included
 from ..views.explain import report
-from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     AttentionImplementationOption,
@@ -33,6 +31,7 @@ from .options import (
     show,
     size,
 )
+from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 NodeArgument: TypeAlias = Annotated[
     str | None,

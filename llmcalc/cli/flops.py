@@ -7,14 +7,12 @@ import typer
 from ..costs.flops import flops, sight_of
 from ..costs.limits import USUAL
 from ..errors import InputError
-from ..layouts.asked import ANY_RANK, AskedRank
 from ..optional import included
 from ..run.execution import AttentionImplementation, LatentForm
 from ..run.workload import Phase
 from ..studies.rules import conventions
 from ..views.document import joined
 from ..views.flops import report
-from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -36,6 +34,7 @@ from .options import (
     show,
     size,
 )
+from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 SEQ_HELP = (
     f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "

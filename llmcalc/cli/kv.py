@@ -5,10 +5,8 @@ from typing import Annotated
 from ..costs.cache import kv
 from ..costs.limits import MOST_CONTEXT, USUAL
 from ..errors import InputError
-from ..layouts.asked import ANY_RANK, AskedRank
 from ..views.document import joined
 from ..views.kv import report
-from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     Batch,
@@ -27,6 +25,7 @@ from .options import (
     show,
     size,
 )
+from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 SEQ_HELP = (
     f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
@@ -54,8 +53,8 @@ def command(
     """KV cache and recurrent state by layer type.
     Then with other kinds of attention, and as the context grows.
     """
-    if (asked.asked.cp or 1) > 1:
-        raise InputError(f"--cp {asked.asked.cp}: divides the sequences of training; expected no --cp")
+    if "cp" in asked.sizes:
+        raise InputError(f"--cp {asked.sizes['cp']}: divides the sequences of training; expected no --cp")
     reports = []
     for preset in [load_one(target, overrides, head, allow_unknown) for target in targets]:
         with about(preset):

@@ -7,12 +7,10 @@ import typer
 
 from ..costs.params import params
 from ..errors import InputError
-from ..layouts.asked import ANY_RANK, AskedRank
 from ..optional import OPTIONAL_PARTS, included
 from ..sources.names import is_checkpoint, is_hub_id
 from ..views.document import Report, joined
 from ..views.params import report
-from .layout_options import takes_rank
 from .options import (
     AllowUnknown,
     FormatOption,
@@ -29,6 +27,7 @@ from .options import (
     load_one,
     show,
 )
+from .rank_options import ANY_RANK, AskedRank, takes_rank
 
 
 @takes_rank

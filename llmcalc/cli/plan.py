@@ -67,6 +67,11 @@ def command(
         raise InputError("--devices: missing; expected the number of accelerators")
     if settings.phase == "inference":
         settings = settings.with_(phase="training")
+    if settings.phase != "training":
+        raise InputError(
+            f"--phase {settings.phase}: plans are of training; expected training (llmcalc fit --devices has layouts of "
+            "inference)"
+        )
     preset = load_one(target, overrides, head, allow_unknown, included(with_mtp, with_towers))
     accelerator = find_hardware(hardware)
     runtime = runtime_of(accelerator, cublas_workspace, settings.allocator == "expandable")

@@ -12,8 +12,8 @@ from ..errors import InputError
 from ..kernels.lowering import RECORDED
 from ..kernels.meter import Peak, Place
 from ..model import ModelSpec
-from .allocator import CachingAllocator
 from .fold import FEW, Loop, folded, loops, node_of, of_one_pass, unfolded
+from .played import PlayedAllocator
 from .recording import Recorded
 from .runtime import HOPPER, Runtime
 from .training import Replayed, Training, record
@@ -219,7 +219,7 @@ def _replayed(run: Run, runtime: Runtime, stacks: list[Loop], many: int) -> tupl
         return _joined([one.counted(layers) for one in runs])
 
     def blocks(layers: Mapping[int, int]) -> Blocks:
-        return Blocks.joined([one.blocks(CachingAllocator(runtime.expandable), layers) for one in runs])
+        return Blocks.joined([one.blocks(PlayedAllocator(runtime.expandable), layers) for one in runs])
 
     found = folded(counted, stacks) if any(stacks[i].folds for i in grow) else of_one_pass(counted({}))
     whole = not grow or sum(loop.layers for loop in stacks) <= many

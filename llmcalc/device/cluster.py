@@ -49,6 +49,7 @@ class Cluster:
     version: str = ""
     own: Any = None
     _found: dict[Runtime, tuple[RankMemory, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _shared: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,6 +77,10 @@ class Cluster:
         if runtime not in self._found:
             self._found[runtime] = tuple(self.of_rank(rank, runtime) for rank in self.ranks)
         return self._found[runtime]
+
+    def shared(self, runtime: Runtime) -> dict[Any, Any]:
+        """What ranks on an accelerator with that runtime keep for others that do the same."""
+        return self._shared.setdefault(runtime, {})
 
     def of_rank(self, rank: int, runtime: Runtime) -> RankMemory:
         """What one rank holds."""
@@ -130,7 +135,7 @@ class Cluster:
 
     def sent(self, rank: int) -> list[Traffic]:
         """What a rank sends in a step. Raises `InputError` for what is not modelled."""
-        if self.framework == "fsdp2" and self.layout.dp == self.layout.world and self.layout.ep == 1:
+        if self.framework == "fsdp2" and self.layout.dp * self.layout.tp == self.layout.world and self.layout.ep == 1:
             from .fsdp.answer import rank_traffic
 
             return rank_traffic(self.one, self.layout, rank, dated(self.version), self.own or TitanSettings())
@@ -182,7 +187,8 @@ def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
 
     own = run.own if run.own is not None else settings_of(run.one, run.layout, run.version, runtime.gpu)
     grows = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if runtime.expandable else {}
-    return rank_memory(run.spec, replace(own, gpu=runtime.gpu, env={**own.env, **grows}), rank, runtime.context)
+    settings = replace(own, gpu=runtime.gpu, env={**own.env, **grows})
+    return rank_memory(run.spec, settings, rank, runtime.context, run.shared(runtime))
 
 
 def deepspeed_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:

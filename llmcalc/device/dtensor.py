@@ -14,19 +14,20 @@ parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..algebra import Number, ceil_div
 from ..errors import InputError
-from ..flow.program import Step
+from ..flow.program import NEVER_RUN, Alternatives, Item, Step
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..kernels.autograd import Needs, Node, record
 from ..kernels.layout import Shape, is_one
 from ..kernels.lowering import Frame
+from ..kernels.meter import Place
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
-from ..kernels.meter import Place
 from ..layouts.placements import Collective, CollectiveKind, Placements
 from ..layouts.rank import RankFlow, Shard, axes_of, is_divided
 from ..run.rows import TOKENS
@@ -80,15 +81,36 @@ class Divided(Eager):
         if not isinstance(program, RankFlow):
             return
         layout = program.shares.layout
-        check_key_heads(program)
+        if layout.tp > 1:
+            self.check_plan(program)
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
         self.tokens, self.places = layout.tp, Placements(layout, self.sight, include=self.include)
         self.places.run(program)
+        self._check_rows(program)
         seq = self.sight.new(TOKENS)
         if seq % layout.tp:
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
+
+    def check_plan(self, program: RankFlow) -> None:
+        """Raises `InputError` for what torch has no plan for."""
+        check_divided(program)
+
+    def _check_rows(self, program: RankFlow) -> None:
+        """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
+        assert self.places is not None
+        for name, step in named_steps(program.root.items):
+            if step.weight is None or not step.outs:
+                continue
+            by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
+            why = ""
+            if by_rows and not is_divided((*step.weight.ins, *step.weight.out)):
+                why = "torchtitan's plan has no rule for it"
+            elif step.ins and step.ins[0].rows is not TOKENS:
+                why = "of an encoder it is not modelled"
+            if why:
+                raise InputError(f"--sequence-parallel: {name}: {why}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
         """Whether ranks have a value of different tokens."""
@@ -135,9 +157,13 @@ class Divided(Eager):
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """`funcol.reduce_scatter_single`: this rank's tokens of the sum."""
         batch, rows, *rest = x.shape
-        self.tell("reduce_scatter", x.bytes)
-        chunks = self.graph.new(x.shape, x.dtype)
-        made = self.graph.made("reduce_scatter", (batch, rows // self.tokens, *rest), chunks.dtype)
+        chunks, results = self.graph.new(x.shape, x.dtype), self.graph.results
+
+        def make() -> Tensor:
+            self.tell("reduce_scatter", x.bytes)
+            return self.graph.new((batch, rows // self.tokens, *rest), x.dtype)
+
+        made = make() if results is None else results.made("reduce_scatter", make)
         del chunks
         return made
 
@@ -341,10 +367,29 @@ class Divided(Eager):
         return out
 
 
-def check_key_heads(program: RankFlow) -> None:
-    """Raises `InputError` for fewer key heads than ranks: torch divides a projection's rows, and no head."""
+def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
+    """Yields the steps that run, each with the path of its module."""
+    for item in items:
+        if isinstance(item, Alternatives):
+            yield from named_steps(next(iter(item.branches.values())).items, path)
+        elif item.about.get("optional") or item.about.get("role") in NEVER_RUN:
+            continue
+        else:
+            name = ".".join(filter(None, (path, item.name)))
+            if isinstance(item, Step):
+                yield name, item
+            else:
+                yield from named_steps(item.items, name)
+
+
+def check_divided(program: RankFlow) -> None:
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks: torch divides a
+    projection's rows, and no head.
+    """
     layout = program.shares.layout
     for step in program.root.steps():
+        if step.verb == "experts":
+            raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         for axis in axes_of(step.outs[0].axes) if step.outs else ():
             if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.whole < axis.degree:
                 raise InputError(

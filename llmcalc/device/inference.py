@@ -15,6 +15,7 @@ from ..kernels.choices import EAGER, Choices
 from ..kernels.meter import Device, Meter, NoMeter, Place
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import DTYPES, INT64, Storage, counted_as, empty
+from ..layouts.rank import RankFlow
 from ..layouts.share import RankModel
 from ..model import ModelSpec
 from ..run.execution import Execution, LatentForm
@@ -63,6 +64,15 @@ class Inference:
     weights: bool = True
 
 
+class Served(Divided):
+    """Runs a rank's passes, and what torch has no plan for as serving frameworks run it: a part of each expert or some
+    experts, and a copy of a key head where there are fewer heads than ranks.
+    """
+
+    def check_plan(self, program: RankFlow) -> None:
+        """Takes every program."""
+
+
 class Pass(NamedTuple):
     """One pass. tokens: new tokens per sequence. past: tokens per sequence that passes before it have cached."""
 
@@ -105,7 +115,7 @@ class InferenceRun:
         how = self.how
         sight = self._sight("prefill", Pass(how.seq, 0))
         divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile = Divided if divided else Eager
+        profile = Served if divided else Eager
         run = profile(graph, sight, DTYPES[how.dtype], trained=False, include=how.include, choices=how.choices)
         run.run_only, run.paged = self.layers, how.paged
         return run

@@ -12,14 +12,19 @@ from dataclasses import replace
 
 from ..errors import InputError
 from ..layouts.asked import Framework
+from ..layouts.rank import RankFlow
 from ..layouts.share import RankModel, of_rank
 from ..run.layout import Layout
 from .answer import TORCH, DeviceMemory, Point
+from .dtensor import check_divided
 from .memory import Memory, memory
 from .runtime import Runtime
 
-EXPERTS = "experts as if this rank had all chosen rows of its tokens, without the buffers of an exchange"
-"""How the rows of divided experts are counted."""
+NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
+"""How a rank is known that runs products on whole weights, as latent attention does."""
+
+WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for: without the buffers of an exchange"
+"""How a rank is known whose parts torch itself does not divide."""
 
 
 def rank_of(one: Memory, layout: Layout, rank: int, runtime: Runtime, framework: Framework = "torch") -> Memory:
@@ -43,16 +48,31 @@ def rank_memory(found: Memory) -> DeviceMemory:
         return point._replace(node=layer)
 
     tensors, *others = device.terms
-    if share.layout.ep > 1:
-        tensors = replace(tensors, status="estimate", witness=EXPERTS)
+    if not has_plan(share):
+        tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
     elif share.layout.tp > 1 and tensors.status == "exact":
         tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
+        if share.has_whole_products:
+            tensors = replace(tensors, status="source", witness=NOT_COMPARED)
     return replace(
         device,
         terms=(tensors, *others),
         peak_at=numbered(device.peak_at),
         timeline=tuple(map(numbered, device.timeline)) if start else device.timeline,
     )
+
+
+def has_plan(share: RankModel) -> bool:
+    """Whether torch itself divides all that the layout divides."""
+    program, layout = share.program(), share.layout
+    assert isinstance(program, RankFlow)
+    if layout.tp == layout.ep == layout.expert_tp == 1:
+        return True
+    try:
+        check_divided(program)
+    except InputError:
+        return False
+    return True
 
 
 def check_serving(layout: Layout, framework: Framework) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ..kernels.lowering import RECORDED
 from ..kernels.meter import Device, Meter, Place
 from .fold import Loop
+from .played import PlayedAllocator
 from .recording import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, Recorded
 from .training import Replayed
 
@@ -48,7 +49,7 @@ class Blocks(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def of(device: Device) -> Blocks:
+    def of(device: Device | PlayedAllocator) -> Blocks:
         """What an allocator has counted."""
         slop, free = device.peak_allocated - device.peak_requested, device.peak_reserved - device.peak_allocated
         return Blocks(device.peak_requested, slop, free, device.allocated - device.requested)
@@ -327,12 +328,15 @@ class Unfolding:
         found.after = meter.now
         return found
 
-    def blocks(self, device: Device, repeats: Mapping[int, int]) -> Blocks:
+    def blocks(self, device: Device | PlayedAllocator, repeats: Mapping[int, int]) -> Blocks:
         """What an allocator adds to a run with that many repeats of each stack's pattern; by default of all."""
         events = Unfolded(self, repeats, places=False)
         storages: list[Any] = [None] * events.count
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
-            _allocate(device, events.of(piece), storages)
+            if isinstance(device, PlayedAllocator):
+                device.play(events.of(piece), events.count)
+            else:
+                _allocate(device, events.of(piece), storages)
         return Blocks.of(device)
 
 

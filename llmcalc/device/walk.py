@@ -6,7 +6,7 @@ differ in it, and layouts that only differ in how experts or replicas are divide
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -73,8 +73,10 @@ def alike(layout: Layout, micro_batches: int) -> int:
     return micro_batches if micro_batches <= enough else enough + micro_batches % layout.pp
 
 
-Measure: TypeAlias = Callable[[Layout, Stage, int | None], Passes]
-"""What a micro-batch takes in a stage of a layout. The number: repeats of the pattern of its layers, None for all."""
+Measure: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[Passes]]
+"""What a micro-batch takes in a stage of a layout, for several numbers of repeats of the pattern of its layers. The most
+come first; None is for all.
+"""
 
 
 @dataclass
@@ -114,6 +116,8 @@ class Walk:
         own: dict[int, list[Stage]] = {}
         for stage in stages(layout, self.layers):
             own.setdefault(stage.rank, []).append(stage)
+        if order.two_way:  # the other half of the micro-batches enters at the last rank
+            own = {rank: [*of, *own[layout.pp - 1 - rank]] for rank, of in own.items()}
         bytes, rank = max((self._rank(layout, order, rank, of, micro_batches), -rank) for rank, of in own.items())
         return bytes, -rank
 
@@ -172,12 +176,9 @@ class Walk:
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             alone, alike = self._alone(layout, start, end, stage)
-            if repeats is None:
-                self._measured[key] = (self.measure(alone, alike, None),)
-            else:
-                self._measured[key] = tuple(self.measure(alone, alike, n) for n in (FEW, FEW + 1))
+            self._measured[key] = tuple(self.measure(alone, alike, [None] if repeats is None else [FEW + 1, FEW]))
         found = self._measured[key]
-        return found[0] if repeats is None else found[0].grown(found[1], repeats - FEW)
+        return found[0] if repeats is None else found[1].grown(found[0], repeats - FEW)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
         """Layers that are measured for a stage: from, to, and how many equal ones they stand for; None for themselves.
@@ -228,7 +229,10 @@ class Walk:
 def torch_passes(spec: ModelSpec, how: Training) -> Measure:
     """Measures passes of torch's own kernels."""
 
-    def measured(layout: Layout, stage: Stage, repeats: int | None) -> Passes:
+    def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
+        return [of_repeats(layout, stage, count) for count in repeats]
+
+    def of_repeats(layout: Layout, stage: Stage, repeats: int | None) -> Passes:
         meter = Meter()
         chunk = Chunk(spec, how, layout, 0, stage, meter)
         chunk.lowering.run_only = {} if repeats is None else {0: repeats}

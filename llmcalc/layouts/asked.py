@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..run.layout import ContextExchange, ImpossibleLayout, Layout, Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..algebra import Number
-    from ..model import ModelSpec
-    from .share import RankModel, Share
 
 Framework: TypeAlias = Literal["torch", "fsdp2", "megatron", "deepspeed"]
 
@@ -120,45 +113,4 @@ def dated(version: str) -> date | None:
 
 
 ANY = Asked()
-"""Nothing is asked."""
-
-
-@dataclass(frozen=True)
-class AskedRank:
-    """One rank of the layout that someone asks for. rank: which; None for the one that has most."""
-
-    asked: Asked = ANY
-    rank: int | None = None
-
-    @property
-    def anything(self) -> bool:
-        """Whether anything is asked."""
-        return self.asked.anything or self.rank is not None
-
-    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> Share | None:
-        """The share of that rank; None where nothing is asked.
-
-        cost: what the rank that has most has most of. most: the same in words.
-        Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
-        """
-        if not self.anything:
-            return None
-        from .nearest import with_nearest
-        from .share import Share, heaviest, of_rank
-
-        if not self.asked.anything:
-            raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
-        with with_nearest(spec, self.asked):
-            layout = self.asked.layout()
-            if self.rank is None:
-                why = f"the first rank that {most} the most" if layout.world > 1 else ""
-                return Share(heaviest(spec, layout, cost), why)
-            if self.rank >= layout.world:
-                raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
-            found = of_rank(spec, layout, self.rank)
-            found.tree()
-            return Share(found, "")
-
-
-ANY_RANK = AskedRank()
 """Nothing is asked."""

@@ -266,6 +266,12 @@ class Placements:
         """
         if step.verb not in MIXES_ROWS and type(step.op).__name__ not in SCANS:
             return
+        widths = self._by_heads(step) if self.regathers else None
+        if widths is not None:
+            for backward in (False, True):
+                for width in widths:
+                    self._tell("all_to_all", Value(step.ins[0].rows, ()), "cp", backward, width)
+            return
         q, k, v = step.ins[:3] if step.verb == "attention" else (None, None, None)
         if q is None or k is None or v is None or step.how["biased"] or not by_tokens(k.rows) or k.rows != q.rows:
             raise InputError(
@@ -288,6 +294,16 @@ class Placements:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 for _ in range((ranks - 1) * tensors):
                     self._tell("send", rows, "cp", backward, keys + values)
+
+    def _by_heads(self, step: Step) -> list[Number] | None:
+        """What Megatron-LM sends for Mamba-2, whose heads the ranks of a sequence divide: what the convolution reads, the
+        gate, the steps and the output (core/ssm/mamba_context_parallel.py); None for another step.
+        """
+        if step.verb == "conv":
+            return [step.ins[0].width]
+        if type(step.op).__name__ == "ChunkedScan":
+            return [step.outs[0].width, step.ins[1].width, step.outs[0].width]
+        return [] if step.verb == "state" else None
 
     def _undivided(self, step: Step) -> None:
         """A step whose result has no divided axis. It lies where what it is made of lies.

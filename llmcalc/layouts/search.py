@@ -96,10 +96,16 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
 
 def _has(framework: Framework, sizes: dict[str, int]) -> bool:
     """Whether a framework has layouts with those groups."""
-    if framework == "megatron":
-        return True
-    alone = ("cp", "ep") if framework == "torch" else ("tp", "cp", "pp", "vpp", "ep")
-    return all(sizes[name] == 1 for name in alone)
+    return all(sizes[name] == 1 for name in WITHOUT[framework])
+
+
+WITHOUT: dict[Framework, tuple[str, ...]] = {
+    "torch": ("cp", "ep"),
+    "fsdp2": ("cp", "pp", "vpp", "ep"),
+    "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
+    "megatron": (),
+}
+"""Framework → groups that its layouts do not have."""
 
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")
@@ -123,7 +129,7 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         ep=sizes["ep"],
         etp=1 if mixture and framework == "megatron" else None,
         pp_layout=None if layers % count == 0 else shared_out(layers, count),
-        sequence_parallel=sizes["tp"] > 1 and framework == "megatron",
+        sequence_parallel=sizes["tp"] > 1 and framework in ("megatron", "fsdp2"),
         zero=cast(Zero, zero) if shares else 0,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )

@@ -85,6 +85,14 @@ class RankModel(ModelSpec):
         """The tree of the rank."""
         return _shared(self.program().node(), self.alone, self._letters or self._layout)
 
+    @property
+    def has_whole_products(self) -> bool:
+        """Whether it runs a product that no rank of its tensor group divides."""
+        return self._layout.tp > 1 and any(
+            place.node.op is not None and whole.node.op is not None and _is_whole(place.node.op, whole.node.op)
+            for place, whole in zip(self.program().node().walk(), self.alone.walk(), strict=True)
+        )
+
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Component → parameters of this rank that other ranks of its tensor group have too."""
         sums: dict[str, Number] = {}
@@ -96,14 +104,14 @@ class RankModel(ModelSpec):
                     sums[place.kind] = sums.get(place.kind, 0) + times(own.size, place.times)
         return sums
 
-    def _is_copied(self, place: Place, own: int, whole: int) -> bool:
+    def _is_copied(self, place: Place, own: Number, whole: Number) -> bool:
         """Whether other ranks of the tensor group have the same tensor. own, whole: its elements here, and in all."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
-            return op.ranks * op.parts < tp
+            return bool(op.ranks * op.parts < tp)
         if place.kind in ("embedding", "lm_head") and own != whole:  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and own * tp > whole
+        return tp > 1 and bool(own * tp > whole)
 
 
 class Share(NamedTuple):

@@ -413,6 +413,8 @@ class MegatronSettings:
             for reason, names in NOT_MODELLED.items():
                 if name in names and getattr(self, name) not in WITHOUT_EFFECT.get(name, ()):
                     found[flag_of(name)] = reason
+        if self.overlap_moe_expert_parallel_comm and self.pp > 1:
+            found["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
         if self.moe_token_dispatcher_type == "flex" and self.moe_flex_dispatcher_backend != "hybridep":
             found["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
         if self.tp_comm_overlap and (self.num_experts is not None or self.latent or self.kind == "hybrid"):
@@ -426,24 +428,32 @@ class MegatronSettings:
         """What is not followed of a run with 8-bit products."""
         if self.fp8_format is None:
             return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if self.fp8_param_gather else {}
-        if self.fp8_recipe != "tensorwise":
-            return {"--fp8-format": f"8-bit products of the recipe {self.fp8_recipe}; tensorwise is"}
         others = {
-            "experts": self.num_experts is not None,
-            "latent attention": self.latent,
+            "experts without --moe-grouped-gemm": self.num_experts is not None and not self.moe_grouped_gemm,
+            f"experts by the recipe {self.fp8_recipe}": self.num_experts is not None
+            and self.fp8_recipe in ("blockwise", "mxfp8"),
             "other models than GPT": self.kind != "gpt",
             "gated DeltaNet": self.experimental_attention_variant is not None,
-            "multi-token prediction": bool(self.later_tokens),
             "--transformer-impl local": self.transformer_impl == "local",
-            "--tp-comm-overlap": self.tp_comm_overlap,
+            f"--tp-comm-overlap and the recipe {self.fp8_recipe}": self.tp_comm_overlap
+            and self.fp8_recipe != "tensorwise",
             "recomputation": self.recomputes != "none",
             "an output layer in 8 bits": self.fp8_output_proj,
             "--no-fp8-wgrad": self.no_fp8_wgrad,
-            "--gpu A100": "A100" in self.gpu.upper() or "A800" in self.gpu.upper(),
+            f"the recipe {self.fp8_recipe} on {self.gpu}": not self._narrow_runs(),
+            "weights in mxfp8": self.fp8_recipe == "mxfp8" and self.fp8_param_gather,
+            "delayed scaling and layers in bf16": self.fp8_recipe == "delayed" and self.first_last_layers_bf16,
             f"--optimizer {self.optimizer}": self.optimizer != "adam",
         }
         here = [name for name, there in others.items() if there]
         return {"--fp8-format": f"8-bit products with {', '.join(here)}"} if here else {}
+
+    def _narrow_runs(self) -> bool:
+        """Whether the GPU multiplies by the recipe: blocks of 128 before Blackwell, blocks of 32 from it on."""
+        gpu = self.gpu.upper()
+        blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
+        known = {"tensorwise": True, "delayed": True, "blockwise": not blackwell, "mxfp8": blackwell}
+        return known.get(self.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
 
     # What follows from the arguments
 
@@ -975,7 +985,7 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
         "moe_paged_stash",
     ),
     "CUDA graphs": ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "optimizer_cuda_graph"),
-    "communication buffers of the user": ("use_nccl_ub", "tp_comm_overlap_cfg"),
+    "communication buffers of the user": ("use_nccl_ub",),
     "another kind of attention": (
         "experimental_attention_variant",
         "window_size",
@@ -988,7 +998,6 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "several residual streams": ("enable_mhc_connections",),
     "a batch of sequences of other lengths": ("sft", "hybrid_context_parallel", "dataloader_inter_document_masking"),
     "work that overlaps": (
-        "overlap_moe_expert_parallel_comm",
         "delay_wgrad_compute",
         "overlap_dispatch_backward_with_experts_wgrad",
     ),

@@ -54,6 +54,7 @@ class TitanSettings:
     loss_parallel: with tensor parallelism, whether the loss is computed on divided logits; true by default.
     async_tensor_parallel: whether products run beside the collectives around them (symmetric memory); false by default.
     compiled_loss: whether the loss is compiled; None (default) for what torchtitan of that date does.
+    schedules: how many times a step runs the schedule of its pipeline, whose gradients are added up; 1 by default.
     """
 
     old: bool = False
@@ -61,3 +62,4 @@ class TitanSettings:
     loss_parallel: bool = True
     async_tensor_parallel: bool = False
     compiled_loss: bool | None = None
+    schedules: int = 1

@@ -73,6 +73,22 @@ def _checked(name: str, where: str, data: dict[str, Any]) -> Preset:
         raise InputError(f"{error}{fields_behind(data['config'], str(error))}") from None
 
 
+def load_text(
+    text: str,
+    name: str,
+    where: str,
+    overrides: tuple[str, ...] = (),
+    head: HeadKind | None = None,
+    allow_unknown: bool = False,
+) -> Preset:
+    """Loads the model of a text: a `config.json` or a native description. where: its name in errors.
+
+    Raises `InputError` as `load` does.
+    """
+    data = _described(text, where, head, allow_unknown)
+    return _checked(name, where, {**_changed(data, overrides), "asked": where})
+
+
 def load_config(
     config: Mapping[str, Any],
     overrides: tuple[str, ...] = (),
@@ -126,17 +142,20 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
 
 
 def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Reads a `config.json` or a native description from standard input; the first character tells which."""
-    text = read_stdin()
+    return "stdin", "standard input", _described(read_stdin(), "standard input", head, allow_unknown)
+
+
+def _described(text: str, where: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
+    """The description in a `config.json` or in a native description; the first character tells which it is."""
     if not text.lstrip().startswith("{"):
-        return "stdin", "standard input", parse_toml(text, "standard input")
+        return parse_toml(text, where)
     from .huggingface.file import described, parse_json
 
-    data = parse_json(text, "standard input")
+    data = parse_json(text, where)
     try:
-        return "stdin", "standard input", described(data, head, allow_unknown)
+        return described(data, head, allow_unknown)
     except InputError as error:
-        raise InputError(f"standard input: {error}") from None
+        raise InputError(f"{where}: {error}") from None
 
 
 def _config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:

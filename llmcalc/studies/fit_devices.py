@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..costs.limits import learned_positions
 from ..costs.resident import Fit
@@ -66,9 +67,10 @@ def fit_devices(one: Memory, hardware: Hardware, asked: Asked, global_batch: int
             "batch": (int(one.states.workload.batch), MOST_BATCH),
             "seq": (int(one.states.workload.seq), learned_positions(one.spec) or MOST_SEQ),
         }
+        each = {"batch": 1, "seq": _tokens_of_each(planned, best)}
         batch, seq = (
-            largest(lambda n, name=name: _walked(one, planned, best, name, n), given.capacity, start, most)  # type: ignore[misc]
-            for name, (start, most) in walked.items()
+            n * largest(partial(_walked, one, planned, best, name, n), given.capacity, start // n, most // n)
+            for (name, (start, most)), n in zip(walked.items(), each.values(), strict=True)
         )
     changes = () if fits else tuple(_changes(one, hardware, asked, global_batch, needed, fewest))
     return DeviceFitting(planned, best, given, needed, fewest, batch, seq, changes)
@@ -107,9 +109,15 @@ def _fewest(
     return None, None
 
 
-def _walked(one: Memory, planned: Planned, best: Candidate, name: str, n: int) -> int:
-    """What the worst rank of a layout needs with another batch or length."""
-    return walk_of(one.with_(**{name: n}), planned.framework).needed(best.layout, best.micro_batches)[0]
+def _tokens_of_each(planned: Planned, best: Candidate) -> int:
+    """What lengths are a multiple of: torch divides tokens evenly over the ranks of a tensor group, or not at all."""
+    layout = best.layout
+    return layout.tp if planned.framework == "fsdp2" and layout.sequence_parallel else 1
+
+
+def _walked(one: Memory, planned: Planned, best: Candidate, name: str, unit: int, n: int) -> int:
+    """What the worst rank of a layout needs with another batch or length, of `n` times so many."""
+    return walk_of(one.with_(**{name: unit * n}), planned.framework).needed(best.layout, best.micro_batches)[0]
 
 
 def _changes(

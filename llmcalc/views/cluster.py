@@ -240,7 +240,7 @@ def _notes(found: Cluster, assumed: str) -> list[str]:
     version = f" of {found.version}" if found.version else ""
     notes = [f"kernels and buffers of {name}{version}; ranks that are not listed hold what those of their stage do"]
     if not found.trains:
-        notes += _serving_notes(found)
+        notes = [*_serving_notes(found), *notes]
     if found.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if found.reserved_band is not None:

@@ -134,7 +134,7 @@ def _of_rank(preset: Preset, count: ParameterCount, share: Share) -> list[str]:
     tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
     return share_notes(
         share,
-        f"the whole model has {units.exact(whole)}",
+        f"the whole model has {units.exact(whole)} parameters",
         copies_text(share.model.copied(count.include)),
         "the first and the last stage each have the tied embedding" if tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"

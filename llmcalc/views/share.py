@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..flow.tree import spans
-from ..run.layout import Layout
 from .notes import plural
 
 if TYPE_CHECKING:
     from ..algebra import Number
     from ..layouts.share import Share
+    from ..run.layout import Layout
 
 
 def layout_text(layout: Layout) -> str:

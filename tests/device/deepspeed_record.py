@@ -1,5 +1,7 @@
 """What DeepSpeed keeps, measured: real processes on the CPU with gloo, each followed storage by storage.
 
+Where it keeps something on the host, each rank runs by itself on meta instead (`tests.device.deepspeed_alone`).
+
 `python -m tests.device.deepspeed_record [NAME…]` runs every case, or those named, with the deepspeed that is installed,
 and writes tests/data/deepspeed.json: the versions, the date, and each case with its model, configuration and bytes of
 every rank. A dispatch mode follows the storages (`llmcalc.verify.storages.Alive`), so what gloo and a kernel of the CPU
@@ -73,6 +75,11 @@ class Case:
         return Adapters(8, frozenset({"q_proj", "v_proj", "down_proj"}), dtype=BFLOAT16) if self.adapters else None
 
     @property
+    def offloads(self) -> bool:
+        """Whether something is on the host, which is told from the device where that is meta alone."""
+        return any(name.startswith("offload_") for name in self.zero)
+
+    @property
     def config(self) -> dict[str, Any]:
         """The configuration that DeepSpeed is given."""
         return {
@@ -80,12 +87,17 @@ class Case:
             "gradient_accumulation_steps": 1,
             "bf16": {"enabled": True},
             "zero_allow_untested_optimizer": True,
+            **({"zero_force_ds_cpu_optimizer": False} if self.offloads else {}),
             **self.further,
             "zero_optimization": {"allgather_bucket_size": 100_000, "reduce_bucket_size": 100_000, **self.zero},
         }
 
 
 SMALL = {"stage3_prefetch_bucket_size": 40_000, "stage3_max_reuse_distance": 1000}
+
+STATES = {"offload_optimizer": {"device": "cpu"}}
+
+PARAMETERS = {"offload_param": {"device": "cpu"}}
 
 CASES: Mapping[str, Case] = {
     "stage 1": Case(2, {"stage": 1, "reduce_bucket_size": 1_000_000}),
@@ -110,6 +122,11 @@ CASES: Mapping[str, Case] = {
     "stage 2, fp32": Case(2, {"stage": 2}, {"bf16": {"enabled": False}}),
     "stage 2, transformers": Case(2, {"stage": 2}, of="transformers"),
     "stage 2, adapters": Case(2, {"stage": 2}, adapters=True),
+    "stage 1, states on the host": Case(2, {"stage": 1, **STATES}),
+    "stage 2, states on the host": Case(2, {"stage": 2, **STATES}),
+    "stage 2, states on the host, accumulated": Case(2, {"stage": 2, **STATES}, {"gradient_accumulation_steps": 3}),
+    "stage 2, states on the host, 3 ranks": Case(3, {"stage": 2, **STATES}, {"gradient_clipping": 1.0}),
+    "stage 2, states on the host, adapters": Case(2, {"stage": 2, **STATES}, adapters=True),
     "stage 3": Case(2, {"stage": 3}),
     "stage 3, little ahead": Case(2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 100}),
     "stage 3, nothing ahead": Case(
@@ -139,6 +156,17 @@ CASES: Mapping[str, Case] = {
     "stage 3, reduced to all": Case(2, {"stage": 3, **SMALL, "reduce_scatter": False}),
     "stage 3, scattered gradients": Case(2, {"stage": 3, **SMALL, "contiguous_gradients": False}),
     "stage 3, adapters": Case(2, {"stage": 3, **SMALL, "stage3_param_persistence_threshold": 5_000}, adapters=True),
+    "stage 3, states on the host": Case(2, {"stage": 3, **SMALL, **STATES}),
+    "stage 3, states on the host, accumulated": Case(
+        2, {"stage": 3, **SMALL, **STATES}, {"gradient_accumulation_steps": 2}
+    ),
+    "stage 3, parameters on the host": Case(2, {"stage": 3, **SMALL, **PARAMETERS}),
+    "stage 3, all on the host": Case(2, {"stage": 3, **SMALL, **STATES, **PARAMETERS}),
+    "stage 3, all on the host, little ahead": Case(
+        3, {"stage": 3, **SMALL, **STATES, **PARAMETERS, "stage3_param_persistence_threshold": 100}, recompute="full"
+    ),
+    "stage 3, all on the host, adapters": Case(2, {"stage": 3, **SMALL, **STATES, **PARAMETERS}, adapters=True),
+    "stage 3, all on the host, 1 rank": Case(1, {"stage": 3, **SMALL, **STATES, **PARAMETERS}),
     "stage 3, transformers": Case(2, {"stage": 3, **SMALL}, of="transformers"),
 }
 
@@ -182,24 +210,32 @@ def work(rank: int, name: str, port: int, folder: str, log: bool = False) -> Non
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
     mode = OfModel(device="cpu", log=log)
-    found: list[dict[str, int]] = []
-    with mode:
-        module, logits = built(case)
-        mode.follow((*module.parameters(), *module.buffers()))
-        optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], foreach=True)
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=case.config)
-        del module, optimizer
-        gc.collect()
-        mode.set_up, set_up = True, mode.now
-        for _ in range(STEPS):
-            found.append(step(engine, logits, mode, case.config["gradient_accumulation_steps"]))
+    set_up, found = run_steps(case, mode, "cpu", STEPS)
     text = "\n".join(mode.log or ())
     Path(folder, f"{rank}.json").write_text(json.dumps({"set_up": set_up, "steps": found, "log": text}))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def built(case: Case) -> tuple[Any, Any]:
+def run_steps(case: Case, mode: Any, device: str, number: int) -> tuple[int, list[dict[str, int]]]:
+    """Runs set-up and steps. mode: follows the storages on the device. Returns the bytes of both, by phase."""
+    import deepspeed
+    import torch
+    import torch._dynamo
+
+    with mode:
+        module, logits = built(case, device)
+        mode.follow((*module.parameters(), *module.buffers()))
+        optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], foreach=True)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=case.config)
+        del module, optimizer
+        gc.collect()
+        mode.set_up, set_up = True, mode.now
+        accumulated = case.config["gradient_accumulation_steps"]
+        return set_up, [step(engine, logits, mode, accumulated, device) for _ in range(number)]
+
+
+def built(case: Case, device: str) -> tuple[Any, Any]:
     """The module, and how it is called for its logits."""
     import torch
 
@@ -209,7 +245,7 @@ def built(case: Case) -> tuple[Any, Any]:
 
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
-        module = loop.built(model(), dtype, "cpu")
+        module = loop.built(model(), dtype, device)
         variants.change(module, EAGER, recompute_of(case.recompute), case.trained_beside)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
@@ -220,7 +256,7 @@ def built(case: Case) -> tuple[Any, Any]:
     return whole, lambda engine, ids: engine(input_ids=ids, use_cache=False).logits
 
 
-def step(engine: Any, logits: Any, mode: Any, micro_batches: int) -> dict[str, int]:
+def step(engine: Any, logits: Any, mode: Any, micro_batches: int, device: str) -> dict[str, int]:
     """One step: the most in each phase, and what is there after the last backward pass and after the step.
 
     `engine.step` updates after the last micro-batch alone.
@@ -237,7 +273,7 @@ def step(engine: Any, logits: Any, mode: Any, micro_batches: int) -> dict[str, i
 
     mode.peak = mode.now
     for _ in range(micro_batches):
-        ids = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+        ids = torch.zeros(BATCH, SEQ, dtype=torch.int64, device=device)
         out = logits(engine, ids)
         loss = F.cross_entropy(out.float().flatten(0, 1), ids.flatten())
         del out
@@ -253,24 +289,34 @@ def step(engine: Any, logits: Any, mode: Any, micro_batches: int) -> dict[str, i
     return {**found, "after": mode.now}
 
 
-def measured(name: str, log: bool = False) -> list[dict[str, Any]]:
-    """Runs a case. Returns what each rank found."""
+def measured(name: str, log: bool = False, apart: bool | None = None) -> list[dict[str, Any]]:
+    """Runs a case. Returns what each rank found.
+
+    apart: whether each rank runs by itself, on meta (`deepspeed_alone`); by default where something is on the host.
+    """
     import tempfile
 
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401  # the processes are forks of this one, and need not import it again
     import torch.multiprocessing as mp
 
+    from tests.device import deepspeed_alone
+
+    case = CASES[name]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            mp.start_processes(work, (name, port, folder, log), CASES[name].ranks, start_method="fork")
+            if case.offloads if apart is None else apart:
+                for rank in range(case.ranks):
+                    mp.start_processes(deepspeed_alone.work, (name, rank, folder, log), 1, start_method="fork")
+            else:
+                mp.start_processes(work, (name, port, folder, log), case.ranks, start_method="fork")
         finally:
             for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):  # it never removes them
                 left.unlink()
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(CASES[name].ranks)]
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(case.ranks)]
 
 
 # --- the record -------------------------------------------------------------------------------------------------------

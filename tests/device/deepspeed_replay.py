@@ -19,7 +19,8 @@ PHASES = ("forward", "backward", "step")
 
 def settings(config: Mapping[str, Any]) -> DeepSpeedSettings:
     """The settings of a recorded configuration."""
-    named = dict(config["zero_optimization"])
+    zero = config["zero_optimization"]
+    named = {name: one["device"] if name.startswith("offload_") else one for name, one in zero.items()}
     for key in ("communication_data_type", "gradient_clipping"):
         if key in config:
             named[key] = config[key]

@@ -156,9 +156,7 @@ def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: An
     hidden = torch.empty(
         how.batch, how.seq, spec.hidden_size, dtype=getattr(torch, how.dtype), device="meta", requires_grad=True
     )
-    logits = torch.empty(
-        how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True
-    )
+    logits = torch.empty(how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True)
     ids = torch.empty(how.batch, how.seq, dtype=torch.int64, device="meta")
 
     def loss(out: Any, labels: Any) -> Any:

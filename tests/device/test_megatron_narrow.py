@@ -20,6 +20,12 @@ WEIGHTS = (3 * H * H + H * H + 2 * FFN * H + FFN * H) // TP
 """Elements of the linear layers of one layer on a rank: qkv, proj, fc1 and fc2."""
 
 
+MATRICES = [(3 * H // TP, H), (H, H // TP), (2 * FFN // TP, H), (H, FFN // TP)]
+
+BLOCKS = sum(4 * (-(-n // 512) * 4 * (m // 128) + -(-m // 512) * 4 * (n // 128)) for m, n in MATRICES)
+"""Bytes of the scales of those weights in blocks of 128 × 128, by rows and by columns, padded to four."""
+
+
 def settings(layers: int = 2, **changes: Any) -> MegatronSettings:
     given: dict[str, Any] = {
         "num_layers": layers,
@@ -54,7 +60,7 @@ def saved(layers: int, **changes: Any) -> int:
     one, meter = settings(layers, **changes), Meter()
     run = RankRun(model_of(one, ""), one, 0, meter)
     run.set_up()
-    run.forward(run.chunks[0], None)  # weights in 8 bits are made
+    run.backward(None, run.forward(run.chunks[0], None), None)  # weights in 8 bits are made
     before = meter.now
     made = run.forward(run.chunks[0], None)
     found = int(meter.now - before)
@@ -66,31 +72,82 @@ def of_a_layer(**changes: Any) -> int:
     return saved(3, **changes) - saved(2, **changes)
 
 
-def by_hand(transposed: bool, narrow: bool = True, divided: bool = True) -> int:
+def columns(recipe: str, rows: int, width: int) -> int:
+    """Bytes of a saved input of a product, with scales: one, or for each 128 or 32 rows of each column."""
+    if recipe == "bf16":
+        return 2 * rows * width
+    scales = {"blockwise": 4 * -(-rows // 128) * width, "mxfp8": -(-rows // 128) * 4 * width}
+    return rows * width + scales.get(recipe, 4)
+
+
+def by_hand(recipe: str = "tensorwise", divided: bool = True) -> int:
     """What one layer saves: h wide, f wide inside, of R tokens, r of them on this rank."""
-    r, scale = ROWS // TP if divided else ROWS, 4
+    r = ROWS // TP if divided else ROWS
     residual = 2 * (2 * r * H + 4 * r)  # the input of both norms in bf16, and one number of each row
-    of_norms = 2 * (r * H + scale) if narrow else 2 * (2 * r * H)
+    of_norms = 2 * columns(recipe, r, H)
     attention = 2 * ROWS * 3 * H // TP + 2 * ROWS * H // TP + 4 * ROWS * HEADS // TP + 2 * 8  # qkv, out, sums, seed
     swiglu = 2 * ROWS * 2 * FFN // TP
-    down = ROWS * FFN // TP + scale if narrow else 2 * ROWS * FFN // TP
-    del transposed  # one of both copies is saved
-    return residual + of_norms + attention + swiglu + down
+    down = columns(recipe, ROWS, FFN // TP)
+    proj = columns(recipe, ROWS, H // TP) if recipe == "delayed" else 0  # else what attention saves
+    return residual + of_norms + attention + swiglu + down + proj
 
 
-@pytest.mark.parametrize("gpu", ["H100", "B200"])
-@pytest.mark.parametrize("gathered", [True, False])
-def test_a_layer_saves_a_byte_for_each_input_of_a_product(gpu: str, gathered: bool) -> None:
-    """The output of attention alone is saved in 16 bits, as attention saves it."""
-    assert of_a_layer(gpu=gpu, fp8_param_gather=gathered) == by_hand(gpu == "H100")
+@pytest.mark.parametrize(
+    ("recipe", "gpu"),
+    [
+        ("tensorwise", "H100"),
+        ("tensorwise", "B200"),
+        ("delayed", "H100"),
+        ("delayed", "B200"),
+        ("blockwise", "H100"),
+        ("mxfp8", "B200"),
+    ],
+)
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_layer_saves_a_byte_for_each_input_of_a_product(recipe: str, gpu: str, divided: bool) -> None:
+    changes = {"fp8_recipe": recipe, "gpu": gpu, "sequence_parallel": divided, "fp8_param_gather": False}
+    assert of_a_layer(**changes) == by_hand(recipe, divided)
+
+
+def test_weights_in_8_bits_save_the_same() -> None:
+    assert of_a_layer() == by_hand()
 
 
 def test_without_8_bits_a_layer_saves_two() -> None:
-    assert of_a_layer(fp8_format=None, fp8_param_gather=False) == by_hand(transposed=False, narrow=False)
+    assert of_a_layer(fp8_format=None, fp8_param_gather=False) == by_hand("bf16")
 
 
-def test_rows_that_ranks_do_not_divide() -> None:
-    assert of_a_layer(sequence_parallel=False) == by_hand(transposed=True, divided=False)
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 256,
+    "moe_shared_expert_intermediate_size": 128,
+    "moe_grouped_gemm": True,
+    "moe_token_dispatcher_type": "alltoall",
+    "expert_tensor_parallel_size": 1,
+    "fp8_param_gather": False,
+}
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_experts_save_a_byte_for_each_input_of_a_product(recipe: str) -> None:
+    """Each of four experts has its own scales. The router saves the input of the shared one too, in 16 bits."""
+    wide = of_a_layer(**EXPERTS, fp8_format=None)
+    narrow = of_a_layer(**EXPERTS, fp8_recipe=recipe)
+    rows = ROWS // TP * 2  # of this rank's tokens, each to two experts, from as many tokens of the other ranks
+    of_experts = rows * H + rows * 256 - 2 * 4 * 4
+    of_shared = ROWS * 128 // TP - 4
+    attention = ROWS // TP * H - 4
+    if recipe == "delayed":  # quantized copies, of what is saved in 16 bits as well
+        attention -= ROWS * H // TP + 4
+        of_shared -= ROWS // TP * H + 4
+    assert wide - narrow == of_experts + of_shared + attention
+
+
+def test_rows_of_experts_that_would_be_padded_are_refused() -> None:
+    one = settings(**EXPERTS, micro_batch_size=1, seq_length=24)
+    with pytest.raises(InputError, match="expected a multiple of 16 rows of each"):
+        rank_memory(model_of(one, ""), one, 0)
 
 
 def after_step(layers: int, **changes: Any) -> int:
@@ -104,19 +161,22 @@ def after_step(layers: int, **changes: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gathered", "bytes_of_weights"),
+    ("recipe", "gpu", "gathered", "bytes_of_weights", "scales"),
     [
-        ("H100", True, 1 + 1),  # rows, and columns
-        ("B200", True, 1),
-        ("H100", False, 2 + 1 + 1),
-        ("B200", False, 2 + 1),
+        ("tensorwise", "H100", True, 1 + 1, 4 * 4),  # rows, and columns
+        ("tensorwise", "B200", True, 1, 4 * 4),
+        ("tensorwise", "H100", False, 2 + 1 + 1, 4 * 4),
+        ("tensorwise", "B200", False, 2 + 1, 4 * 4),
+        ("delayed", "H100", True, 1 + 1, 4 * (4 + 4 * (3 + 3 + 2 + 2))),  # and scales and maxima of five tensors
+        ("blockwise", "H100", True, 1 + 1, BLOCKS),
+        ("blockwise", "H100", False, 2 + 1 + 1, BLOCKS),
+        ("mxfp8", "B200", False, 2 + 1 + 1, 2 * WEIGHTS // 32),
     ],
 )
-def test_weights_that_stay(gpu: str, gathered: bool, bytes_of_weights: int) -> None:
+def test_weights_that_stay(recipe: str, gpu: str, gathered: bool, bytes_of_weights: int, scales: int) -> None:
     """A layer's weights, gradients in fp32, half of the optimizer's fp32 weights and states; two norms in bf16."""
-    changes = {"gpu": gpu, "fp8_param_gather": gathered}
+    changes = {"fp8_recipe": recipe, "gpu": gpu, "fp8_param_gather": gathered}
     more = after_step(4, **changes) - after_step(2, **changes)
-    scales = 4 * 4
     linear = WEIGHTS * (bytes_of_weights + 4 + 12 // 2) + scales
     norms = 2 * H * (2 + 4 + 12 // 2)
     assert abs(more - 2 * (linear + norms)) <= 4096  # the ends of buckets
@@ -125,7 +185,7 @@ def test_weights_that_stay(gpu: str, gathered: bool, bytes_of_weights: int) -> N
 def test_first_and_last_layers_stay_wide() -> None:
     wide = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}
     narrow, all_wide = saved(6), saved(6, fp8_format=None, fp8_param_gather=False)
-    one = by_hand(transposed=False, narrow=False) - by_hand(transposed=True)
+    one = by_hand("bf16") - by_hand()
     assert all_wide - narrow == 6 * one
     assert saved(6, **wide) - narrow == 3 * one
     run = RankRun(model_of(settings(6, **wide), ""), settings(6, **wide), 0, Meter())
@@ -151,13 +211,16 @@ def test_layers_are_numbered_over_stages() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fp8_recipe": "delayed"},
-        {"fp8_recipe": "blockwise"},
+        {"fp8_recipe": "delayed", "first_last_layers_bf16": True},
+        {"fp8_recipe": "mxfp8"},
+        {"fp8_recipe": "mxfp8", "gpu": "B200"},
+        {"fp8_recipe": "blockwise", "gpu": "B200"},
+        {"fp8_recipe": "custom"},
         {"num_experts": 4},
-        {"multi_latent_attention": True},
+        {"num_experts": 4, "moe_grouped_gemm": True, "fp8_recipe": "blockwise"},
         {"gpu": "A100"},
         {"optimizer": "sgd"},
-        {"tp_comm_overlap": True},
+        {"tp_comm_overlap": True, "fp8_recipe": "delayed"},
         {"recompute_granularity": "full", "recompute_method": "uniform"},
         {"fp8_output_proj": True},
     ],

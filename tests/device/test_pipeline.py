@@ -9,7 +9,7 @@ from llmcalc.device.pipeline import replay_rank
 from llmcalc.device.training import Training, replay
 from llmcalc.device.walk import Bytes, Walk, torch_passes
 from llmcalc.errors import InputError
-from llmcalc.run.layout import Layout
+from llmcalc.run.layout import Layout, stages
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
 
@@ -59,6 +59,19 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
     assert walk.needed(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
+
+
+def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
+    """Two ranks, four micro-batches: each rank has two in flight in the first stage of the half that enters at it, and
+    one of the other half in the last stage, before its first backward pass.
+    """
+    layout = Layout(pp=2, schedule="dualpipe")
+    walk = Walk(SPEC, Bytes(2, 2, 4), torch_passes(SPEC, HOW))
+    own = list(stages(layout, 8))
+    first, last = (walk.passes(layout, stage) for stage in own)
+    kept = 2 * first.saved + last.saved
+    beside = max(max(one.forward, one.backward) - one.saved for one in (first, last))
+    assert walk.needed(layout, 4)[0] == sum(walk.static(layout, stage) for stage in own) + kept + beside
 
 
 def test_replicas_sum_gradients_in_buckets() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
+import json
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from llmcalc.device.cluster import Cluster
 from llmcalc.device.inference import Inference
 from llmcalc.device.memory import memory
 from llmcalc.device.settings import Settings
-from llmcalc.errors import InputError
 from llmcalc.layouts.share import of_rank
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
@@ -75,10 +74,20 @@ def by_torch(spec: ModelSpec, how: Inference, layout: Layout, rank: int) -> Foun
         return Found(set_up, peaks["prefill"], peaks["decode"], mode.now)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=["untied", "tied"])
-def test_a_rank_holds_what_torch_holds(changes: dict[str, Any], rank: int) -> None:
-    spec, how, layout = tiny(**changes), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
+HEADS = {name: TINY[name] for name in TINY if "num_key_value_heads" in name or "head_dim" in name}
+
+MODELS = {
+    "llama3-8b": tiny(),
+    "llama3-8b, tied": tiny(tie_word_embeddings=True),
+    "gpt2": llmcalc.load("gpt2", **{name: TINY[name] for name in TINY if name not in HEADS}).model,
+    "gemma2-2b": llmcalc.load("gemma2-2b", **TINY).model,
+    "qwen2.5-1.5b": llmcalc.load("qwen2.5-1.5b", **TINY).model,
+}
+
+
+@pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
+def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
+    spec, how, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
     assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
 
 
@@ -86,3 +95,73 @@ def test_a_rank_holds_what_torch_holds(changes: dict[str, Any], rank: int) -> No
 def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
     spec, how, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
     assert replayed(of_rank(spec, layout, rank), how) == by_torch(spec, how, layout, rank)
+
+
+def memory_of(spec: ModelSpec, layout: Layout, **settings: Any) -> Cluster:
+    return Cluster(memory(spec, Settings(**settings)), layout, "torch")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "inference"])
+def test_every_rank_holds_its_share(phase: Any) -> None:
+    spec, layout = llmcalc.load("llama3-8b").model, Layout(tp=2, pp=2, dp=2)
+    cluster = memory_of(spec, layout, phase=phase, seq=4096, batch=2)
+    assert [one.rank for one in cluster.by_rank] == [0, 4, 7]
+    for one in cluster.by_rank:
+        share = of_rank(spec, layout, one.rank)
+        assert one.device.by_kind["weights"] == 2 * params(share).total
+        block = 4096 + 16 * (phase == "decode")  # a step adds a token, in a block of its own with a paged cache
+        assert one.device.by_kind["cache"] in {kv(share, 2, n).bytes for n in (4096, 4097, block)}
+    assert cluster.peak.device.device_bytes == max(one.device.device_bytes for one in cluster.by_rank)
+    assert cluster.communication is None
+
+
+def test_layers_have_their_numbers_in_the_model() -> None:
+    cluster = memory_of(tiny(), Layout(pp=2), phase="prefill", seq=64)
+    first, last = (
+        {point.node.split(".")[1] for point in one.device.timeline if "." in point.node} for one in cluster.by_rank
+    )
+    assert (first, last) == ({"0", "1"}, {"2", "3"})
+
+
+def test_heads_and_latents_are_copied_where_they_are_fewer_than_ranks() -> None:
+    for name, tp, whole in (("llama3-8b", 16, 8), ("deepseek-v2-lite", 4, 1)):
+        spec = llmcalc.load(name).model
+        cluster = memory_of(spec, Layout(tp=tp), phase="decode", seq=1023)
+        assert cluster.peak.device.by_kind["cache"] == kv(spec, 1, 1024).bytes // whole
+
+
+def test_what_torch_does_not_divide_is_an_estimate() -> None:
+    known = {
+        (name, layout.options()): memory_of(llmcalc.load(name).model, layout, phase="decode", seq=64)
+        for name, layout in (
+            ("mixtral-8x7b", Layout(dp=8, ep=8)),
+            ("mixtral-8x7b", Layout(tp=8)),
+            ("llama3-8b", Layout(tp=16)),
+            ("minicpm3-4b", Layout(tp=2)),
+            ("llama3-8b", Layout(tp=8)),
+        )
+    }
+    assert [one.peak.device.terms[0].status for one in known.values()] == ["estimate"] * 3 + ["source", "exact"]
+
+
+def test_a_quantised_model_is_divided() -> None:
+    spec = llmcalc.load("llama3-8b").model
+    whole = memory(spec, Settings(phase="decode", quantize="fp8", seq=64)).states.weights
+    parts = memory_of(spec, Layout(tp=4), phase="decode", quantize="fp8", seq=64).by_rank
+    assert whole / 4 < parts[0].device.by_kind["weights"] < whole / 4 * 1.001  # norms are copied
+
+
+def test_the_layout_with_most_replicas_that_fits_is_found(run: Any) -> None:
+    words = "fit", "llama3-70b", "--phase", "decode", "--format", "json", "--devices"
+    code, out, _ = run(*words, "4", "--hardware", "h100")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["needed_devices"]) == (0, "fits", 2)
+    assert (found["layout"]["tp"], found["layout"]["dp"]) == (2, 2)
+    verdicts = {(one["layout"]["tp"], one["layout"]["pp"]): one["verdict"] for one in found["layouts"]}
+    assert verdicts[1, 1] == "no"
+    assert verdicts[4, 1] == "fits"
+    assert found["largest"]["users"] >= 1
+    code, out, _ = run(*words, "2", "--hardware", "24GiB")
+    found = json.loads(out)
+    assert (code, found["verdict"], found["needed_devices"]) == (1, "no", 8)
+    assert found["changes"][0]["option"] == "--devices 8 --tp 8"

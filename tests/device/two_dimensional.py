@@ -7,6 +7,7 @@ Source of the plan: torchtitan/models/llama3/infra/parallelize.py, `apply_tp` (t
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -111,9 +112,7 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
             if not [*module.children()]:
                 plan[path] = SequenceParallel()
                 continue
-            plan[path] = PrepareModuleInput(
-                input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-            )
+            plan[path] = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
             for own, part in module.named_children():
                 if isinstance(part, nn.Linear):
                     style = RowwiseParallel(output_layouts=Shard(1)) if own in ROWS else ColwiseParallel()
@@ -185,7 +184,13 @@ def by_torch(
             parameters = [(one, False) for one in model.parameters()]
             (optimizer,) = optimizers(how.optimizer, parameters, how.implementation or "foreach", how.momentum)
             tracker: Any = watch(model, optimizer)
-            with tracker, loss_parallel() if fsdp.divides_loss else nullcontext(), beside or nullcontext():
+            with (
+                warnings.catch_warnings(),
+                tracker,
+                loss_parallel() if fsdp.divides_loss else nullcontext(),
+                beside or nullcontext(),
+            ):
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
                 seen.bytes[Seen(0, 0, "set-up")] = tracker.now
                 _steps(spec, how, fsdp, model, optimizer, tracker, seen, False)
             counted = 0 if how.implementation == "fused" else sum("step" in one for one in optimizer.state.values())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.layouts.asked import Asked, Framework
+from llmcalc.layouts.nearest import nearest, with_nearest
 from llmcalc.layouts.search import BATCH, HEADS, LAYERS, search, shared_out
+from llmcalc.layouts.share import of_rank
 from llmcalc.run.layout import Layout, stages
 
 
@@ -75,3 +78,34 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
     found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, asked=Asked(prefetch=2))
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
     assert not found.found
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "first"),
+    [
+        ("llama3-8b", Asked(devices=10, tp=4), "--tp 4 --dp 3"),  # no multiple
+        ("llama3-8b", Asked(tp=3), "--tp 4"),  # no divisor of 32 heads
+        ("llama3.1-405b", Asked(tp=8, pp=16, dp=2), "--tp 8 --pp 18 --dp 2"),  # no divisor of 126 layers
+        ("llama3-8b", Asked(pp=40), "--pp 32"),  # more stages than layers
+        ("mixtral-8x7b", Asked(ep=3, dp=3), "--dp 4 --ep 4"),  # no divisor of 8 experts
+        ("mixtral-8x7b", Asked(ep=8), "--dp 8 --ep 8"),  # no ranks for them
+        ("llama3-8b", Asked(pp=4, vpp=5), "--pp 4 --vpp 4"),  # no divisor of 8 layers a rank
+        ("llama3-8b", Asked(vpp=2), "--pp 2 --vpp 2"),  # chunks without a pipeline
+    ],
+)
+def test_an_impossible_layout_is_told_the_nearest(name: str, asked: Asked, first: str) -> None:
+    spec = llmcalc.load(name).model
+    with pytest.raises(InputError) as error, with_nearest(spec, asked):
+        of_rank(spec, asked.layout(), 0).program()
+    found = str(error.value).partition("; nearest layouts: ")[2].split("; ")
+    assert len(found) == 3
+    assert first in found[:2]
+    for layout in islice(nearest(spec, asked), 3):
+        for stage in range(layout.pp):
+            of_rank(spec, layout, layout.rank(pp=stage)).program()
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    spec = llmcalc.load("t5-small").model
+    with pytest.raises(InputError, match=r"not modelled; expected --pp 1$"), with_nearest(spec, Asked(pp=2)):
+        of_rank(spec, Layout(pp=2), 1).program()

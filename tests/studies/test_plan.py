@@ -98,7 +98,10 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
         (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
         (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: is of many devices"),
         (("fit", SMALL, "--hardware", "h100", "--devices", "2", "--users", "2"), "--users"),
-        (("memory", SMALL, "--tp", "2"), "--phase inference: layouts are of training; expected training"),
+        (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "--phase decode: plans are of training"),
+        (("memory", SMALL, "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp, --pp"),
+        (("memory", SMALL, "--tp", "2", "--framework", "megatron"), "--framework megatron: is of training"),
+        (("memory", SMALL, "--tp", "2", "--sequence-parallel"), "--sequence-parallel: is of training"),
         (
             ("memory", SMALL, "--phase", "training", "--tp", "3"),
             "--tp 3: does not divide num_attention_heads 16; expected one of 1, 2, 4, 8",

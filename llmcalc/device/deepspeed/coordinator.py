@@ -171,10 +171,8 @@ class Coordinator:
             return
         self.live += sum(one.count for one in wanted)
         width = wanted[0].whole.dtype.bytes
-        from_host: list[Storage] = []
-        if self.settings.offload_param != "none" and self.ranks > 1:
-            with self.beside():
-                from_host = [Storage(self.meter, one.part * width) for one in wanted]
+        with self.beside():
+            from_host = self._from_host(wanted)
         if self.ranks == 1:
             for one in wanted:
                 one.gathering = Gathering([one], None)
@@ -247,12 +245,20 @@ class Coordinator:
 
     def gather_persistent(self) -> None:
         """The end of a step: what stays whole is gathered, each into a buffer of its own."""
-        for one in self.parameters:
-            if one.persists:
+        persistent = [one for one in self.parameters if one.persists]
+        with counted_as(self.meter, "weights"):
+            from_host = self._from_host(persistent)
+            for one in persistent:
                 one.available = True
                 if self.ranks > 1:
-                    with counted_as(self.meter, "weights"):
-                        one.storage.inner = Storage(self.meter, one.part * self.ranks * one.whole.dtype.bytes)
+                    one.storage.inner = Storage(self.meter, one.part * self.ranks * one.whole.dtype.bytes)
+        del from_host
+
+    def _from_host(self, wanted: Sequence[Parameter]) -> list[Storage]:
+        """The rank's parts, copied from the host if they are there, before the other ranks get them."""
+        if self.settings.offload_param == "none" or self.ranks == 1:
+            return []
+        return [Storage(self.meter, one.part * one.whole.dtype.bytes) for one in wanted]
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 

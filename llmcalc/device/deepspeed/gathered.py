@@ -150,23 +150,28 @@ class GatheredRun(ZeroRun):
         settings = self.settings
         with self.beside():
             if settings.contiguous_gradients and self.elements <= self.most and not settings.reduce_scatter:
-                self._avg_scatter_contiguous_grads()
+                grad_partitions = self._avg_scatter_contiguous_grads()
             else:
-                self._avg_scatter_grads()
+                grad_partitions = self._avg_scatter_grads()
             for one in self.bucket:
                 if self.offloads:
                     self._copy_to_host(one)
                 one.whole.grad = None
+            del grad_partitions
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, one: Parameter) -> None:
-        """`partition_grads`: the part is sent back once, and its norm computed there."""
+        """`partition_grads`: the part is sent back once, its norm computed there, and a copy in float32 sent."""
         grad_buffer = Storage(self.meter, one.part * self.sums_in.bytes)
         in_double = Storage(self.meter, min(one.part, NORM_BUFFER) * DOUBLE)
-        del grad_buffer, in_double
+        del in_double
+        if self.sums_in is not FLOAT32:
+            converted = Storage(self.meter, one.part * FLOAT32.bytes)
+            del converted
+        del grad_buffer
 
-    def _avg_scatter_contiguous_grads(self) -> None:
-        """Every rank gets the sums of all; `mul` copies them."""
+    def _avg_scatter_contiguous_grads(self) -> list[Storage]:
+        """Every rank gets the sums of all; `mul` copies them. Returns the storages of this rank's parts."""
         sent = summed = None
         if self.sends is not self.dtype:
             sent = Storage(self.meter, self.elements * self.sends.bytes)
@@ -176,22 +181,24 @@ class GatheredRun(ZeroRun):
         if self.sends is not self.sums_in:
             sent, summed = Storage(self.meter, self.elements * self.sums_in.bytes), None
         padded = [Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket if one.count % self.ranks]
-        del padded, sent, summed
+        return [*padded, *(one for one in (sent, summed) if one is not None)]
 
-    def _avg_scatter_grads(self) -> None:
-        """`reduce_scatter_coalesced`: the gradients are copied side by side, but for a single one without padding."""
+    def _avg_scatter_grads(self) -> list[Storage]:
+        """`reduce_scatter_coalesced`: the gradients are copied side by side, but for a single one without padding.
+
+        Returns the storages of this rank's parts.
+        """
         casts: list[Storage] = []
         if self.sends is not self.dtype:
             casts = [Storage(self.meter, one.count * self.sends.bytes) for one in self.bucket]
         padded = sum(one.part for one in self.bucket) * self.ranks
-        flat = None
+        flat: list[Storage] = []
         if len(self.bucket) > 1 or padded > self.elements:
-            flat = Storage(self.meter, padded * self.sends.bytes)
-        partitions: list[Storage] = []
-        if self.sends is not self.sums_in:
-            casts = []
-            partitions = [Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket]
-        del casts, flat, partitions
+            flat = [Storage(self.meter, padded * self.sends.bytes)]
+        if self.sends is self.sums_in:
+            return flat or casts
+        casts = []
+        return [Storage(self.meter, one.part * self.sums_in.bytes) for one in self.bucket]
 
     # --- the step ---------------------------------------------------------------------------------------------------
 

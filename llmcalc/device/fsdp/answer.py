@@ -43,7 +43,7 @@ IN_FLOAT8 = Term(
 """What is known of a run with products in 8 bits."""
 
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
-"""What is known of a run with tensor parallelism."""
+"""What is known of a run with tensor parallelism that the tracker has not seen."""
 
 MANY = 160
 """Layers up to which a run is replayed in full on the allocator. What it leaves free does not grow evenly with layers:
@@ -103,7 +103,7 @@ def rank_memory(
     fsdp = replace(fsdp, prefetch=layout.prefetch)
     known = one.tensors(how.choices.attention)
     if layout.pp > 1:
-        piped = piped_at(date_of(version, own))
+        piped = piped_at(date_of(version, own), own.schedules)
         known = _known(layout, fsdp, PIPED if known.status == "exact" else known)
         return stage_memory(one.spec, how, layout, rank, runtime, fsdp, known, piped)
     return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, WITNESSED if known.status == "exact" else known)
@@ -113,7 +113,8 @@ def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
     """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
     if fsdp.float8 is not None:
         return IN_FLOAT8
-    return tensors if layout.tp == 1 else DIVIDED
+    witnessed = layout.tp == 1 or (layout.sequence_parallel and layout.pp == 1)
+    return tensors if witnessed else DIVIDED
 
 
 def communication(

@@ -7,15 +7,15 @@ torch 2.13, `_init_sharding_spec`, `_get_grad_inner_tensor`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from ...flow.axis import Axis
-from ...flow.program import Alternatives, Item, Scope, Step
+from ...flow.axis import Shape as Axes
+from ...flow.program import Item, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
 from ...kernels.lowering import Path
 from ...layouts.rank import Shard, axes_of, is_divided
-from ..dtensor import Divided
+from ..dtensor import Divided, named_steps
 from .lowering import Sharded, name_in_titan
 
 
@@ -54,22 +54,17 @@ def _plain(key: Path) -> str:
     return ".".join(str(part).strip(".") for part in key if type(part) is not int and part)
 
 
-def _wholes(items: Sequence[Item], path: str) -> Iterator[tuple[str, Shape]]:
+def _wholes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
     """The shapes of divided matrices and tables before they were divided, [rows, columns]."""
-    for item in items:
-        if isinstance(item, Alternatives):
-            yield from _wholes(next(iter(item.branches.values())).items, path)
-        elif isinstance(item, Scope):
-            yield from _wholes(item.items, f"{path}.{item.name}" if item.name else path)
-        elif item.weight is not None and is_divided((*item.weight.ins, *item.weight.out)):
-            table = item.verb in ("table", "unread_table")
-            rows, columns = (item.weight.ins, item.weight.out) if table else (item.weight.out, item.weight.ins)
-            name = ".".join(filter(None, (path, item.name)))
+    for name, step in named_steps(items, path):
+        if step.weight is not None and is_divided((*step.weight.ins, *step.weight.out)):
+            table = step.verb in ("table", "unread_table")
+            rows, columns = (step.weight.ins, step.weight.out) if table else (step.weight.out, step.weight.ins)
             yield f"{name}.weight", (_whole(rows), _whole(columns))
-            yield f"{name}.bias", (_whole(item.weight.out),)
+            yield f"{name}.bias", (_whole(step.weight.out),)
 
 
-def _whole(axes: Sequence[Axis]) -> int:
+def _whole(axes: Axes) -> int:
     size = 1
     for axis in axes_of(axes):
         size *= axis.whole if isinstance(axis, Shard) else axis.size

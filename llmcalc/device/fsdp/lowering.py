@@ -115,7 +115,7 @@ class Sharded(RingAttention):
         return shape
 
     def gets_partial_sums(self, key: Path) -> bool:
-        """Whether the gradient that a rank has of a whole parameter is a part of a sum over ranks of its tensor group."""
+        """Whether the gradient that a rank has of a whole parameter is a part of a sum over its tensor group."""
         return False
 
     def prepare_unread(self, program: Flow) -> None:

@@ -129,10 +129,12 @@ class Piped:
         default, as since 2025-10-22.
     gathers_ahead: whether a schedule of several stages gathers each before its first pass and frees it after its last
         one; true by default, as torch 2.13 does. Else the first pass of each group gathers it.
+    schedules: how many times a step runs the schedule, each with an equal part of the micro-batches; 1 by default.
     """
 
     returns: bool = False
     gathers_ahead: bool = True
+    schedules: int = 1
 
 
 NEWEST = Piped()
@@ -142,10 +144,10 @@ RETURNS_NOTHING = date(2025, 10, 22)
 """Since when torchtitan asks a schedule for no outputs (e5ef99aab), with a torch of that time."""
 
 
-def piped_at(version: date | None) -> Piped:
-    """How torchtitan of a date runs schedules; None for the newest."""
+def piped_at(version: date | None, schedules: int = 1) -> Piped:
+    """How torchtitan of a date runs schedules; None for the newest. schedules: as of `Piped`."""
     old = version is not None and version < RETURNS_NOTHING
-    return Piped(returns=old, gathers_ahead=not old)
+    return Piped(returns=old, gathers_ahead=not old, schedules=schedules)
 
 
 class ShardedRank(RankRun):
@@ -165,7 +167,9 @@ class ShardedRank(RankRun):
         piped: Piped = NEWEST,
     ) -> None:
         self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
-        how = replace(how, seq=part_of_sequence(layout, how.seq))
+        self.schedules = piped.schedules
+        each = how.microbatches // piped.schedules
+        how = replace(how, seq=part_of_sequence(layout, how.seq), microbatches=each)
         super().__init__(spec, how, layout, rank, meter, workspace)
         for chunk in self.chunks:
             chunk.returns = piped.returns
@@ -187,6 +191,11 @@ class ShardedRank(RankRun):
             chunk.set_up()
 
     def passes(self) -> None:
+        """Runs the schedule. From the second time on, gradients are there already."""
+        for _ in range(min(self.schedules, 2)):
+            self._run_schedule()
+
+    def _run_schedule(self) -> None:
         for chunk in self.chunks:
             chunk.output_chunks.clear()
         super().passes()

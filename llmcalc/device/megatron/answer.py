@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from ...kernels.meter import Meter, Place
+from ...kernels.meter import Place
+from ...kernels.profiles.megatron import Parameter
 from ...model import ModelSpec
 from ...run.megatron import MegatronSettings
-from ..allocator import CachingAllocator
 from ..answer import DeviceMemory, Term, summed, uncollected
 from ..fold import loops
+from ..passes import Case, Irregular, Noted, Played, Trace
+from ..played import PlayedAllocator
+from ..recording import Recorder
 from ..runtime import CONTEXT, Runtime
 from ..training import PHASES, Replayed
 from .kernels import expandable
+from .rehearsal import rehearsed
 from .run import RankRun
 
 SOURCES = {
@@ -31,27 +37,101 @@ NAMES = {"overhead": "workspaces and tables"}
 REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of ranks that do the same.
+
+    traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
+    chunks of the rank that has been recorded. parameters: those of each chunk.
+    """
+
+    traces: Mapping[Case, Trace] | None
+    below: Sequence[int]
+    parameters: Sequence[list[Parameter]]
+
+
+Shared: TypeAlias = dict[tuple[object, ...], Known]
+"""What the passes of a rank depend on → what is known of it."""
+
+FEW = {True: 6, False: 3}
+"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether several are in
+flight.
+"""
+
+
 @uncollected()
-def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int) -> Replayed:
-    """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled."""
-    device = CachingAllocator(expandable(settings))
-    meter = Meter(device)
-    run = RankRun(spec, settings, rank, meter)
+def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: Shared | None = None) -> Replayed:
+    """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled.
+
+    shared: what is known of other ranks of the same run, to which this adds; None (default) for nothing.
+    """
+    run = RankRun(spec, settings, rank, meter := Noted())
+    shared = {} if shared is None else shared
+    flying = run.layout.pp > 1 and (run.layout.vpp > 1 or run.at.pp < run.layout.pp - 1)
+    key = *alike(run), flying
+    if key not in shared and run.microbatches > FEW[flying]:
+        shared[key] = known(spec, settings, rank, flying)
+    found = shared.get(key)
+    if found is None or found.traces is None:
+        return two_steps(run, meter)
+    for chunk, parameters in zip(run.chunks, found.parameters, strict=True):
+        chunk.parameters = parameters
+    further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
+    run.passes = Played(meter, found.traces, further)
+    try:
+        return two_steps(run, meter)
+    except Irregular:
+        return two_steps(RankRun(spec, settings, rank, meter := Noted()), meter)
+
+
+def alike(run: RankRun) -> tuple[object, ...]:
+    """What the passes of a rank depend on beside its settings."""
+    names, at = run.spec.main.layer_names(), run.at._replace(dp=0, pp=0, edp=0)
+    if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
+        at = at._replace(tp=0, etp=0, ep=0, cp=0)
+    stages = [chunk.stage for chunk in run.chunks]
+    kinds = (() if one is None else (one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
+    differ = [chunk.lowering.below for chunk in run.chunks] if any(run.how.wide_layers) else []
+    return at, *kinds, *differ
+
+
+def known(spec: ModelSpec, settings: MegatronSettings, rank: int, flying: bool) -> Known:
+    """Rehearses a rank. flying: as of `rehearsed`."""
+    run = RankRun(spec, settings, rank, meter := Recorder())
+    below = [chunk.lowering.below for chunk in run.chunks]
+    try:
+        traces = rehearsed(run, meter, flying)
+    except Irregular:
+        return Known(None, below, ())
+    return Known(traces, below, [chunk.parameters for chunk in run.chunks])
+
+
+def two_steps(run: RankRun, meter: Noted) -> Replayed:
+    """What set-up and two steps find."""
     run.set_up()
     run.step()
     meter.place = Place()
     meter.peaks = {}
     run.step()
     meter.place = Place("after")
+    meter.cut()
+    device = PlayedAllocator(expandable(run.settings))
+    for events, base in meter.pieces:
+        device.play(events, meter.count, base)
     found = Replayed(after=device.allocated, reserved=device.peak_reserved)
     found.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     found.slop = device.peak_allocated - found.peak[1].bytes
     return found
 
 
-def rank_memory(spec: ModelSpec, settings: MegatronSettings, rank: int, context: int = CONTEXT) -> DeviceMemory:
-    """The memory of a rank of a run, numbered as `Layout.at` numbers it. context: bytes of the CUDA context."""
-    found = replay_rank(spec, settings, rank)
+def rank_memory(
+    spec: ModelSpec, settings: MegatronSettings, rank: int, context: int = CONTEXT, shared: Shared | None = None
+) -> DeviceMemory:
+    """The memory of a rank of a run, numbered as `Layout.at` numbers it. context: bytes of the CUDA context.
+
+    shared: as of `replay_rank`.
+    """
+    found = replay_rank(spec, settings, rank, shared)
     answer = summed(found, Runtime(context=context), loops(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"

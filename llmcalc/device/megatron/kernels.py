@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ...errors import InputError
 from ...kernels.profiles.megatron import RankChoices
-from ...kernels.profiles.megatron.choices import AttentionBackend, Loss
+from ...kernels.profiles.megatron.choices import AttentionBackend, Loss, Recipe
 from ...run.megatron import MegatronSettings
 from ..runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
 
@@ -160,10 +160,11 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
-        narrow=s.fp8_format is not None,
+        narrow=_recipe(s),
+        history=s.fp8_amax_history_len,
         narrow_weights=s.fp8_format is not None and s.fp8_param_gather,
         transposes=not is_blackwell(s.gpu),
-        wide_layers=(s.num_layers_at_start_in_bf16, s.num_layers_at_end_in_bf16) if s.first_last_layers_bf16 else (0, 0),
+        wide_layers=_wide_layers(s),
         layers=s.layers,
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
@@ -174,6 +175,15 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         ),
         recompute_core="core_attn" in s.recomputed_modules,
     )
+
+
+def _wide_layers(s: MegatronSettings) -> tuple[int, int]:
+    """How many of the first and last layers stay in bf16."""
+    return (s.num_layers_at_start_in_bf16, s.num_layers_at_end_in_bf16) if s.first_last_layers_bf16 else (0, 0)
+
+
+def _recipe(s: MegatronSettings) -> Recipe:
+    return "none" if s.fp8_format is None or s.fp8_recipe == "custom" else s.fp8_recipe
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:

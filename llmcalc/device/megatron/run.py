@@ -7,15 +7,16 @@ megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
 from ...errors import InputError
 from ...kernels.autograd import Gradient, Graph, Needs, Node, backward
 from ...kernels.meter import Meter, NoMeter, Place
-from ...kernels.profiles.megatron import SCALE, Held, Parameter, RankLowering
+from ...kernels.profiles.megatron import Held, Parameter, RankLowering, weight_sizes
 from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.rank import RankFlow, rank_program
 from ...model import ModelSpec
@@ -24,6 +25,8 @@ from ...run.layout import Layout, Stage, stages
 from ...run.megatron import MegatronSettings
 from ...run.sight import Sight
 from ...run.workload import Workload
+from ..passes import Played, Rehearsal
+from ..recording import Recorder
 from .buffers import Buffer, bucket_size, buffer_of, by_muon, updated
 from .kernels import choices_of, cublas_workspace, engine_workspace, refuse, retains_batches, sharing
 from .layer_wise import by_layout, by_turns, packed
@@ -51,13 +54,23 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 
 @dataclass
 class Chunk:
-    """The layers of one stage. input_tensor: what entered them last, which their module names."""
+    """The layers of one stage.
+
+    record: gives their program. number: of the rank's chunks. parameters: as they are made, found by a run if empty.
+    input_tensor: what entered last, which its module names.
+    """
 
     stage: Stage | None
-    program: RankFlow
+    record: Callable[[], RankFlow]
     lowering: RankLowering
+    number: int = 0
     parameters: list[Parameter] = field(default_factory=list)
     input_tensor: Tensor | None = None
+
+    @cached_property
+    def program(self) -> RankFlow:
+        """What it runs."""
+        return self.record()
 
     @property
     def first(self) -> bool:
@@ -71,12 +84,14 @@ class Chunk:
 class Output:
     """What a forward pass gives to the schedule.
 
-    data: what is sent on. end: the end of its graph. entered: what entered, which the graph holds.
+    chunk: of which layers. data: what is sent on. end: the end of its graph. entered: what entered, which the graph
+    holds.
     """
 
-    __slots__ = ("data", "end", "entered")
+    __slots__ = ("chunk", "data", "end", "entered")
 
-    def __init__(self, made: Tensor, entered: Tensor | None) -> None:
+    def __init__(self, chunk: Chunk, made: Tensor, entered: Tensor | None) -> None:
+        self.chunk = chunk
         self.data: Tensor | None = made
         self.end = Tensor(made.shape, made.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = made.node, made.output
@@ -93,7 +108,7 @@ class RankRun:
     spec: the model, with the vocabulary before it is padded.
     """
 
-    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter) -> None:
+    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
         refuse(settings)
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
@@ -110,6 +125,8 @@ class RankRun:
         seq = tokens if decoder is None else decoder // settings.cp
         self.sight = Sight(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
         self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        for number, chunk in enumerate(self.chunks):
+            chunk.number = number
         self.buffers: list[Buffer] = []
         self.kept: list[Storage] = []
         self.states: list[Storage] = []
@@ -120,6 +137,7 @@ class RankRun:
         self.gathered: list[int] = []
         self.reported: list[Storage] = []
         self.angles: list[Storage] = []
+        self.passes: Rehearsal | Played | None = None
         self.retains = retains_batches(settings) and self.at.tp == 0
         self.stepped = self.angled = False
 
@@ -132,11 +150,10 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.at.pp]
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
-        program = rank_program(self.spec, self.layout, rank, stage)
         lowering = RankLowering(self.graph, self.sight, self.how, self.held)
         lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
         lowering.below = 0 if stage is None else stage.layers.start
-        return Chunk(stage, program, lowering)
+        return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -144,20 +161,25 @@ class RankRun:
         with counted_as(self.meter, kind):
             return Storage(self.meter, size)
 
-    def set_up(self) -> None:
+    def set_up_tables(self) -> None:
+        """Makes what passes read beside parameters."""
         self.meter.place = Place("set-up")
+        self._positions()
+
+    def set_up(self) -> None:
+        """Makes all that is there before the first step."""
         settings, layout = self.settings, self.layout
         distributed = self.sharing in ("elements", "layout")
-        self._positions()
+        self.set_up_tables()
         weights: list[list[Storage]] = []
         for chunk in self.chunks:
-            chunk.parameters = chunk.lowering.parameters_of(chunk.program)
+            chunk.parameters = chunk.parameters or chunk.lowering.parameters_of(chunk.program)
             weights.append([])
             for one in chunk.parameters:
                 weights[-1].append(self.storage((1 if one.narrow else 2) * one.size, "weights"))
                 if one.narrow:
-                    sizes = [one.size, SCALE] if self.how.transposes else [SCALE]
-                    self.kept += [self.storage(size, "weights") for size in sizes]
+                    _, *more = weight_sizes(self.how, *one.tensor.shape)
+                    self.kept += [self.storage(size, "weights") for size in more]
         self.angles = [self.storage(one.bytes // 2, "overhead") for one in self.angles]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
@@ -304,6 +326,18 @@ class RankRun:
         batch = self.batch(chunk)
         self._first_angles()
         chunk.input_tensor = entered
+        passes = self.passes
+
+        def run() -> Tensor:
+            return self._forward_pass(chunk, entered)
+
+        made = run() if passes is None else passes.forward(chunk.number, entered, run)
+        if self.retains:
+            self.batches.append(batch)
+        del batch
+        return Output(chunk, made, entered)
+
+    def _forward_pass(self, chunk: Chunk, entered: Tensor | None) -> Tensor:
         made = chunk.lowering.run_rank(chunk.program, entered)
         if chunk.last:
             self.meter.place = Place("forward", path="loss")
@@ -312,10 +346,7 @@ class RankRun:
             made = self._summed(losses)
             chunk.lowering.logits = []
             del losses
-        if self.retains:
-            self.batches.append(batch)
-        del batch
-        return Output(made, entered)
+        return made
 
     def _summed(self, losses: Tensor) -> Tensor:
         """The sum over the tokens that count (pretrain_gpt.py, `loss_func`)."""
@@ -330,10 +361,21 @@ class RankRun:
     def backward(self, entered: Tensor | None, output: Output, gradient: Tensor | None) -> Tensor | None:
         """backward_step: the gradient of what entered."""
         self.meter.place = Place("backward")
+        passes = self.passes
+
+        def run() -> None:
+            self._backward_pass(output, gradient)
+
+        if passes is None:
+            run()
+        else:
+            passes.backward(output.chunk.number, entered, run)
+        return None if entered is None else entered.grad
+
+    def _backward_pass(self, output: Output, gradient: Tensor | None) -> None:
         if gradient is None:
             gradient = self.graph.new(output.end.shape, output.end.dtype)
         backward(self.graph, output.end, gradient)
-        return None if entered is None else entered.grad
 
     def received(self) -> Tensor:
         """What the stage before sends; its gradient stays with it."""
@@ -365,6 +407,10 @@ class RankRun:
             self._one_forward_one_backward()
         else:
             self._interleaved()
+        self.end_step()
+
+    def end_step(self) -> None:
+        """What follows the passes of a step."""
         self.held.drain(self.layout.tp if self.how.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported:
@@ -378,7 +424,10 @@ class RankRun:
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
     def _alone(self) -> None:
-        """forward_backward_no_pipelining"""
+        """forward_backward_no_pipelining. Where the passes of two micro-batches overlap, one enters a layer while the
+        other leaves one, and both together keep as much as one pass; the loss comes after the last layer of both
+        (core/pipeline_parallel/combined_1f1b.py, models/common/model_chunk_schedule_plan.py, `run`).
+        """
         for _ in range(self.microbatches):
             output = self.forward(self.chunks[0], None)
             self.backward(None, output, None)

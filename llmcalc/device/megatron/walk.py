@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...kernels.meter import Meter
 from ...run.layout import Layout, Stage
 from ..memory import Memory
@@ -10,15 +12,16 @@ from .options import settings_of
 from .run import RankRun
 
 
-def measured(one: Memory, layout: Layout, stage: Stage, repeats: int | None) -> Passes:
-    """Passes of one micro-batch through a stage. repeats: of the pattern of its layers; all by default."""
+def measured(one: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
+    """Passes of one micro-batch through a stage. repeats: as of `walk.Measure`."""
     meter = Meter()
     rank = layout.rank(pp=stage.rank)
     run = RankRun(one.spec, settings_of(one, layout), rank, meter)
     chunk = next(each for each in run.chunks if each.stage is None or each.stage.chunk == stage.chunk)
-    run.set_up()
-    chunk.lowering.run_only = {} if repeats is None else {0: repeats}
-    for _ in range(2):  # the second time the buffers that stay are there already
+    run.set_up_tables()
+    found: list[Passes] = []
+    for count in (repeats[0], *repeats):  # the second time the buffers that stay are there already
+        chunk.lowering.run_only = {} if count is None else {0: count}
         before = meter.now
         meter.restart()
         x = None if chunk.first else run.received()
@@ -28,4 +31,5 @@ def measured(one: Memory, layout: Layout, stage: Stage, repeats: int | None) -> 
         run.backward(x, output, None if chunk.last else run.sent_back())
         backward = meter.peak - before
         del x, output
-    return Passes(saved, forward, backward)
+        found.append(Passes(saved, forward, backward))
+    return found[1:]

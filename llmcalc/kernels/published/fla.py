@@ -272,9 +272,7 @@ def chunk_gated_delta_rule_alone(
     """
     graph = t.graph
 
-    def backward(
-        do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor
-    ) -> Sequence[Gradient]:
+    def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> Sequence[Gradient]:
         dq, dk, dv, db, dg = _gdn_bwd(t, q, k, v, g, beta, t.contiguous(do), None, accelerator)
         return t.to(dq, q.dtype), t.to(dk, k.dtype), t.to(dv, v.dtype), dg, t.to(db, beta.dtype)
 

@@ -72,7 +72,8 @@ OTHER_ENTRIES = (
     "METRICS_TOLERANCE",
     "WORLD_SIZE",
     "GOLDEN_VALUES",
-    "MODEL_ARGS_2",
+    "MODEL_ENV_VARS",
+    "BASE_MODEL_ARGS",
     "SKIP_PYTEST",
     "N_REPEAT",
 )
@@ -129,7 +130,7 @@ def read_megatron(
 
 
 def _entry(reading: Reading, key: str) -> None:
-    if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER")):
+    if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reading.ignored.append(key)
     else:
         reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
@@ -159,12 +160,23 @@ def _read(
     settings.check()
     if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:
         reading.notes.append("--cp-comm-type a2a+p2p: what ranks of a sequence send is counted as one ring")
+    if settings.tp_comm_overlap and settings.tp_comm_overlap_cfg is not None:
+        reading.notes.append("--tp-comm-overlap-cfg: is not read; the methods are taken to be Transformer Engine's own")
+    if settings.overlap_moe_expert_parallel_comm:
+        reading.notes.append(
+            "--overlap-moe-expert-parallel-comm: an estimate; the passes of two micro-batches are taken one after the "
+            "other"
+        )
     if settings.step_batch_size_schedule is not None:
         reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
     for flag, reason in settings.not_modelled().items():
         reading.unknown[flag] = reason
     if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
         reading.unknown["--spec"] = "layers of its own"
+    if settings.fp8_format is not None:
+        reading.notes.append(
+            f"linear layers multiply in 8 bits by the recipe {settings.fp8_recipe}; what ranks send is counted in 16"
+        )
     check_env(reading, env)
     reading.check_unknown()
     spec = model_of(settings, reading.where)
@@ -243,7 +255,7 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
             reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(known))}".rstrip(".")
     if values.get("tp_comm_overlap"):  # which products overlap
         for flag in reading.ignored:
-            if "tp-comm-" in flag and flag != "--tp-comm-bootstrap-backend":
+            if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
                 reading.unknown[flag] = "overlap of some products"
     return values
 

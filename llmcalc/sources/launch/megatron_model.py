@@ -100,9 +100,7 @@ def _attention(s: MegatronSettings, position: Table | None, cross: bool = False)
 def _delta(s: MegatronSettings) -> Table:
     """Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
     if s.transformer_impl != "transformer_engine":
-        raise InputError(
-            f"--transformer-impl {s.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
-        )
+        raise InputError(f"--transformer-impl {s.transformer_impl}: has no gated DeltaNet; expected transformer_engine")
     keys, values = s.linear_num_key_heads, s.linear_num_value_heads
     if values % keys:
         raise InputError(f"--linear-num-key-heads: {keys}; expected a divisor of {values} heads of values")

@@ -7,6 +7,7 @@ and distributed/pipeline_parallel.py at 9810191bb^ (2026-02-22), the last versio
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 from ...errors import InputError, shown
@@ -68,6 +69,7 @@ READ: dict[str, frozenset[str]] = {
             "pipeline_parallel_last_stage_less_layers",
             "pipeline_parallel_layers_per_stage",
             "pipeline_parallel_schedule",
+            "pipeline_parallel_split_points",
             "pipeline_parallel_microbatch_size",
             "context_parallel_degree",
             "context_parallel_rotate_method",
@@ -82,6 +84,7 @@ READ: dict[str, frozenset[str]] = {
             "context_parallel_rotate_method",
             "pipeline_parallel_degree",
             "pipeline_parallel_schedule",
+            "pipeline_parallel_split_points",
             "pipeline_parallel_microbatches",
             "enable_async_tensor_parallel",
             "enable_compiled_autograd",
@@ -95,8 +98,6 @@ READ: dict[str, frozenset[str]] = {
 """Section → keys that are read."""
 
 EMPTY: dict[str, tuple[Any, ...]] = {
-    "parallelism.pipeline_parallel_split_points": ([],),
-    "experimental.pipeline_parallel_split_points": ([],),
     "parallelism.pipeline_parallel_schedule_csv": ("",),
     "experimental.pipeline_parallel_schedule_csv": ("",),
     "parallelism.expert_parallel_comm_backend": ("standard",),
@@ -288,7 +289,8 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
 def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """The schedule, the chunks of each rank, and the layers of each stage.
 
-    The embedding counts as a layer of the first stage and the head as one of the last
+    In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
+    Later the embedding counts as a layer of the first stage and the head as one of the last
     (`generate_llm_fqn_per_model_part`).
     """
     if pp == 1:
@@ -302,6 +304,15 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     last = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", least=0)
     each = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if several else 1
+    given = _split_points(job, pp, several, layers)
+    if given is not None:
+        return SCHEDULES[text], len(given) // pp, given
+    if "parallelism" not in job.data:
+        base, extra = divmod(layers, pp * vpp)
+        if base < 1:
+            raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+        middle = [base + (i < extra) for i in range(pp * vpp - 2)]
+        return SCHEDULES[text], vpp, (base, *middle, layers - base - sum(middle))
     if each is not None:
         per = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", each)
         stages = -(-(layers + first + last) // per)
@@ -319,19 +330,44 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
     return SCHEDULES[text], vpp, tuple(sizes)
 
 
+def _split_points(job: _Job, pp: int, several: bool, layers: int) -> tuple[int, ...] | None:
+    """The layers of each stage where a job names the first layer of every stage but the first; None if it does not."""
+    name, points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
+    if isinstance(points, str):
+        points = [one.strip() for one in points.split(",") if one.strip()]
+    if not points:
+        return None
+    words = [one.removeprefix("layers.") if isinstance(one, str) else "" for one in points]
+    ends = [0, *(int(one) if one.isdigit() else -1 for one in words), layers]
+    if sorted(set(ends)) != ends:
+        raise job.reading.wrong(name, f"{shown(points)}; expected layers in rising order, such as layers.4")
+    if len(words) + 1 != pp and (not several or (len(words) + 1) % pp):
+        raise job.reading.wrong(name, f"{len(words) + 1} stages for {pp} ranks; expected {pp - 1} split points")
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def _schedules(job: _Job, layout: Layout) -> int:
+    """How many times a step runs a local batch, whose gradients are added up."""
+    local = _local_batch(job)
+    name, whole = job.find("global_batch_size", "training")
+    total = -1 if whole is None else size_of(job.reading, name, whole, least=-1)
+    if total <= 0:
+        return 1
+    if total % (local * layout.dp):
+        raise job.reading.wrong(
+            name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
+        )
+    return total // (local * layout.dp)
+
+
+def _local_batch(job: _Job) -> int:
+    return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
+
+
 def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
     """The job in the words of `llmcalc memory`."""
     reading, training = job.reading, "training"
-    local = job.size("local_batch_size", job.size("batch_size", 8, training), training)
-    name, whole = job.find("global_batch_size", training)
-    total = -1 if whole is None else size_of(reading, name, whole, least=-1)
-    steps = 1
-    if total > 0:
-        if total % (local * layout.dp):
-            raise reading.wrong(
-                name, f"{total}; expected a multiple of {local * layout.dp}, local batch · data parallel"
-            )
-        steps = total // (local * layout.dp)
+    local, steps = _local_batch(job), _schedules(job, layout)
     batch, micro = local, steps
     if layout.pp > 1:
         batch, pieces = _piped(job, local, layout.pp)
@@ -445,6 +481,7 @@ def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
         loss_parallel=not job.flag("disable_loss_parallel", False, "parallelism", "training"),
         async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *own_async),
         compiled_loss=_compiled_loss(job),
+        schedules=_schedules(job, layout) if layout.pp > 1 else 1,
     )
     if settings.float8 is not None:
         gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"

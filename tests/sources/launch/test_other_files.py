@@ -72,8 +72,8 @@ def test_a_job_of_2024() -> None:
     launch = read_launch(LAUNCHES / "llama3_8b_2024.toml", 64)
     assert launch.framework == "fsdp2"
     assert launch.layout == Layout(
-        tp=2, pp=4, dp=8, zero=3, sequence_parallel=True, cp_comm="allgather", reshard=False, pp_layout=(8, 9, 8, 7)
-    )  # 32 layers, an embedding and a head as one each: 9, 9, 8, 8
+        tp=2, pp=4, dp=8, zero=3, sequence_parallel=True, cp_comm="allgather", reshard=False, pp_layout=(8, 8, 8, 8)
+    )  # 32 layers; embedding and head count as none
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
     assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
@@ -117,6 +117,39 @@ def test_pipelines_in_chunks() -> None:
     assert (launch.layout.vpp, launch.layout.schedule, launch.layout.reshard) == (2, "interleaved", False)
     assert launch.layout.pp_layout == (20, 21, 20, 19)  # 82 parts: 21, 21, 20, 20
     assert (launch.settings["batch"], launch.settings["num_microbatches"]) == (1, 32)  # 8 sequences, 4 times
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "sizes"),
+    [
+        ("llama3_70b_2026.toml", {"pipeline_parallel_degree": 4}, (20, 21, 20, 19)),  # 82 parts: 21, 21, 20, 20
+        (
+            "llama3_70b_2026.toml",
+            {"pipeline_parallel_degree": 2, "pipeline_parallel_split_points": ["layers.30"]},
+            (30, 50),
+        ),
+    ],
+)
+def test_layers_of_stages(name: str, section: dict[str, Any], sizes: tuple[int, ...]) -> None:
+    assert titan(name, 256, parallelism=section).layout.pp_layout == sizes
+
+
+def test_layers_of_stages_in_2024() -> None:
+    """405B: 126 layers, 15 in the first stage, one more in the next six."""
+    experimental = {"pipeline_parallel_degree": 8, "context_parallel_degree": 1}
+    launch = titan("llama3_8b_2024.toml", 64, model={"flavor": "405B"}, experimental=experimental)
+    assert launch.layout.pp_layout == (15, 16, 16, 16, 16, 16, 16, 15)
+
+
+def test_split_points_that_are_refused() -> None:
+    for points in (["layers.30", "layers.20"], ["layers.90"], ["norm"]):
+        with pytest.raises(InputError) as error:
+            titan(
+                "llama3_70b_2026.toml",
+                256,
+                parallelism={"pipeline_parallel_degree": 2, "pipeline_parallel_split_points": points},
+            )
+        assert "pipeline_parallel_split_points" in str(error.value)
 
 
 NARROW = {"linear": {"float8": {"recipe_name": "rowwise", "filter_fqns": ["output", "auto_filter_small_kn"]}}}

@@ -5,10 +5,10 @@ Megatron-Core: products that are divided over ranks, norms in the product after 
 from __future__ import annotations
 
 from .choices import RankChoices
-from .narrow import NarrowKernels
-from .rank import SCALE, Held, Parameter
+from .narrow import NarrowKernels, weight_sizes
+from .rank import Held, Parameter
 
-__all__ = ["SCALE", "Held", "Parameter", "RankChoices", "RankLowering"]
+__all__ = ["Held", "Parameter", "RankChoices", "RankLowering", "weight_sizes"]
 
 
 class RankLowering(NarrowKernels):

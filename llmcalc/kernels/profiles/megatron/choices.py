@@ -12,6 +12,9 @@ Loss: TypeAlias = Literal["unfused", "native", "te"]
 Dispatcher: TypeAlias = Literal["allgather", "alltoall", "hybridep"]
 
 
+Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8"]
+
+
 @dataclass(frozen=True)
 class RankChoices:
     """The kernels that a rank runs.
@@ -40,8 +43,9 @@ class RankChoices:
     combined_at_once: whether one function combines the outputs of experts, whose caller names its argument meanwhile.
     deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
         all; None (default) if none is.
-    narrow: whether linear layers multiply in 8 bits. narrow_weights: whether their weights are in 8 bits too.
-    transposes: whether tensors in 8 bits that are read by columns are kept transposed.
+    narrow: the recipe by which linear layers multiply in 8 bits. narrow_weights: whether their weights are in 8 bits.
+    transposes: whether what is read by columns is kept transposed where a tensor has one scale.
+    history: how many maxima delayed scaling remembers of each tensor.
     wide_layers: how many of the first and of the last layers stay in 16 bits. layers: of the whole model.
     recompute_core: whether the attention's core runs again in the backward pass.
     recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
@@ -82,9 +86,10 @@ class RankChoices:
     shared_first: bool = True
     combined_at_once: bool = False
     deferred: int | None = None
-    narrow: bool = False
+    narrow: Recipe = "none"
     narrow_weights: bool = False
     transposes: bool = True
+    history: int = 1
     wide_layers: tuple[int, int] = (0, 0)
     layers: int = 0
     recompute_core: bool = False

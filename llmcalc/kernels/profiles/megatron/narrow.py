@@ -1,23 +1,82 @@
-"""Linear layers in 8 bits, with a scale of the current values for each tensor (`--fp8-recipe tensorwise`).
+"""Linear layers in 8 bits: what is multiplied is a byte for each element, and scales.
 
-What is multiplied is a byte for each element, and a scale. Tensor cores of Hopper multiply only rows by rows, so each
-operand that is read by columns too is kept a second time, transposed; from Blackwell on it is not.
+A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
+scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
+blocks it has scales of its own. So the input of a layer is used by rows, and saved by columns. Where ranks divide its
+rows, they gather it again in the backward pass; a tensor with one scale is gathered by rows alone.
 
 Sources: TransformerEngine, transformer_engine/pytorch/module/layernorm_linear.py, linear.py and base.py
-(`quantize_weight`, `grad_output_preprocess`), distributed.py (`_all_gather_fp8`) and
-tensor/float8_tensor.py (`Float8CurrentScalingQuantizer`); Megatron-LM, megatron/core/fp8_utils.py and
-megatron/core/transformer/attention.py (`set_save_original_input`).
+(`quantize_weight`, `grad_output_preprocess`), distributed.py (`_all_gather_fp8`, `_start_all_gather_fp8_blockwise`,
+`_all_gather_mxfp8`), tensor/*.py (`inner_tensor_specs`), quantization.py (`DelayedScalingRecipeState`) and
+csrc/extensions/normalization.cpp; Megatron-LM, megatron/core/fp8_utils.py and megatron/core/transformer/attention.py
+(`set_save_original_input`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ....algebra import Number
+from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ...autograd import Gradient, Needs
-from ...tensor import FLOAT32, UINT8, Tensor
+from ...layout import Shape, count
+from ...tensor import FLOAT32, UINT8, Dtype, Tensor
+from .choices import RankChoices
 from .delta import DeltaKernels
+from .rank import direct
+
+Specs = list[tuple[Shape, Dtype]]
+
+
+class Quantized(NamedTuple):
+    """A tensor in 8 bits with its scales: by rows, and by columns. Both may have tensors in common."""
+
+    rows: list[Tensor]
+    columns: list[Tensor]
+
+
+def up(n: Number, multiple: int) -> Number:
+    return ceil_div(n, multiple) * multiple
+
+
+def specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
+    """The shapes of a tensor by rows, and of it by columns. weight: its blocks have two sides."""
+    data, turned = ((rows, width), UINT8), ((width, rows), UINT8)
+    if recipe == "mxfp8":
+        return (
+            [data, ((up(rows, 128), up(ceil_div(width, 32), 4)), UINT8)],
+            [data, ((up(ceil_div(rows, 32), 4), up(width, 128)), UINT8)],
+        )
+    if recipe == "blockwise":
+        r, w = ceil_div(rows, 128), ceil_div(width, 128)
+        first, second = ((r, up(w, 4)), (w, up(r, 4))) if weight else ((w, up(rows, 4)), (r, up(width, 4)))
+        return [data, (first, FLOAT32)], [turned, (second, FLOAT32)]
+    return [data, ((1,), FLOAT32)], [turned]
+
+
+def weight_sizes(how: RankChoices, rows: Number, width: Number) -> list[int]:
+    """Bytes of what a weight in 8 bits has: its elements by rows, scales, and what products read by columns."""
+    by_rows, by_columns = specs(how.narrow, rows, width, weight=True)
+    kept = [*by_rows, *(by_columns if how.narrow not in ONE_SCALE or how.transposes else [])]
+    return [int(count(shape)) * dtype.bytes for shape, dtype in kept]
+
+
+def state_sizes(how: RankChoices) -> list[int]:
+    """Bytes of the scales and of the history of maxima that a layer has with delayed scaling: of its input, weight and
+    output, and of two gradients.
+    """
+    return [4 * n for tensors in (3, 2) for n in (tensors, tensors * how.history)] if how.narrow == "delayed" else []
+
+
+ONE_SCALE = ("tensorwise", "delayed")
+"""Recipes with one scale for a tensor."""
+
+ALIGNED = 16
+"""Rows of each expert are padded to a multiple of this (core/fp8_utils.py, `get_fp8_align_size`)."""
+
+MULTIPLES = {"blockwise": 128, "mxfp8": 32}
+"""Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
 
 
 class NarrowKernels(DeltaKernels):
@@ -27,7 +86,7 @@ class NarrowKernels(DeltaKernels):
     def is_narrow(self) -> bool:
         """Whether the layer that runs multiplies in 8 bits."""
         how = self.how
-        if not how.narrow:
+        if how.narrow == "none":
             return False
         turn = next((frame.turn for frame in self.frames if frame.turn is not None), None)
         if turn is None or self.is_ahead:
@@ -35,43 +94,70 @@ class NarrowKernels(DeltaKernels):
         first, last = how.wide_layers
         return first <= turn < how.layers - last
 
-    def narrowed(self, rows: Number, width: Number, by_columns: bool = True) -> list[Tensor]:
-        """The bytes of a tensor: by rows, and by columns where both are needed."""
-        transposed = by_columns and self.how.transposes
-        return [self.new(rows, width, UINT8), *([self.new(width, rows, UINT8)] if transposed else [])]
+    def quantized(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
+        """A tensor in 8 bits, as its products read it."""
+        how = self.how
+        self._check_blocks(rows, width)
+        first, second = specs(how.narrow, rows, width)
+        if how.narrow not in ONE_SCALE:
+            made = [[self.graph.new(*one) for one in part] for part in (first, second)]
+            return Quantized(made[0] if by_rows else [], made[1] if by_columns else [])
+        data = [self.graph.new(*first[0])] if by_rows or not how.transposes else []
+        turned = [self.graph.new(*second[0])] if by_columns and how.transposes else []
+        scale = self.graph.new(*first[1])
+        if not how.transposes:
+            return Quantized([*data, scale], [*data, scale])
+        return Quantized([*data, scale], [*turned, scale] if turned else [])
 
-    def scale(self) -> Tensor:
-        """The inverse of the scale of one tensor."""
-        return self.graph.new((1,), FLOAT32)
+    def _check_blocks(self, rows: Number, width: Number) -> None:
+        multiple = MULTIPLES.get(self.how.narrow, 1)
+        if rows % multiple or width % multiple:
+            raise self.unsupported(
+                f"{rows} rows of {width} elements in blocks of {multiple}; expected multiples of {multiple}"
+            )
+
+    def gathered(self, rows: Number, width: Number, by_rows: bool, by_columns: bool) -> tuple[Quantized, list[Tensor]]:
+        """What is gathered from ranks that divide rows, and what lies between ranks' parts while it is sorted."""
+        made = self.quantized(rows, width, by_rows, by_columns)
+        if self.how.narrow != "blockwise":
+            return made, []
+        between = [self.graph.new(x.shape, x.dtype) for x in (*made.rows[1:], *made.columns[:1])]
+        return made, between
 
     def narrow_weight(self, weight: Tensor) -> None:
         """A weight in 8 bits, which stays from its first use on; a weight that is in 8 bits itself needs no other."""
-        if not self.how.narrow_weights:
-            self.stays.narrowed(weight, 2 if self.how.transposes else 1)
+        own = [] if self.how.narrow_weights else weight_sizes(self.how, *weight.shape)
+        self.stays.narrowed(weight, [*own, *state_sizes(self.how)])
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether tensors are gathered by rows alone."""
+        return self.how.narrow in ONE_SCALE
 
     def engine_column(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
-        """LayerNormLinear, or Linear. Rows that are divided are gathered as they are saved, in 8 bits by rows; others
-        are saved by columns.
-        """
+        """LayerNormLinear, or Linear. A norm with delayed scaling makes bytes at once."""
         if not self.is_narrow:
             return super().engine_column(x, weight, bias, norm, waiting)
-        divided = self.how.sequence_parallel
+        if self.saves_wide_input and waiting is None:
+            return self.wide_column(x, weight, bias)
+        divided, one_way = self.how.sequence_parallel, self.gathers_rows and self.how.sequence_parallel
         local, n_in = x.shape
         rows, n_out = local * self.how.tensor if divided else local, weight.shape[0]
         statistics: list[Tensor] = []
         wide: Tensor | None = None
         if waiting is not None:
-            wide = self.like(x)
+            wide = None if self.how.narrow == "delayed" else self.like(x)
             statistics = [self.statistics(local) for _ in range(2 if waiting.how["spec"].type == "layernorm" else 1)]
-        read, scale = self.narrowed(local, n_in, by_columns=not divided), self.scale()
+        read = self.quantized(local, n_in, by_columns=not one_way)
         del wide
         self.narrow_weight(weight)
-        gathered = self.new(rows, n_in, UINT8) if divided else None
-        self.stays.engine_product()
+        elsewhere = self.how.user_buffers
+        whole = self.gathered(rows, n_in, True, False) if divided and not elsewhere else None
+        self.overlapped_product()
         out = self.new(rows, n_out)
-        del gathered
+        del whole
         ins = [x, *norm, weight, *([] if bias is None else [bias])]
         of_norm, of_bias = [one.shape for one in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
@@ -79,35 +165,111 @@ class NarrowKernels(DeltaKernels):
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             new = self.new
             bias = [] if of_bias is None else [self.graph.new(of_bias, g.dtype)]
-            given_narrow, _scale = self.narrowed(rows, n_out), self.scale()
-            gathered = [new(rows, n_in, UINT8)] if divided else []
-            self.stays.engine_product()
-            given: Tensor | None = new(rows, n_in)
-            scattered = new(local, n_in) if divided else None
-            if divided and self.how.transposes:
-                gathered.append(new(n_in, rows, UINT8))
+            narrow = [self.quantized(rows, n_out)]
+            whole = [self.gathered(rows, n_in, one_way, not one_way)] if divided and not elsewhere else []
+            self.overlapped_product()
+            given: Tensor | None = None if elsewhere else new(rows, n_in)
+            scattered = new(local, n_in) if divided and not elsewhere else None
+            turned = [new(n_in, rows, UINT8)] if one_way and self.how.transposes else []
             of_weight = self.weight_gradient(weight)
-            kept[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
-            gathered.clear()
+            if elsewhere:
+                given = new(local, n_in)
+            for i in places:
+                kept[i] = None  # clear_tensor_data(ln_out)
+            whole.clear()
+            turned.clear()
             if divided:
-                given_narrow.clear()
+                narrow.clear()
             if not with_norm:
                 return [given if scattered is None else scattered, of_weight, *bias]
             made = self.graph.new(shape, g.dtype)
             del given, scattered
             return [made, *(self.graph.new(one, g.dtype) for one in of_norm), of_weight, *bias]
 
-        saved = [*([x] if with_norm else []), read[-1], scale, *statistics]
-        del read
+        own = read.rows if one_way else read.columns
+        saved = [*own, *([x] if with_norm else []), *statistics]
+        places = range(len(own))
+        del read, own
         self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
         return out
 
+    @property
+    def saves_wide_input(self) -> bool:
+        """Whether shared experts run: the router saves their input in 16 bits (shared_experts.py)."""
+        shared = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
+        return shared and self.how.narrow != "delayed"
+
+    def wide_column(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Linear that saves its input in 16 bits, and quantizes it again in its backward pass."""
+        divided, one_way = self.how.sequence_parallel, self.gathers_rows and self.how.sequence_parallel
+        local, n_in = x.shape
+        rows, n_out = local * self.how.tensor if divided else local, weight.shape[0]
+        read = self.quantized(local, n_in, by_columns=False)
+        self.narrow_weight(weight)
+        whole = self.gathered(rows, n_in, True, False) if divided else None
+        self.stays.engine_product()
+        out = self.new(rows, n_out)
+        del whole, read
+        of_bias = None if bias is None else bias.shape
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            of_biases = [] if of_bias is None else [self.graph.new(of_bias, g.dtype)]
+            narrow = [self.quantized(rows, n_out)]
+            again = [self.quantized(local, n_in, self.gathers_rows, not one_way)]
+            whole = [self.gathered(rows, n_in, one_way, not one_way)] if divided else []
+            self.stays.engine_product()
+            given = self.new(rows, n_in)
+            scattered = self.new(local, n_in) if divided else None
+            turned = [self.new(n_in, rows, UINT8)] if one_way and self.how.transposes else []
+            of_weight = self.weight_gradient(weight)
+            again.clear()
+            whole.clear()
+            turned.clear()
+            if divided:
+                narrow.clear()
+            return [given if scattered is None else scattered, of_weight, *of_biases]
+
+        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], back, x)
+        return out
+
+    def grouped(self, step: Step, x: Tensor, width: Number) -> Tensor:
+        """TEGroupedLinear: the rows of each expert have a scale of their own."""
+        if not self.is_narrow:
+            return super().grouped(step, x, width)
+        (rows, n_in), n = x.shape, self.local_experts
+        each = rows // n
+        if each * n != rows or each % ALIGNED:
+            raise self.unsupported(
+                f"{rows} rows of {n} experts in 8 bits; expected a multiple of {ALIGNED} rows of each", step.name
+            )
+        weights, biases = self.expert_weights(step, n_in, width, "expert")
+        read = [self.quantized(each, n_in) for _ in weights]
+        for one in weights:
+            self.narrow_weight(one)
+        self.stays.grouped_product()
+        out = self.new(rows, width)
+
+        def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+            of_biases = [self.graph.new(one.shape, g.dtype) for one in biases]
+            _narrow = [self.quantized(each, width) for _ in weights]
+            self.stays.grouped_product()
+            given = self.new(rows, n_in)
+            of_weights = [self.weight_gradient(one) for one in weights]
+            kept[:] = [None] * len(kept)  # clear_tensor_data(*inputmats)
+            return [given, *of_weights, *of_biases]
+
+        saved = [one for part in read for one in part.columns]
+        del read
+        self.node("grouped_linear", (x, *weights, *biases), [out], back, *saved)
+        return out
+
     def row(self, step: Step, x: Tensor) -> Tensor:
-        """Linear, whose input is saved by columns. That of attention is saved as attention saves it, in 16 bits."""
+        """Linear. The output of attention is saved as attention saves it, in 16 bits, but with delayed scaling."""
         if not self.is_narrow:
             return super().row(step, x)
         weight, self.row_bias = self.weights_of(step, step.outs[0].width, "row")
-        whole = any(isinstance(one, Step) and one.verb == "attention" for one in self.within[id(step)].items)
+        attends = any(one.verb == "attention" for one in direct(self.within[id(step)]))
+        whole = attends and self.how.narrow != "delayed"
         return self.narrow_product("row_linear", x, weight, whole, self.how.sequence_parallel)
 
     def plain(self, step: Step, x: Tensor) -> Tensor:
@@ -121,29 +283,40 @@ class NarrowKernels(DeltaKernels):
     def narrow_product(self, name: str, x: Tensor, weight: Tensor, whole: bool, divided: bool) -> Tensor:
         """whole: whether the input is saved in 16 bits. divided: whether the output's rows are, after a sum."""
         (rows, n_in), n_out = x.shape, weight.shape[0]
-        read, scale = self.narrowed(rows, n_in, by_columns=not whole), self.scale()
+        read = self.quantized(rows, n_in, by_columns=not whole)
         self.narrow_weight(weight)
-        self.stays.engine_product()
-        out = self.new(rows, n_out)
-        if divided:
+        elsewhere = self.how.user_buffers and divided
+        if elsewhere:
+            self.overlapped_product()
+        else:
+            self.stays.engine_product()
+        out = self.new(self.local(rows) if elsewhere else rows, n_out)
+        if divided and not elsewhere:
             out = self.new(self.local(rows), n_out)
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            own = self.narrowed(self.local(rows), n_out, by_columns=False) if divided else []
-            given_narrow, _scale = self.narrowed(rows, n_out), self.scale()
-            own.clear()
-            again = [*self.narrowed(rows, n_in), self.scale()] if whole else []
+            if elsewhere:
+                narrow = [self.quantized(self.local(rows), n_out)]
+            elif divided:
+                own = [self.quantized(self.local(rows), n_out, by_columns=not self.gathers_rows)]
+                made, between = self.gathered(rows, n_out, True, True)
+                narrow = [made]
+                own.clear()
+                del made, between
+            else:
+                narrow = [self.quantized(rows, n_out)]
+            again = [self.quantized(rows, n_in, by_rows=self.gathers_rows)] if whole else []
             self.stays.engine_product()
             given = self.new(rows, n_in)
             of_weight = self.weight_gradient(weight)
             again.clear()
             if not whole:
-                kept[0] = None  # clear_tensor_data(inputmat_total)
+                kept[:] = [None] * len(kept)  # clear_tensor_data(inputmat_total)
             if divided:
-                given_narrow.clear()
+                narrow.clear()
             return [given, of_weight]
 
-        saved = [x] if whole else [read[-1], scale]
-        del read, scale
+        saved = [x] if whole else read.columns
+        del read
         self.node(name, (x, weight), [out], back, *saved)
         return out

@@ -26,14 +26,11 @@ COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"}
 """The axes whose linear layers have a part of their outputs on each rank."""
 
 
-SCALE = 4
-"""Bytes of the scale of a tensor in 8 bits."""
-
 TABLES = ("table", "positions", "segments")
 """The roles of the tables of an embedding."""
 
 
-PRODUCTS = ("column", "row", "matrix")
+PRODUCTS = ("column", "row", "matrix", "expert")
 """The roles of the weights of linear layers."""
 
 
@@ -69,7 +66,7 @@ class Held:
     cublas: bytes of a workspace of torch's products. engine: of Transformer Engine's.
     buffer, further_buffers: what gathered tensors share. dummies: shape of a weight → what stands for its gradient.
     deferred: inputs and gradients of the output layer that wait. named: module → what it names until it runs again.
-    narrow: weight → its elements in 8 bits.
+    narrow: weight → its elements in 8 bits, and what belongs to them.
     """
 
     def __init__(self, meter: Meter, cublas: int = 0, engine: int = 0) -> None:
@@ -133,13 +130,10 @@ class Held:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, tokens * tokens)
 
-    def narrowed(self, weight: Tensor, copies: int) -> None:
-        """A weight of 16 bits is multiplied in 8 bits: it is kept so, by rows and perhaps by columns, and a scale
-        (base.py, `quantize_weight`).
-        """
+    def narrowed(self, weight: Tensor, sizes: Sequence[int]) -> None:
+        """A weight is multiplied in 8 bits: what is kept for that, of so many bytes each."""
         if id(weight) not in self.narrow:
             with counted_as(self.meter, "weights"):
-                sizes = [*[weight.count] * copies, SCALE]
                 self.narrow[id(weight)] = [Storage(self.meter, size) for size in sizes]
 
     def dummy(self, weight: Tensor, graph: Graph) -> Tensor:

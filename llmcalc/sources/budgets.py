@@ -1,0 +1,209 @@
+"""Reads a budget: bounds on what models cost, in a TOML file.
+
+[[model]]
+target = "configs/small.json"
+params = "<= 8.1B"
+kv_per_token = { max = "128 KiB", dtype = "fp8" }
+fits = ["h100-sxm"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ..errors import InputError, shown, suggest
+from ..record import Record
+from .files import parse_toml, read_text, validated
+
+Kind: TypeAlias = Literal["count", "FLOPs", "bytes"]
+
+KINDS: Mapping[str, Kind] = {
+    "params": "count",
+    "active": "count",
+    "kv_per_token": "bytes",
+    "flops_per_token": "FLOPs",
+    "memory": "bytes",
+}
+"""Key of a bound → what it counts."""
+
+SETTINGS: Mapping[str, frozenset[str]] = {
+    "params": frozenset(),
+    "active": frozenset(),
+    "kv_per_token": frozenset({"dtype"}),
+    "flops_per_token": frozenset({"phase", "batch", "seq"}),
+    "memory": frozenset({"phase", "batch", "seq", "dtype", "quantize"}),
+    "fits": frozenset({"phase", "batch", "seq", "dtype", "quantize"}),
+}
+"""Key → the settings that change its value."""
+
+DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18, "z": 10**21}
+UNITS: Mapping[Kind, Mapping[str, int]] = {
+    "count": {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12},
+    "FLOPs": {**DECIMAL, "b": 10**9, **{f"{prefix}flops": factor for prefix, factor in DECIMAL.items()}},
+    "bytes": {
+        "": 1,
+        "b": 1,
+        **{f"{prefix}b": factor for prefix, factor in DECIMAL.items() if prefix},
+        **{f"{prefix}ib": 2 ** (10 * i) for i, prefix in enumerate("kmgtp", start=1)},
+    },
+}
+"""What is counted → its units, in lower case."""
+
+EXAMPLES: Mapping[Kind, str] = {"count": "8.1B or 350M", "FLOPs": "20 GFLOPs or 2e10", "bytes": "128 KiB or 24 GB"}
+
+Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
+
+_BOUND = re.compile(r"\s*(<=|>=|==|<|>)?\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)\s*([A-Za-z]*)\s*")
+
+
+class Limit(Record):
+    """One side of a bound. value: exact, in parameters, FLOPs or bytes."""
+
+    operator: Operator
+    value: Fraction
+
+    def holds(self, measured: Fraction) -> bool:
+        """Whether a value is within it."""
+        match self.operator:
+            case "<=":
+                return measured <= self.value
+            case ">=":
+                return measured >= self.value
+            case "==":
+                return measured == self.value
+            case "<":
+                return measured < self.value
+            case ">":
+                return measured > self.value
+
+
+class Settings(Record):
+    """How a model runs where that changes a value; None for the default of the command that counts it."""
+
+    phase: str | None = None
+    batch: int | None = Field(default=None, ge=1, strict=True)
+    seq: int | None = Field(default=None, ge=1, strict=True)
+    dtype: str | None = None
+    quantize: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are set."""
+        return {name: value for name in Settings.model_fields if (value := getattr(self, name)) is not None}
+
+
+class Bound(Settings):
+    """A bound on one value: one limit, or one from each side."""
+
+    limits: tuple[Limit, ...]
+
+
+class Fits(Settings):
+    """Accelerators on which a run has to fit."""
+
+    on: tuple[str, ...]
+
+
+class ModelBudget(Record):
+    """What one model may cost. Each field is a bound, or None where there is none; `fits` names accelerators."""
+
+    target: str
+    params: Bound | None = None
+    active: Bound | None = None
+    kv_per_token: Bound | None = None
+    flops_per_token: Bound | None = None
+    memory: Bound | None = None
+    fits: Fits | None = None
+
+    keys: ClassVar[tuple[str, ...]] = tuple(SETTINGS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounds(cls, data: Any) -> Any:
+        """Bounds as tables, from what a file says."""
+        if not isinstance(data, dict):
+            return data
+        made = {key: _bound(key, value) if key in KINDS else value for key, value in data.items()}
+        if "fits" in made:
+            made["fits"] = _fits(made["fits"])
+        return made
+
+    @property
+    def bounds(self) -> dict[str, Bound | Fits]:
+        """Key → what is asked of it, in the order of the keys."""
+        return {key: found for key in self.keys if (found := getattr(self, key)) is not None}
+
+
+class Budget(Record):
+    """The bounds of several models."""
+
+    model: tuple[ModelBudget, ...]
+
+
+def read_budget(path: Path) -> Budget:
+    """Reads a budget. Raises `InputError`, which names the field, for a key, a unit or a value that is not known."""
+    data = parse_toml(read_text(path), str(path))
+    if not data.get("model"):
+        raise InputError(f"{path}: no model; expected tables [[model]] with a target and bounds")
+    return validated(Budget, data, str(path))
+
+
+def _bound(key: str, value: Any) -> dict[str, Any]:
+    kind, limits = KINDS[key], []
+    settings: dict[str, Any] = {}
+    if isinstance(value, dict):
+        settings = {name: one for name, one in value.items() if name not in ("max", "min")}
+        _known(key, settings, ("max", "min"))
+        for name, operator in (("max", "<="), ("min", ">=")):
+            if name in value:
+                limits.append(_limit(f"{key}.{name}", value[name], kind, operator, fixed=True))
+        if not limits:
+            raise ValueError(f"{key}: no bound; expected max or min")
+    else:
+        limits.append(_limit(key, value, kind, "<="))
+    return {**settings, "limits": limits}
+
+
+def _fits(value: Any) -> Any:
+    if isinstance(value, dict):
+        _known("fits", {name: one for name, one in value.items() if name != "on"}, ("on",))
+        on = value.get("on")
+        return {**value, "on": _names(on)}
+    return {"on": _names(value)}
+
+
+def _names(value: Any) -> Any:
+    """Names of accelerators. Raises `ValueError` for none."""
+    if not value:
+        raise ValueError("fits: no accelerator; expected names such as h100-sxm (llmcalc hardware lists all)")
+    return [value] if isinstance(value, str) else value
+
+
+def _known(key: str, settings: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    """Raises `ValueError` for a setting that does not change the value of a key."""
+    known = sorted([*own, *SETTINGS[key]])
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"{key}.{name}: unknown field; expected one of {', '.join(known)}.{suggest(name, known)}")
+
+
+def _limit(where: str, given: Any, kind: Kind, operator: str, fixed: bool = False) -> dict[str, Any]:
+    """A limit from text or a whole number. operator: where the text has none. fixed: whether it may have one."""
+    example = EXAMPLES[kind]
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise ValueError(f"{where}: {shown(given)} is no bound; expected text such as '{example}', or a whole number")
+    match = _BOUND.fullmatch(str(given))
+    if match is None:
+        raise ValueError(f"{where}: '{given}' is no bound; expected a number with a unit, such as {example}")
+    if fixed and match[1]:
+        raise ValueError(f"{where}: '{given}'; expected a number without {match[1]}, since the key says which side")
+    factor = UNITS[kind].get(match[3].lower())
+    if factor is None:
+        raise ValueError(f"{where}: '{match[3]}' is no unit of it; expected a number such as {example}")
+    return {"operator": match[1] or operator, "value": Fraction(re.sub("[_,]", "", match[2])) * factor}

@@ -1,0 +1,112 @@
+"""`llmcalc budget`: every bounded value beside its bound, as a table, as data and as JUnit XML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from .. import units
+from ..sources.budgets import KINDS, Limit
+from ..studies.budget import Check, broken
+from .document import Column, Report, Row, Table
+from .notes import plural
+
+COLUMNS = (
+    Column("target", "model", justify="left"),
+    Column("key", "bound on", justify="left", wrap=True),
+    Column("measured", "value"),
+    Column("limit", "bound"),
+    Column("share", "of it", units.percent),
+    Column("verdict", "verdict", justify="left", verdict=True),
+)
+
+WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
+
+
+def report(file: str, checks: list[Check]) -> Report:
+    """The answer as data and as a table. file: the budget's name."""
+    missed = broken(checks)
+    kept = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
+    answer = f"{plural(missed, 'bound')} of {len(checks)} broken" if missed else kept
+    rows = [
+        Row(
+            [
+                check.target,
+                _key(check),
+                _written(check.key, check.measured),
+                ", ".join(f"{limit.operator} {_bound(check.key, limit)}" for limit in check.limits),
+                _share(check),
+                "fits" if check.ok and check.on else "ok" if check.ok else "no",
+            ]
+        )
+        for check in checks
+    ]
+    notes = ["memory: that of one device, which has to fit (device_bytes); without a phase inference"]
+    has_memory = any(check.key in ("memory", "fits") for check in checks)
+    return Report(_data(file, checks), [Table(file, COLUMNS, rows, "", notes if has_memory else [], answer)])
+
+
+def _key(check: Check) -> str:
+    """`fits on h100-sxm (seq 8192)`."""
+    settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
+    name = f"fits on {check.on}" if check.on else check.key
+    return f"{name} ({settings})" if settings else name
+
+
+def _written(key: str, value: Fraction) -> str:
+    return WRITE[KINDS.get(key, "bytes")](_number(value))
+
+
+def _bound(key: str, limit: Limit) -> str:
+    """A limit as text: with all digits where a value has to be equal to it."""
+    return f"{_number(limit.value):,}" if limit.operator == "==" else _written(key, limit.value)
+
+
+def _share(check: Check) -> float | None:
+    limit = check.broken or check.limits[0]
+    return float(check.measured / limit.value) if limit.value else None
+
+
+def _number(value: Fraction) -> int | float:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _data(file: str, checks: list[Check]) -> dict[str, Any]:
+    return {
+        "budget": file,
+        "ok": not broken(checks),
+        "checks": [
+            {
+                "target": check.target,
+                "key": check.key,
+                "on": check.on or None,
+                "settings": check.settings,
+                "measured": _number(check.measured),
+                "bounds": [{"operator": limit.operator, "value": _number(limit.value)} for limit in check.limits],
+                "ok": check.ok,
+            }
+            for check in checks
+        ],
+    }
+
+
+def junit(file: str, checks: list[Check]) -> str:
+    """JUnit XML: a suite for each model, a test case for each bound."""
+    root = ET.Element("testsuites", name="llmcalc budget")
+    for target in dict.fromkeys(check.target for check in checks):
+        of = [check for check in checks if check.target == target]
+        suite = ET.SubElement(root, "testsuite", name=target, tests=str(len(of)), failures=str(broken(of)))
+        for check in of:
+            case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
+            if (limit := check.broken) is not None:
+                ET.SubElement(case, "failure", message=failure(check, limit))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def failure(check: Check, limit: Limit) -> str:
+    """`params is 8,030,261,248; expected <= 8,000,000,000`."""
+    measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))
+    return f"{_key(check)} is {measured}; expected {limit.operator} {bound}"

@@ -1,0 +1,112 @@
+"""A rank of a pipeline under FSDP2 holds what torch's own schedule of wrapped stages does, in a fake process group."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+import llmcalc
+from llmcalc.device.fsdp.pipeline import NEWEST, RETURNS_NOTHING, Piped, ShardedRank, piped_at, replay_rank
+from llmcalc.device.fsdp.training import Fsdp
+from llmcalc.device.training import Training
+from llmcalc.errors import InputError
+from llmcalc.kernels.meter import Meter
+from llmcalc.model import ModelSpec
+from llmcalc.run.layout import Layout
+from llmcalc.run.recompute import recompute_of
+from tests.device.piped import by_torch, replayed
+
+WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
+
+
+@cache
+def small(layers: int) -> ModelSpec:
+    """A small Llama."""
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return llmcalc.load("llama3-8b", num_hidden_layers=layers, vocab_size=102, head_dim=12, **sizes).model
+
+
+class Case(NamedTuple):
+    """layers: of the model. microbatches: of a step. stage: the rank's stage in the pipeline."""
+
+    layers: int
+    layout: Layout
+    microbatches: int
+    stage: int
+    fsdp: Fsdp = WIDE
+    piped: Piped = NEWEST
+    recompute: str = "none"
+
+    def __str__(self) -> str:
+        words = (
+            f"{self.layout.options()} stage {self.stage} of {self.microbatches} {self.fsdp.reduced} {self.recompute}"
+        )
+        return words.replace(" ", "-")
+
+
+TWO = Layout(pp=2, dp=2, zero=3, reshard=False)
+
+CASES = [
+    Case(4, TWO, 4, 0),
+    Case(4, TWO, 4, 1, recompute="full", piped=Piped(returns=True)),
+    Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
+    Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 2, 2, NARROW),
+    Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
+    Case(8, Layout(pp=2, vpp=4, dp=3, zero=3, schedule="interleaved", reshard=False), 4, 0, NARROW, recompute="full"),
+]
+"""One rank gathers four stages, of which three are whole at a time. With `reshard`, layers free their parameters after
+each forward pass.
+"""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_holds_what_torch_does(case: Case) -> None:
+    spec, layout = small(case.layers), case.layout
+    how = Training(
+        batch=2,
+        seq=7,
+        microbatches=case.microbatches,
+        implementation="foreach",
+        recompute=recompute_of(case.recompute),
+    )
+    run = spec, how, layout, layout.rank(pp=case.stage), case.fsdp, case.piped
+    assert replayed(*run) == by_torch(*run)
+
+
+def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
+    """Of a middle stage with 2 layers: parameters in bf16, and sums of their gradients in fp32, on every rank."""
+    spec, layout = small(6), Layout(pp=3, dp=8, zero=3, reshard=False)
+    layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    how = Training(batch=1, seq=4, microbatches=6)
+    meter = Meter()
+    run = ShardedRank(spec, how, layout, layout.rank(pp=1), meter)
+    run.set_up()
+    run._take_batch()
+    chunk = run.chunks[0]
+    before = meter.now
+    chunk.forward_one_chunk(0)
+    chunk.backward_one_chunk(0, None)
+    assert meter.now - before == 2 * layer * (2 + 4)
+
+
+def test_a_step_of_several_schedules_adds_up_shards() -> None:
+    """The second schedule of a step finds the gradients of the first, which stay sharded."""
+    how = Training(batch=1, seq=4, microbatches=8)
+    one, two = (replay_rank(small(4), how, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
+    assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
+    assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
+
+
+def test_outputs_are_returned_before_a_date() -> None:
+    day = RETURNS_NOTHING.replace(day=21)
+    assert piped_at(day).returns
+    assert not piped_at(RETURNS_NOTHING).returns
+    assert piped_at(None) == NEWEST
+
+
+def test_other_schedules_are_refused() -> None:
+    layout = Layout(pp=2, dp=2, zero=3, schedule="zb-h1")
+    with pytest.raises(InputError, match="--schedule zb-h1: with FSDP2 it is not modelled"):
+        replay_rank(small(4), Training(batch=1, seq=4, microbatches=4), layout, 0)

@@ -1,0 +1,178 @@
+"""FSDP2 with torchtitan's tensor and sequence parallelism: what FSDPMemTracker and CommDebugMode see on a fake process
+group of two dimensions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device.cluster import Cluster
+from llmcalc.device.fsdp.answer import communication, fsdp_memory
+from llmcalc.device.fsdp.divided import ShardedAndDivided
+from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
+from llmcalc.device.memory import memory
+from llmcalc.device.runtime import Runtime
+from llmcalc.device.settings import Settings
+from llmcalc.device.training import Training
+from llmcalc.errors import InputError
+from llmcalc.kernels.choices import Choices
+from llmcalc.layouts.rank import rank_program
+from llmcalc.model import ModelSpec
+from llmcalc.run.layout import Layout
+from llmcalc.run.recompute import recompute_of
+from llmcalc.run.titan import Float8
+from tests.device.fully_sharded import Tracker, differences, replayed
+from tests.device.test_fsdp2 import Counts
+from tests.device.two_dimensional import KINDS, Parts, Sent, by_torch
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
+    "intermediate_size": 48, "vocab_size": 90,
+}  # fmt: skip
+"""Of small models, whose vocabulary four ranks do not divide evenly, and whose projections three shards do not."""
+
+MODELS: dict[str, ModelSpec] = {
+    name: llmcalc.load(name, **SIZES).model for name in ("llama3-8b", "qwen3-8b", "qwen3-0.6b")
+}
+"""qwen3 has norms of heads; the head of the small one is its embedding."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of two ranks of tensors on two shards, but for these. more: of the training. layout: of the layout."""
+
+    name: str
+    model: str = "llama3-8b"
+    rank: int = 0
+    recompute: str = "none"
+    layout: dict[str, Any] = field(default_factory=dict)
+    fsdp: Fsdp = TITAN
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def how(self) -> Training:
+        usual: dict[str, Any] = {"batch": 2, "choices": Choices(workspace=False)}
+        return Training(seq=8, recompute=recompute_of(self.recompute), **usual | self.more)
+
+    @property
+    def laid(self) -> Layout:
+        return Layout(**{"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True} | self.layout)
+
+
+EAGER_LAST = Fsdp(reduces_each=False)
+
+CASES = [
+    Case("four ranks of tensors, three shards", rank=7, layout={"tp": 4, "dp": 3}),
+    Case("one sequence, every layer again", recompute="full", rank=1, layout={"tp": 4}, more={"batch": 1}),
+    Case("products kept by turns", recompute="selective-op", fsdp=Fsdp("bfloat16", "bfloat16")),
+    Case("shards in replicas", rank=5, layout={"dp": 4, "hsdp_replicas": 2}, recompute="every:2"),
+    Case(
+        "whole logits of parts that differ", rank=3, layout={"tp": 4, "reshard": False}, fsdp=Fsdp(divides_loss=False)
+    ),
+    Case("norms of heads", "qwen3-8b", 2, "full", {"tp": 4}, more={"implementation": "fused"}),
+    Case("the head is the embedding", "qwen3-0.6b", 1, more={"choices": Choices("sdpa-math", workspace=False)}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
+    spec = MODELS[case.model]
+    seen = by_torch(spec, case.how, case.laid, case.rank, case.fsdp, Tracker)
+    assert len(seen.snapshots) > 20
+    assert differences(replayed(spec, case.how, case.laid, case.rank, case.fsdp), seen) == {}
+
+
+SENDS = [
+    Case("embedding and head apart", rank=1, fsdp=Fsdp(splits=True), layout={"dp": 4, "hsdp_replicas": 2}),
+    Case("norms of heads, every layer again", "qwen3-8b", 0, "full", {"tp": 4}, more={"microbatches": 2}),
+    Case("one sum of three micro-batches", fsdp=EAGER_LAST, more={"microbatches": 3}),
+    Case("whole logits", recompute="selective-op", fsdp=Fsdp(divides_loss=False)),
+]
+
+
+@pytest.mark.parametrize("case", SENDS, ids=str)
+def test_what_a_step_sends(case: Case) -> None:
+    """CommDebugMode counts the operations; their tensors have the bytes. Without hooks of a tracker."""
+    spec, sent, counted = MODELS[case.model], Sent(), Counts()
+    with counted:
+        seen = by_torch(spec, case.how, case.laid, case.rank, case.fsdp, Parts, sent)
+    assert differences(replayed(spec, case.how, case.laid, case.rank, case.fsdp), seen) == {}
+    steps = len({one.step for one in seen.bytes}) - 1
+    expected: Counter[tuple[str, int]] = Counter()
+    for one in communication(spec, case.how, case.laid, case.rank, case.fsdp):
+        expected[one.kind, one.bytes] += steps * one.times
+    assert sent.found == expected
+    found: Counter[str] = Counter()
+    for op, times in counted.get_comm_counts().items():
+        found[KINDS[op.__name__]] += times
+    assert found == Counter({kind: sum(n for (of, _), n in expected.items() if of == kind) for kind in found})
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_few_layers_stand_for_all(recompute: str) -> None:
+    spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model
+    how, layout = Training(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
+    run = FsdpRun(spec, how, sharding(how, layout, 1), program=rank_program(spec, layout, 1))
+    run.set_up()
+    run.step()
+    run.meter.peaks = {}
+    run.step()
+    found = fsdp_memory(spec, how, layout, 1, Runtime(0, 0))
+    assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
+    assert found.terms[0].status == "exact"
+
+
+def test_what_float8_gathers() -> None:
+    """Tokens of a module's products, and the gradients of its sums, in one byte; those of the head and the embedding
+    as they are. Norms' gradients and the loss are as before.
+    """
+    spec = llmcalc.load("llama3-8b", num_hidden_layers=2).model
+    how, layout = Training(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
+    rows = 4096 * 4096
+    for float8, narrow, wide in ((None, 0, 4 * 2 + 2), (Float8(), 4 * 2, 2), (Float8(recipe="rowwise"), 0, 10)):
+        gathers: Counter[int] = Counter()
+        for one in communication(spec, how, layout, 0, Fsdp(float8=float8)):
+            if one.group == "tp" and one.kind == "all_gather":
+                gathers[one.bytes] += one.times
+        assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
+    run = FsdpRun(spec, how, sharding(how, layout, 0, Fsdp(float8=Float8(True))), program=rank_program(spec, layout, 0))
+    run.set_up()
+    assert isinstance(run.lowering, ShardedAndDivided)
+    widths = {path[-1]: one.width for path, one in run.lowering.sharded.items()}
+    assert widths["q_proj.weight"] == widths["down_proj.weight"] == 1
+    assert widths["embed_tokens.weight"] == widths[".weight"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "seq", "words"),
+    [
+        ("gpt2", Layout(tp=2, sequence_parallel=True), 8, "embed_positions: torchtitan's plan has no rule for it"),
+        ("phi-2", Layout(tp=2, sequence_parallel=True), 8, "a bias beside a sum over ranks is not modelled"),
+        ("t5-small", Layout(tp=2, sequence_parallel=True), 8, "encoder.layers.self_attn.q_proj: of an encoder"),
+        ("llama3-8b", Layout(tp=2, sequence_parallel=True), 9, "--tp 2 does not divide 9 tokens; expected a multiple"),
+        ("llama3-8b", Layout(tp=16), 8, "--tp 16: torch divides no key head, and there are 8; expected a divisor"),
+        ("qwen3-30b-a3b", Layout(tp=2), 8, "--tp 2: experts divided by torch's own tensors are not modelled"),
+    ],
+)
+def test_what_torch_has_no_plan_for(model: str, layout: Layout, seq: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fsdp_memory(llmcalc.load(model).model, Training(batch=1, seq=seq), layout)
+
+
+def test_ranks_of_a_cluster() -> None:
+    """The last rank has the last rows of everything: of 90 words on 4 ranks 21, and 11 and 10 of those on 2 shards."""
+    one = memory(MODELS["llama3-8b"], Settings("training", batch=2, seq=8))
+    found = Cluster(one, Layout(tp=4, dp=2, zero=3, sequence_parallel=True), "fsdp2", "2025-01-01")
+    first, last = found.by_rank
+    assert (first.rank, last.rank) == (0, 7)
+    assert last.device.exact_bytes < first.device.exact_bytes
+    assert found.communication is not None
+    assert {each.group for each in found.communication} == {"dp", "tp"}

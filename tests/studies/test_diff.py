@@ -1,0 +1,127 @@
+"""`llmcalc diff`: what changes between two models adds up, and files are compared with those of a commit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.cache import kv
+from llmcalc.costs.flops import flops, sight_of
+from llmcalc.studies.diff import Difference, diff
+
+PAIRS = [
+    ("llama3-8b", "qwen3-8b"),
+    ("mixtral-8x7b", "deepseek-v2-lite"),
+    ("bert-base", "t5-small"),
+    ("gpt2", "mamba-130m"),
+]
+
+
+def between(before: str, after: str, seq: int = 512) -> Difference:
+    return diff(llmcalc.load(before), llmcalc.load(after), seq)
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS, ids="-".join)
+def test_changes_of_nodes_add_up_to_those_of_the_model(before: str, after: str) -> None:
+    found = between(before, after)
+    old, new = found.before, found.after
+    assert old is not None
+    assert new is not None
+    total = {one.name: one.change for one in found.quantities}
+    assert total["parameters"] == llmcalc.params(new).total - llmcalc.params(old).total
+    assert sum(one.change for one in found.components["parameters"]) == total["parameters"]
+    work = [flops(one.model, sight_of(one.model, seq=512)).total for one in (old, new)]
+    assert sum(one.change for one in found.components["forward FLOPs"]) == work[1] - work[0]
+    cache = [0 if one.model.kind == "encoder" else kv(one.model, seq=512).bytes for one in (old, new)]
+    assert sum(one.change for one in found.components["KV cache"]) == cache[1] - cache[0]
+
+
+def test_a_model_equals_itself() -> None:
+    found = between("gemma3-27b", "gemma3-27b")
+    assert not found.changed
+    assert not found.fields
+    assert all(one.change == 0 for one in found.quantities)
+
+
+def test_fields_have_their_defaults() -> None:
+    found = between("llama3-8b", "qwen3-8b")
+    fields = {one.name: (one.before, one.after) for one in found.fields}
+    assert fields["decoder.num_hidden_layers"] == (32, 36)
+    assert fields["decoder.block.norm.eps"] == (1e-5, 1e-6)  # Llama's is the default, which its description leaves out
+    assert fields["decoder.block.attention.qk_norm.norm.type"] == (None, "rmsnorm")
+
+
+def test_the_order_turns_every_sign() -> None:
+    there, back = between("llama3-8b", "qwen3-8b"), between("qwen3-8b", "llama3-8b")
+    assert {one.name: one.change for one in there.quantities} == {one.name: -one.change for one in back.quantities}
+
+
+def test_two_targets_as_data_and_as_markdown(run: Any) -> None:
+    code, out, _ = run("diff", "llama3-8b", "llama3-8b?num_hidden_layers=33", "--seq", "1k", "--format", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["changed"]
+    assert found["spec"] == [{"field": "decoder.num_hidden_layers", "before": 32, "after": 33}]
+    assert found["quantities"][0]["change"] == 218_112_000
+    _, out, _ = run("diff", "llama3-8b", "llama3-8b?num_hidden_layers=33", "--format", "markdown")
+    assert "| parameters | 8.03 B | 8.25 B | +218.11 M | +2.7 % |" in out
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> Path:
+    """A git repository with one config, from which a layer has been taken since its commit."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    config = tmp_path / "small" / "config.json"
+    assert run("convert", "qwen3-0.6b", "--to", "hf", "-o", str(config)).code == 0
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "A model"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True)
+    config.write_text(config.read_text().replace('"num_hidden_layers": 28', '"num_hidden_layers": 27'))
+    return tmp_path
+
+
+def test_files_are_compared_with_a_commit(repository: Path, run: Any) -> None:
+    new = repository / "new" / "config.json"
+    new.parent.mkdir()
+    new.write_text((repository / "small" / "config.json").read_text())
+    code, out, _ = run("diff", "--git", "HEAD", "small/config.json", "new/config.json", "--format", "json")
+    assert code == 0
+    changed, added = json.loads(out)
+    assert changed["spec"] == [{"field": "decoder.num_hidden_layers", "before": 28, "after": 27}]
+    assert added["before"] is None
+    assert added["quantities"][0]["after"] == changed["quantities"][0]["after"]
+    (repository / "small" / "config.json").unlink()
+    removed = json.loads(run("diff", "--git", "HEAD", "small/config.json", "--format", "json").out)
+    assert removed["after"] is None
+    assert removed["quantities"][0]["before"] == changed["quantities"][0]["before"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--git", "nowhere", "small/config.json"), "--git nowhere: there is no such commit, branch or tag here"),
+        (("--git", "--help", "small/config.json"), "--git --help: expected a commit"),
+        (("--git", "HEAD", "small"), "small: with --git expected a file"),
+        (("--git", "HEAD", "other/config.json"), "other/config.json: is neither here nor in HEAD"),
+        (("--git", "HEAD", "small/config.json", "--set", "vocab_size=5"), "--set: the files are compared as they are"),
+        (("llama3-8b",), "diff: 1 TARGET; expected two"),
+        (("llama3-8b", "qwen3-8c"), "no preset, file or hub id called 'qwen3-8c'"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_fix(words: tuple[str, ...], message: str, repository: Path, run: Any) -> None:
+    code, out, err = run("diff", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_outside_of_a_repository(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = run("diff", "--git", "HEAD", str(tmp_path / "config.json"))
+    assert code == 2
+    assert "is in no git repository" in err
