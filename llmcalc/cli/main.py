@@ -34,6 +34,7 @@ COMMANDS = (
     "convert",
     "presets",
     "hardware",
+    "schema",
 )
 """Each has a module of that name in this package with a function `command`, or is a package with several."""
 

@@ -15,6 +15,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from .base import Part
 
 
+PARTS = "x-parts"
+"""The key in a JSON Schema under which a field has the names of the parts that it accepts."""
+
+
 class PartError(ValueError):
     """A validation error inside a part.
 
@@ -83,6 +87,10 @@ class PartChoice:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         dumped = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump())
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dumped)
+
+    def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        """The names of the classes, under a key of their own; `sources.json_schema` makes references of them."""
+        return {PARTS: [cls.__name__ for cls in self.classes()]}
 
 
 def only(home: str) -> Any:

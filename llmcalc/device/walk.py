@@ -74,8 +74,8 @@ def alike(layout: Layout, micro_batches: int) -> int:
 
 
 Measure: TypeAlias = Callable[[Layout, Stage, Sequence[int | None]], Sequence[Passes]]
-"""What a micro-batch takes in a stage of a layout, for several numbers of repeats of the pattern of its layers. The most
-come first; None is for all.
+"""What a micro-batch takes in a stage of a layout, for several numbers of repeats of its layers' pattern. The most come
+first; None is for all.
 """
 
 
@@ -230,14 +230,13 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
     """Measures passes of torch's own kernels."""
 
     def measured(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[Passes]:
-        return [of_repeats(layout, stage, count) for count in repeats]
-
-    def of_repeats(layout: Layout, stage: Stage, repeats: int | None) -> Passes:
         meter = Meter()
         chunk = Chunk(spec, how, layout, 0, stage, meter)
-        chunk.lowering.run_only = {} if repeats is None else {0: repeats}
-        chunk.set_up()
-        for _ in range(2):  # the second time gradients are there already
+        found: list[Passes] = []
+        for count in (repeats[0], *repeats):  # the second time gradients are there already
+            chunk.lowering.run_only = {} if count is None else {0: count}
+            if not found:
+                chunk.set_up()
             before = meter.now
             meter.restart()
             flight = chunk.forward_of()
@@ -246,8 +245,11 @@ def torch_passes(spec: ModelSpec, how: Training) -> Measure:
             chunk.backward_of(flight)
             backward = meter.peak - before
             del flight
-        gradients = ((weight.grad, weight) for weight in chunk.parameters)
-        more = sum(grad.bytes - weight.bytes for grad, weight in gradients if grad is not None)  # some are whole
-        return Passes(saved, forward + more, backward + more)
+            gradients = ((weight.grad, weight) for weight in chunk.parameters)
+            more = sum(grad.bytes - weight.bytes for grad, weight in gradients if grad is not None)  # some are whole
+            if more and len(repeats) > 1:  # those of as many layers
+                return [one for count in repeats for one in measured(layout, stage, [count])]
+            found.append(Passes(saved, forward + more, backward + more))
+        return found[1:]
 
     return measured

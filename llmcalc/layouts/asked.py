@@ -64,6 +64,8 @@ class Asked:
             )
             if (value := getattr(self, name)) is not None
         }
+        if self.kernels() == "fsdp2" and (self.pp or 1) > 1:
+            given.setdefault("reshard", False)  # as torchtitan: else every micro-batch would gather them again
         if self.hsdp_replicas is not None:
             given["hsdp_replicas"] = self.hsdp_replicas
         given["zero"] = self._zero()

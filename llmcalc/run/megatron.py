@@ -94,6 +94,12 @@ class MegatronSettings:
     dsa_indexer_head_dim: int | None = None
     dsa_indexer_topk: int | None = None
     dsa_indexer_loss_coeff: float | None = None
+    dsa_indexer_topk_freq: int = 1
+    dsa_indexer_use_sparse_loss: bool = False
+    dsa_indexer_k_norm_fp32: bool = False
+    dsa_kernel_backend: Literal["none", "tilelang", "cudnn"] = "none"
+    no_dsa_indexer_scoring_relu: bool = False
+    no_dsa_indexer_rotate_activation: bool = False
     encoder_num_layers: int | None = None
     decoder_num_layers: int | None = None
     bert_no_binary_head: bool = False
@@ -420,6 +426,10 @@ class MegatronSettings:
         if self.tp_comm_overlap and (self.num_experts is not None or self.latent or self.kind == "hybrid"):
             found["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
         found |= self._narrow_not_modelled()
+        if self.experimental_attention_variant == "dsa":
+            if not self.latent:
+                found["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+            found |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in self.given()}
         if self.attention_output_gate and (self.latent or self.kind in ("bert", "t5")):
             found["--attention-output-gate"] = "another kind of attention"
         return found
@@ -920,6 +930,9 @@ SIZES = (
     "decoder_num_layers",
     "make_vocab_size_divisible_by",
     "moe_router_topk",
+    "dsa_indexer_n_heads",
+    "dsa_indexer_head_dim",
+    "dsa_indexer_topk",
     "linear_conv_kernel_dim",
     "linear_key_head_dim",
     "linear_value_head_dim",
@@ -962,6 +975,8 @@ RENAMED = {
     "use_custom_fsdp": "use_megatron_fsdp",
     "disable_fp8_wgrad": "no_fp8_wgrad",
     "disable_pad_vocab_size": "no_pad_vocab_size",
+    "disable_dsa_indexer_scoring_relu": "no_dsa_indexer_scoring_relu",
+    "disable_dsa_indexer_rotate_activation": "no_dsa_indexer_rotate_activation",
     "disable_clone_scatter_output_in_embedding": "no_clone_scatter_output_in_embedding",
 }
 """What older versions call an argument, or its second name → its field."""
@@ -1025,8 +1040,18 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
 GATED_DELTA_NET = ("gdn", "gated_delta_net")
 """Names of attention by gated DeltaNet, the second of older versions."""
 
+OTHER_INDEXERS = (
+    "dsa_indexer_topk_freq",
+    "dsa_indexer_use_sparse_loss",
+    "dsa_indexer_k_norm_fp32",
+    "dsa_kernel_backend",
+    "no_dsa_indexer_scoring_relu",
+    "no_dsa_indexer_rotate_activation",
+)
+"""Fields that change what an indexer holds, in ways that nothing here follows."""
+
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "experimental_attention_variant": GATED_DELTA_NET,
+    "experimental_attention_variant": (*GATED_DELTA_NET, "dsa"),
     "mlp_chunks_for_training": (0, 1),
     "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "transformer_impl": ("transformer_engine", "local"),

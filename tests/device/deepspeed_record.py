@@ -246,7 +246,7 @@ def built(case: Case, device: str) -> tuple[Any, Any]:
     if case.of == "reference":
         dtype = "bfloat16" if case.config["bf16"]["enabled"] else "float32"
         module = loop.built(model(), dtype, device)
-        variants.change(module, EAGER, recompute_of(case.recompute), case.trained_beside)
+        variants.change(module, EAGER, recompute_of(case.recompute), case.trained_beside, device)
         return module, lambda engine, ids: engine(ids, None, with_mtp=False, grouped_experts=True, expert_capacity=None)
     import transformers
 

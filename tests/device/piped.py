@@ -1,6 +1,6 @@
 """A rank of a pipeline under torch's `fully_shard`: its schedule run by torch on a fake process group, and replayed.
 
-Other ranks send nothing, so what comes from them has no values. torch asks them what shapes they send, and is told here.
+Other ranks send nothing, so what comes from them has no values. Where torch asks them for shapes, it is told here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules

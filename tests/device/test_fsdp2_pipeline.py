@@ -13,6 +13,7 @@ from llmcalc.device.fsdp.training import Fsdp
 from llmcalc.device.training import Training
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
+from llmcalc.layouts.asked import Asked
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
@@ -52,7 +53,7 @@ CASES = [
     Case(4, TWO, 4, 0),
     Case(4, TWO, 4, 1, recompute="full", piped=Piped(returns=True)),
     Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
-    Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 2, 2, NARROW),
+    Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 3, 2, NARROW),
     Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
     Case(8, Layout(pp=2, vpp=4, dp=3, zero=3, schedule="interleaved", reshard=False), 4, 0, NARROW, recompute="full"),
 ]
@@ -99,6 +100,12 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
     assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
 
 
+def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
+    assert not Asked(fsdp=4, pp=2).layout().reshard
+    assert Asked(fsdp=4, pp=2, reshard=True).layout().reshard
+    assert Asked(fsdp=4).layout().reshard
+
+
 def test_outputs_are_returned_before_a_date() -> None:
     day = RETURNS_NOTHING.replace(day=21)
     assert piped_at(day).returns
@@ -106,7 +113,14 @@ def test_outputs_are_returned_before_a_date() -> None:
     assert piped_at(None) == NEWEST
 
 
-def test_other_schedules_are_refused() -> None:
-    layout = Layout(pp=2, dp=2, zero=3, schedule="zb-h1")
-    with pytest.raises(InputError, match="--schedule zb-h1: with FSDP2 it is not modelled"):
-        replay_rank(small(4), Training(batch=1, seq=4, microbatches=4), layout, 0)
+@pytest.mark.parametrize(
+    ("layout", "microbatches", "message"),
+    [
+        (Layout(pp=2, dp=2, zero=3, schedule="zb-h1"), 4, "--schedule zb-h1: with FSDP2 it is not modelled"),
+        (TWO, 1, "--num-microbatches: 1; a pipeline of 2 stages takes at least 2"),
+    ],
+)
+def test_what_is_refused(layout: Layout, microbatches: int, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        replay_rank(small(4), Training(batch=1, seq=4, microbatches=microbatches), layout, 0)
+    assert message in str(error.value)

@@ -14,19 +14,24 @@ from typing import Any, NamedTuple
 import pytest
 
 import llmcalc
+from llmcalc.device.cluster import Cluster
 from llmcalc.device.fsdp.answer import fsdp_memory
 from llmcalc.device.fsdp.training import Fsdp, called
+from llmcalc.device.memory import memory
 from llmcalc.device.runtime import Runtime
+from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training
 from llmcalc.kernels.choices import Choices
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
 from llmcalc.run.titan import Float8
+from llmcalc.sources.launch.read import read_launch
 
-ROWS = Path(__file__).parent.parent / "data" / "measured_training.json"
+DATA = Path(__file__).parent.parent / "data"
+ROWS = DATA / "measured_training.json"
 GIB = 2**30
 
-EAGER, COMPILED = Choices(attention="flash"), Choices(attention="flash", norm="fused", compiled=True)
+EAGER, COMPILED = Choices(attention="flash"), Choices(attention="flash", compiled=True)
 
 
 class Run(NamedTuple):
@@ -91,3 +96,25 @@ def test_reserved_bytes(name: str) -> None:
     ]
     print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
     assert abs(errors[0]) <= run.reached
+
+
+LAUNCHED = {
+    "torchtitan_202412/T4/2D+compile+Float8/8192/{'fsdp': 32, 'tp': 8}": ("llama3_70b_2d_2024.toml", 256, 3.6),
+}
+"""A published run → the file of its job, its devices, and the error of segments, in %."""
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_reserved_bytes_of_a_job(name: str) -> None:
+    """The same from the job's file, as `llmcalc memory --launch` reads it."""
+    file, devices, reached = LAUNCHED[name]
+    launch = read_launch(DATA / "launches" / file, devices)
+    assert launch.spec is not None
+    one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
+    found = Cluster(one, launch.layout, launch.framework, own=launch.own)
+    assert found.reserved_band is not None
+    measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
+    errors = [100 * (bytes / measured - 1) for bytes in found.reserved_band]
+    print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
+    assert found.peak.device.terms[0].status == "estimate"
+    assert abs(errors[0]) <= reached

@@ -57,6 +57,8 @@ FOURS = [
     job_for(UNTIED, Layout(tp=4), 2, 7),
     job_for(DEEPER, Layout(pp=4), 1, 7, 6),
     job_for(TIED, Layout(tp=2, pp=2), 1, 7),
+    job_for(UNTIED, fsdp(2, pp=2), 1, 7),
+    job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
 ]
 
 

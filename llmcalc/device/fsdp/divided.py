@@ -7,7 +7,7 @@ torch 2.13, `_init_sharding_spec`, `_get_grad_inner_tensor`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ...flow.axis import Shape as Axes
 from ...flow.program import Item, Step
@@ -16,6 +16,7 @@ from ...kernels.layout import Shape
 from ...kernels.lowering import Path
 from ...layouts.rank import Shard, axes_of, is_divided
 from ..dtensor import Divided, named_steps
+from .groups import Traffic
 from .lowering import Sharded, name_in_titan
 
 
@@ -26,6 +27,10 @@ class ShardedAndDivided(Divided, Sharded):
     """
 
     wholes: Mapping[str, Shape] = {}
+
+    def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+        super().shard(traffic, layer_paths, splits)
+        self.divides_loss = traffic.how.divides_loss
 
     def prepare(self, program: Flow) -> None:
         self.find_places(program)

@@ -7,8 +7,10 @@ The hooks of a group stand around its module: outside of a checkpoint in it, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ...components.norm import Norm
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
 from ...kernels.layout import Shape
@@ -164,6 +166,16 @@ class Sharded(RingAttention):
             if frame.turn is not None and ".".join(names) in self.layer_paths:
                 return Layer(".".join(names), frame.turn)
         return MODEL
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+        """A norm. torchtitan compiles each layer by itself, and no norm outside of them (`apply_compile`)."""
+        choices = self.choices
+        if choices.compiled and self.running == MODEL:
+            self.choices = replace(choices, compiled=False)
+        try:
+            return super().norm(x, spec, name, shape, groups, module)
+        finally:
+            self.choices = choices
 
     def run(self, program: Flow) -> Tensor:
         if self.traffic is None:

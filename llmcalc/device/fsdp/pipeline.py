@@ -169,6 +169,10 @@ class ShardedRank(RankRun):
         self.sharding, self.fsdp = sharding(how, layout, rank, fsdp), fsdp
         self.schedules = piped.schedules
         each = how.microbatches // piped.schedules
+        if schedule_of(layout) == "1f1b" and each < layout.pp:
+            raise InputError(
+                f"--num-microbatches: {each}; a pipeline of {layout.pp} stages takes at least {layout.pp} in torch"
+            )
         how = replace(how, seq=part_of_sequence(layout, how.seq), microbatches=each)
         super().__init__(spec, how, layout, rank, meter, workspace)
         for chunk in self.chunks:

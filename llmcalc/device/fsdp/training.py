@@ -135,7 +135,7 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
     at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
-    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp)
+    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp, fsdp.divides_loss)
 
 
 class FsdpRun(TrainingRun):
@@ -168,8 +168,6 @@ class FsdpRun(TrainingRun):
         self.fsdp, self.reshard = fsdp, reshard
         self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
-        if isinstance(self.lowering, ShardedAndDivided):
-            self.lowering.divides_loss = fsdp.divides_loss
         self.stacks = [loop.path for loop in loops(spec)]
         if fsdp.splits and (why := why_not_split(spec, how)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")

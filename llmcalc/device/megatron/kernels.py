@@ -166,6 +166,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         transposes=not is_blackwell(s.gpu),
         wide_layers=_wide_layers(s),
         layers=s.layers,
+        indexer_loss=bool(s.dsa_indexer_loss_coeff),
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
         recompute_layers=s.recompute_num_layers or 1,
         recompute_kinds=frozenset(

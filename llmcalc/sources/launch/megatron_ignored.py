@@ -21,7 +21,7 @@ IGNORED = frozenset(
     dataloader-defer-npy-index-mmap dataloader-fast-cache-load dataloader-type decode-only-cuda-graphs
     decoupled-min-lr delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks disable-align-grad-reduce
     disable-bf16-reduced-precision-matmul disable-ckpt-load-validate-sharding-integrity
-    disable-dsa-indexer-rotate-activation disable-dsa-indexer-scoring-relu disable-flight-recorder-dump-on-timeout
+    disable-flight-recorder-dump-on-timeout
     disable-flight-recorder-extra-dump-on-exec disable-flight-recorder-include-only-active
     disable-gloo-process-groups disable-log-loss-scale-to-tensorboard disable-manual-gc-eval disable-msc
     disable-save-tokenizer-assets disable-straggler-on-startup disable-strict-fsdp-dtensor-load
@@ -30,9 +30,9 @@ IGNORED = frozenset(
     disable-tp-comm-split-ag disable-tp-comm-split-rs disable-use-tokenizer-model-from-checkpoint-args
     dist-ckpt-format dist-ckpt-optim-fully-reshardable dist-ckpt-save-pre-mcore-014 dist-ckpt-strictness
     dist-ckpt-workers distrib-optim-fully-reshardable-mem-efficient distributed-backend distributed-timeout-minutes
-    distributed-timeout-seconds-after-init dsa-indexer-k-norm-epsilon dsa-indexer-k-norm-fp32
-    dsa-indexer-rope-interleaved dsa-indexer-skip-topk-offset dsa-indexer-topk-freq dsa-indexer-use-sparse-loss
-    dsa-kernel-backend dump-param-to-param-group-map embedding-init-method-std embedding-path enable-experimental
+    distributed-timeout-seconds-after-init dsa-indexer-k-norm-epsilon
+    dsa-indexer-rope-interleaved dsa-indexer-skip-topk-offset
+    dump-param-to-param-group-map embedding-init-method-std embedding-path enable-experimental
     enable-ft-package enable-msc end-weight-decay eod-mask-loss error-injection-rate error-injection-type
     eval-global-batch-size eval-interval eval-iters evidence-data-path exit-duration-in-mins exit-interval exit-on-missing-checkpoint
     exit-signal exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
@@ -73,7 +73,7 @@ IGNORED = frozenset(
     mup-width-mult nccl-all-reduce-for-prefill nccl-communicator-config-path no-align-grad-reduce
     no-align-param-gather no-barrier-with-level-1-timing no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-ckpt-load-validate-sharding-integrity no-data-sharding
-    no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu no-flight-recorder-dump-on-timeout
+    no-flight-recorder-dump-on-timeout
     no-flight-recorder-extra-dump-on-exec no-flight-recorder-include-only-active no-gradient-reduce-div-fusion
     no-initialization no-load-optim no-load-rng no-log-loss-scale-to-tensorboard no-manual-gc-eval no-mmap-bin-files
     no-one-logger no-pin-cpu-grads no-pin-cpu-params no-save-optim no-save-rng no-save-tokenizer-assets

@@ -116,8 +116,25 @@ def _delta(s: MegatronSettings) -> Table:
     }
 
 
+def _indexer(s: MegatronSettings) -> Table:
+    """What selects tokens (experimental_attention_variant/dsa.py, `DSAIndexer`)."""
+    table = {
+        "index_n_heads": s.dsa_indexer_n_heads,
+        "index_head_dim": s.dsa_indexer_head_dim,
+        "index_topk": s.dsa_indexer_topk,
+    }
+    for name, value in table.items():
+        if value is None:
+            raise InputError(f"{flag_of(name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
+    if not s.disable_bias_linear:
+        raise InputError("--disable-bias-linear: missing; dsa needs it")
+    return table
+
+
 def _latent(s: MegatronSettings) -> Table:
-    low = {} if s.q_lora_rank is None else {"q_lora_rank": s.q_lora_rank}
+    low: Table = {} if s.q_lora_rank is None else {"q_lora_rank": s.q_lora_rank}
+    if s.experimental_attention_variant == "dsa":
+        low["indexer"] = _indexer(s)
     return {
         "type": "mla",
         "num_attention_heads": s.num_attention_heads,

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ...device.fsdp.pipeline import ShardedRank
 from ...device.fsdp.training import Fsdp, FsdpRun, sharding
 from ...device.pipeline import RankRun, check_torch
 from ...device.training import Training
@@ -43,8 +44,6 @@ class Job:
         layout = self.layout
         if layout.zero not in (0, 3):
             raise InputError(f"--distributed: --zero {layout.zero} is not run; expected --fsdp, or replicas with --dp")
-        if layout.zero == 3 and layout.pp > 1:
-            raise InputError("--distributed: FSDP2 in a pipeline is not run; expected --pp 1, or --dp without --fsdp")
         if layout.tp > 1 and layout.dp > 1 and layout.zero == 0:
             raise InputError(
                 "--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
@@ -52,12 +51,14 @@ class Job:
             )
         if layout.vpp > 1 or layout.schedule != "1f1b":
             raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
-        if layout.hsdp_replicas > 1:
-            raise InputError(f"--distributed: --hsdp-replicas {layout.hsdp_replicas} is not run; expected 1")
+        if layout.zero == 3 and layout.pp > 1 and layout.tp > 1:
+            raise InputError("--distributed: FSDP2 with --tp in a pipeline is not run; expected --pp 1 or --tp 1")
+        if layout.hsdp_replicas > 1 and layout.zero != 3:
+            raise InputError("--distributed: --hsdp-replicas needs --fsdp; expected replicas with --dp alone")
         check_torch(replace(layout, zero=0))
         if self.spec.kind != "decoder" or self.spec.head.type != "lm" or self.spec.towers:
             raise InputError("--distributed: takes a decoder of text with a language-model head")
-        if layout.pp > 1 and layout.dp > 1 and self.microbatches < 2 * layout.pp:
+        if layout.pp > 1 and layout.dp > 1 and layout.zero == 0 and self.microbatches < 2 * layout.pp:
             raise InputError(  # DDP of torch 2.13 stops with "rebuilt parameter indices size is not same"
                 f"--num-microbatches: {self.microbatches} with --pp and --dp; expected at least {2 * layout.pp}"
             )
@@ -88,7 +89,11 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
     """Quantity → bytes of the replay of one rank, as a dispatch mode sees them. meter: what counts them."""
     meter = meter or Meter()
     run: RankRun | FsdpRun
-    if job.layout.zero == 3:
+    if job.layout.zero == 3 and job.layout.pp > 1:
+        run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=FSDP)
+        for chunk in run.chunks:
+            chunk.graph.adds_in_place = False
+    elif job.layout.zero == 3:
         layout = job.layout
         sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, FSDP)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None

@@ -189,8 +189,11 @@ class Rank:
         self.job, self.mode = job, OnRank()
         self.rank, layout = dist.get_rank(), job.layout
         self.at = layout.at(self.rank)
-        self.mesh = init_device_mesh("cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
-        self.meshes = {name: self.mesh[name] for name in ("pp", "dp", "tp")}  # made before storages are followed
+        names = "pp", "replicas", "dp", "tp"
+        sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
+        self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        self.meshes = {name: self.mesh[name] for name in names}  # made before storages are followed
+        self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
         self.most: dict[str, int] = {}
@@ -262,7 +265,7 @@ class Rank:
         if layout.tp > 1:
             parallel.divide_products(module, self.meshes["tp"])
         if layout.zero == 3:
-            parallel.shard(module, self.meshes["dp"], layout.reshard, getattr(torch, DTYPE))
+            parallel.shard(module, self.shards, layout.reshard, getattr(torch, DTYPE))
         elif layout.dp > 1:
             module = DistributedDataParallel(module, process_group=self.meshes["dp"].get_group())
         self.module = module

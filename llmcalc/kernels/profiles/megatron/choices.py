@@ -47,6 +47,7 @@ class RankChoices:
     transposes: whether what is read by columns is kept transposed where a tensor has one scale.
     history: how many maxima delayed scaling remembers of each tensor.
     wide_layers: how many of the first and of the last layers stay in 16 bits. layers: of the whole model.
+    indexer_loss: whether indexers learn the shares of attention.
     recompute_core: whether the attention's core runs again in the backward pass.
     recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
     recompute_kinds: kinds of modules of a layer that do, each by itself.
@@ -92,6 +93,7 @@ class RankChoices:
     history: int = 1
     wide_layers: tuple[int, int] = (0, 0)
     layers: int = 0
+    indexer_loss: bool = False
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import json
+
+from ..sources.json_schema import description_schema
+from .options import Output, opened
+
+
+def command(output: Output = None) -> None:
+    """JSON Schema of native descriptions, for editors that check and complete TOML."""
+    with opened(output) as out:
+        out.write(json.dumps(description_schema(), indent=1) + "\n")

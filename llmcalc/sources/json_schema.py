@@ -1,0 +1,95 @@
+"""JSON Schema of native descriptions (draft 2020-12), for editors that check and complete TOML.
+
+The classes of the spec are the definitions. A variant of a layer has only the fields that differ from its block, so
+every class below a layer stands there a second time, with no field required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..components.choice import PARTS
+from ..components.stack import Stack
+from ..record import NONE
+from .fields import field_members
+from .preset import Preset
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+PARTIAL = "Partial"
+"""The end of the name of a definition without required fields."""
+
+LEFT_OUT = ("name", "asked", "changes", "config", "notes")
+"""Fields of `Preset` that no file states."""
+
+
+def description_schema() -> dict[str, Any]:
+    """The JSON Schema of a description: what a preset's TOML file may hold."""
+    classes = _reachable(Preset)
+    layers = {name for field in ("block", "variants") for name in _reachable_from(Stack, field)}
+    definitions = {name: _definition(cls) for name, cls in classes.items()}
+    definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial(
+        definitions["Stack"]["properties"]["block"]
+    )
+    for name in sorted(layers):
+        whole = definitions[name]
+        definitions[name + PARTIAL] = {key: _partial(value) for key, value in whole.items() if key != "required"}
+    root = definitions.pop("Preset")
+    root["properties"] = {key: value for key, value in root["properties"].items() if key not in LEFT_OUT}
+    return {"$schema": DRAFT, "title": "llmcalc description", **_without(root, "title"), "$defs": definitions}
+
+
+def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Every class that a table below it can be, by name."""
+    found: dict[str, type[BaseModel]] = {}
+    waiting = [root]
+    while waiting:
+        cls = waiting.pop()
+        if cls.__name__ not in found:
+            found[cls.__name__] = cls
+            waiting += [one for field in cls.model_fields.values() for one in field_members(field)]
+    return found
+
+
+def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
+    return [name for one in field_members(cls.model_fields[field]) for name in _reachable(one)]
+
+
+def _definition(cls: type[BaseModel]) -> dict[str, Any]:
+    """A class without the classes below it, which are references."""
+    made = cls.model_json_schema(ref_template="#/$defs/{model}")
+    found: dict[str, Any] = _referring(made.get("$defs", {}).get(cls.__name__, made))
+    return _without(found, "$defs", "$ref")
+
+
+def _referring(schema: Any) -> Any:
+    """References for names of parts, and the word `none`, which TOML has for null."""
+    if isinstance(schema, list):
+        return [_referring(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "null":
+        return {"const": NONE}
+    out = {key: _referring(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    if PARTS in schema:
+        refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
+        return {**out, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
+    if isinstance(default := schema.get("default"), str | int | float | bool):
+        out["default"] = default
+    return out
+
+
+def _partial(schema: Any) -> Any:
+    """The same with references to classes without required fields."""
+    if isinstance(schema, list):
+        return [_partial(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial(value) for key, value in schema.items()}
+
+
+def _without(schema: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in keys}

@@ -1,0 +1,106 @@
+"""The JSON Schema of descriptions takes every preset, and refuses what the reader refuses.
+
+`python -m tests.sources.test_json_schema` writes presets/description.schema.json, which editors find by the first line
+of every preset.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from llmcalc.errors import InputError
+from llmcalc.sources.json_schema import description_schema
+from llmcalc.sources.presets import model_names, presets_dir
+from llmcalc.sources.target import load
+
+FILE = presets_dir() / "description.schema.json"
+LINE = f"#:schema ../{FILE.name}"
+
+
+def validator() -> Draft202012Validator:
+    schema = description_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def description(name: str) -> Any:
+    """A preset as JSON has it; dates are text."""
+    text = (presets_dir() / "models" / f"{name}.toml").read_text()
+    return json.loads(json.dumps(tomllib.loads(text), default=str))
+
+
+def test_it_takes_every_preset() -> None:
+    schema = validator()
+    assert {name: wrong for name in model_names() for wrong in schema.iter_errors(description(name))} == {}
+
+
+def test_every_preset_names_it() -> None:
+    files = sorted((presets_dir() / "models").glob("*.toml"))
+    assert [file.name for file in files if file.read_text().partition("\n")[0] != LINE] == []
+
+
+def test_the_file_beside_the_presets_is_it() -> None:
+    """If this fails: python -m tests.sources.test_json_schema."""
+    assert json.loads(FILE.read_text()) == description_schema()
+
+
+def test_the_command_prints_it(run: Any) -> None:
+    code, out, err = run("schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == description_schema()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", "decoder", "num_hidden_layerz"), 3),
+        (("model", "decoder", "num_hidden_layers"), -3),
+        (("model", "decoder", "num_hidden_layers"), "three"),
+        (("model", "decoder", "block", "attention", "type"), "no-such-attention"),
+        (("model", "decoder", "block", "feed_forward", "intermediate_size"), None),
+        (("model", "vocab_size"), 0),
+        (("released",), "yesterday"),
+        (("name",), "a name that no file states"),
+    ],
+)
+def test_it_refuses_what_the_reader_refuses(path: tuple[str, ...], value: Any, tmp_path: Path) -> None:
+    whole = description("llama3-8b")
+    table = whole
+    for name in path[:-1]:
+        table = table[name]
+    if value is None:
+        del table[path[-1]]
+    else:
+        table[path[-1]] = value
+    assert not validator().is_valid(whole)
+    if path != ("name",):
+        import tomli_w
+
+        file = tmp_path / "a.toml"
+        file.write_text(tomli_w.dumps(whole))
+        with pytest.raises(InputError):
+            load(str(file))
+
+
+def test_a_variant_states_what_differs_and_nothing_else() -> None:
+    whole = description("gemma3-27b")
+    variants = whole["model"]["decoder"]["variants"]
+    assert all("feed_forward" not in one for one in variants.values())
+    schema = validator()
+    assert schema.is_valid(whole)
+    next(iter(variants.values()))["attention"]["no_such_field"] = 1
+    assert not schema.is_valid(whole)
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(description_schema(), indent=1) + "\n")
+    for preset in (presets_dir() / "models").glob("*.toml"):
+        lines = preset.read_text()
+        if not lines.startswith(LINE):
+            preset.write_text(f"{LINE}\n{lines}")
