@@ -15,12 +15,12 @@ from ..run.execution import AttentionImplementation
 from ..run.layout import Layout
 from ..run.titan import TitanSettings
 from ..units import DTYPE_BITS
-from .allocator import CachingAllocator
 from .answer import TORCH, DeviceMemory, Term, summed
 from .fold import loops
 from .memory import Memory
 from .nccl import with_nccl
-from .pipeline import check_torch, replay_rank
+from .pipeline import check_torch
+from .rehearsal import played_rank
 from .runtime import Runtime
 from .serving import rank_memory, rank_of
 from .settings import Settings
@@ -138,7 +138,7 @@ class Cluster:
         if self.framework == "fsdp2" and self.layout.dp * self.layout.tp == self.layout.world and self.layout.ep == 1:
             from .fsdp.answer import rank_traffic
 
-            return rank_traffic(self.one, self.layout, rank, dated(self.version), self.own or TitanSettings())
+            return rank_traffic(self.one, self.layout, rank, dated(self.version), _titan(self.own))
         use = self.one.states
         return communication(
             self.spec,
@@ -174,8 +174,8 @@ def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     one = run.one
     how = one.training()
     check_torch(run.layout)
-    device = CachingAllocator(runtime.expandable)
-    found = replay_rank(one.spec, how, run.layout, rank, device, runtime.workspace)
+    shared = run.shared(runtime)
+    found = played_rank(one.spec, how, run.layout, rank, runtime.expandable, runtime.workspace, shared)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     return summed(found, runtime, loops(one.spec), Term("tensors", 0, "source", source, TORCH))
 
@@ -202,7 +202,12 @@ def fsdp2_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     """A rank of torch's `fully_shard`, as torchtitan calls it."""
     from .fsdp.answer import rank_memory
 
-    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version), run.own or TitanSettings())
+    return rank_memory(run.one, run.layout, rank, runtime, dated(run.version), _titan(run.own))
+
+
+def _titan(own: Any) -> TitanSettings:
+    """What a torchtitan job says; of any other run nothing."""
+    return own if isinstance(own, TitanSettings) else TitanSettings()
 
 
 Ranked: TypeAlias = Callable[[Cluster, int, Runtime], DeviceMemory]

@@ -143,11 +143,10 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
 
 
 Home: TypeAlias = tuple[int, str, int]
-"""(chunk, `F` or `B`, micro-batch): a pass, with micro-batches numbered through all steps."""
+"""(chunk, `F`, `L` for a loss or `B`, micro-batch): a pass, with micro-batches numbered through all steps."""
 
 Case: TypeAlias = tuple[int, str, int, str]
-"""(chunk, `F` or `B`, 0 for its first and 1 for its second pass, which neighbours have run): passes that do the same.
-"""
+"""(chunk, kind, 0 for its first and 1 for its second pass, which neighbours have run): passes that do the same."""
 
 
 class Made(NamedTuple):
@@ -177,7 +176,8 @@ class Trace:
     storage. bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
     peaks: the most at each place, over what was there before the pass. settled: the kinds at the first event that may
     follow a peak from before. end: the place at the end. ends_risen: whether the peak there is still rising.
-    made: what it hands out. entered: the kind under which what entered it is counted from here on; None for as before.
+    made: what it hands out: its output, or gradients by the numbers of the tensors whose they are.
+    entered: the kind under which what entered it is counted from here on; None for as before.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Trace:
     settled: dict[str, int] = field(default_factory=dict)
     end: Place = NOWHERE
     ends_risen: bool = False
-    made: Made | None = None
+    made: tuple[tuple[int, Made], ...] = ()
     entered: str | None = None
 
     def relative(self, home: Home) -> Trace:
@@ -203,24 +203,42 @@ class Trace:
 
 
 class Passes:
-    """Which passes have run. forwards, backwards: how many of each chunk."""
+    """Which passes have run.
+
+    forwards, backwards: how many of each chunk. fresh: whether none of a step's backward passes of a chunk has run;
+    always false where what the first one makes stays for the steps that follow.
+    """
 
     def __init__(self, chunks: int) -> None:
         self.forwards, self.backwards = [0] * chunks, [0] * chunks
+        self.fresh = [False] * chunks
+
+    def begin_step(self) -> None:
+        """Says that the first backward passes that follow make gradients."""
+        self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[Case, Home]:
         """The case of a chunk's next forward pass, and which pass it is."""
         number = self.forwards[chunk]
         self.forwards[chunk] += 1
+        return self._case(chunk, "F", number), (chunk, "F", number)
+
+    def next_loss(self, chunk: int) -> tuple[Case, Home]:
+        """The case of the loss that follows a forward pass."""
+        number = self.forwards[chunk] - 1
+        return self._case(chunk, "L", number), (chunk, "L", number)
+
+    def _case(self, chunk: int, kind: str, number: int) -> Case:
         before = "flying" if self.backwards[chunk] < number else "done"
-        return (chunk, "F", _nth(number), before if number else ""), (chunk, "F", number)
+        return chunk, kind, _nth(number), before if number else ""
 
     def next_backward(self, chunk: int) -> tuple[Case, Home]:
         """The case of a chunk's next backward pass, and which pass it is."""
         number = self.backwards[chunk]
         self.backwards[chunk] += 1
         after = "begun" if self.forwards[chunk] > number + 1 else "alone"
-        return (chunk, "B", _nth(number), after), (chunk, "B", number)
+        fresh, self.fresh[chunk] = self.fresh[chunk], False
+        return (chunk, "B", _nth(number), f"{after}, fresh" if fresh else after), (chunk, "B", number)
 
 
 def _nth(number: int) -> int:
@@ -229,7 +247,10 @@ def _nth(number: int) -> int:
 
 
 class Piece(NamedTuple):
-    """The events of a pass in a rehearsal: from, to. place: where it begins. entered: the storage that entered it."""
+    """The events of a pass in a rehearsal: from, to. place: where it begins. entered: the storage that entered it.
+
+    made: what it may hand out: number, a tensor like it, its storage.
+    """
 
     case: Case
     home: Home
@@ -237,7 +258,7 @@ class Piece(NamedTuple):
     end: int
     place: Place
     entered: int | None
-    made: tuple[Tensor, int] | None
+    made: list[tuple[int, Tensor, int]]
 
 
 class Rehearsal(Passes):
@@ -250,31 +271,35 @@ class Rehearsal(Passes):
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Runs a forward pass. run: gives its output."""
-        case, home = self.next_forward(chunk)
+        return self._run(*self.next_forward(chunk), entered, run)
+
+    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Computes the loss of the last forward pass."""
+        return self._run(*self.next_loss(chunk), output, run)
+
+    def _run(self, case: Case, home: Home, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         start, place = len(self.meter.events), self.meter.place
         made = run()
-        self._note(case, home, start, place, entered, made)
+        x = None if entered is None else entered.storage.block.handle
+        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, [_shown(0, made)]))
         return made
 
-    def backward(self, chunk: int, entered: Tensor | None, run: Callable[[], None]) -> None:
-        """Runs a backward pass, after which what entered has its gradient."""
+    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+        """Runs a backward pass, after which these tensors may have their gradients."""
         case, home = self.next_backward(chunk)
         start, place = len(self.meter.events), self.meter.place
         run()
-        self._note(case, home, start, place, None, None if entered is None else entered.grad)
-
-    def _note(
-        self, case: Case, home: Home, start: int, place: Place, entered: Tensor | None, made: Tensor | None
-    ) -> None:
-        x = None if entered is None else entered.storage.block.handle
-        shown = None
-        if made is not None:  # without its storage, which would be kept
-            shown = Tensor(made.shape, made.dtype, _NOWHERE, made.strides), made.storage.block.handle
-        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, shown))
+        made = [_shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
+        self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
 
     def traces(self) -> dict[Case, Trace]:
         """What each case does. Raises `Irregular` if what does not differ in its neighbours differs."""
         return Reading(self.meter.events, self.pieces).found
+
+
+def _shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
+    """A tensor without its storage, which would be kept, and the number of that."""
+    return number, Tensor(made.shape, made.dtype, _NOWHERE, made.strides), made.storage.block.handle
 
 
 class _Nothing:
@@ -301,7 +326,7 @@ class Reading:
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.homes: dict[int, tuple[Home, int]] = {}
-        self.shown = {piece.made[1] for piece in pieces if piece.made is not None}
+        self.shown = {storage for piece in pieces for _, _, storage in piece.made}
         self.found: dict[Case, Trace] = {}
         at = 0
         for piece in pieces:
@@ -385,14 +410,13 @@ class Reading:
         trace.count, trace.bytes, trace.kinds = len(own), now, kinds
         trace.peaks = [(place, bytes, more) for place, (bytes, more) in peaks.items()]
         trace.end, trace.ends_risen = here, risen
-        if piece.made is not None:
-            shown, number = piece.made
-            if number not in own:
-                raise Irregular
-            trace.made = Made(
-                own[number], self.sizes[number], self.kinds[number], shown.shape, shown.dtype, shown.strides
-            )
+        trace.made = tuple((i, self._made(like, own[x], x)) for i, like, x in piece.made if x in own)
+        if piece.home[1] != "B" and not trace.made:
+            raise Irregular
         return trace
+
+    def _made(self, like: Tensor, number: int, storage: int) -> Made:
+        return Made(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
 
 
 class Played(Passes):
@@ -407,17 +431,24 @@ class Played(Passes):
 
     def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Plays a forward pass."""
-        trace, base = self._play(chunk, *self.next_forward(chunk))
+        return self._given(chunk, *self.next_forward(chunk), entered)
+
+    def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        """Plays the loss of the last forward pass."""
+        return self._given(chunk, *self.next_loss(chunk), output)
+
+    def _given(self, chunk: int, case: Case, home: Home, entered: Tensor | None) -> Tensor:
+        trace, base = self._play(chunk, case, home)
         if entered is not None and trace.entered is not None:
             entered.storage.block.kind = trace.entered
-        assert trace.made is not None
-        return trace.made.tensor(self.meter, base)
+        ((_, made),) = trace.made
+        return made.tensor(self.meter, base)
 
-    def backward(self, chunk: int, entered: Tensor | None, run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Plays a backward pass."""
         trace, base = self._play(chunk, *self.next_backward(chunk))
-        if entered is not None and trace.made is not None:
-            entered.grad = trace.made.tensor(self.meter, base)
+        for i, made in trace.made:
+            leaves[i].grad = made.tensor(self.meter, base)
 
     def _play(self, chunk: int, case: Case, home: Home) -> tuple[Trace, int]:
         trace = self.traces.get(case)

@@ -10,8 +10,9 @@ A method here that names a method of torch has its local variables, which hold t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import InputError
 from ..kernels.autograd import backward
@@ -26,6 +27,7 @@ from ..model import ModelSpec
 from ..run.layout import Layout, Stage, stages
 from ..run.rows import TOKENS
 from .dtensor import Divided
+from .passes import Played, Rehearsal
 from .training import Replayed, Training, TrainingRun, replayed
 
 
@@ -45,6 +47,7 @@ class Flight:
 class Chunk(TrainingRun):
     """The layers of one stage of a rank.
 
+    number: of the rank's chunks. passes: what records or plays its passes; None (default) if they are run.
     received, gradients: of every micro-batch, what another rank sends in the forward and in the backward pass.
     flights: what leaves the chunk in the forward pass, by micro-batch, until its backward pass has run.
     profiles: the kernels of whole products, and of divided ones.
@@ -57,6 +60,8 @@ class Chunk(TrainingRun):
         self.profile = self.profiles[layout.tp > 1]
         super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
         self.lowering.below = stage.layers.start
+        self.number = 0
+        self.passes: Rehearsal | Played | None = None
         self.whole: Tensor | None = None
         self.received: list[Tensor] = []
         self.gradients: list[Tensor] = []
@@ -74,7 +79,7 @@ class Chunk(TrainingRun):
         self.meter.place = Place("forward")
         entry = self.lowering.enter(self.program)
         if self.stage.first and self.stage.last:
-            return Flight(entry, self.forward())
+            return Flight(entry, self._passed(entry, self.forward))
         output = self.run_layers()
         return Flight(entry, self.compute_loss(output), output) if self.stage.last else Flight(entry, output)
 
@@ -82,7 +87,7 @@ class Chunk(TrainingRun):
         """The backward pass of one micro-batch, from the gradient that another rank sends."""
         out, flight.out = flight.out, None  # type: ignore[assignment]
         if self.stage.last:
-            self.backward(out)
+            self._pass_back([], partial(self.backward, out))
         else:
             with counted_as(self.meter, "communication"):
                 seed = self.graph.new(out.shape, out.dtype, out.strides)
@@ -136,7 +141,7 @@ class Chunk(TrainingRun):
         self.meter.place = Place("forward")
         if self.received:
             self.lowering.given[ENTRY] = self.received[i]
-        output = self.run_layers()
+        output = self._passed(self.received[i] if self.received else None, self.run_layers)
         self.flights[i] = output
         return output
 
@@ -151,17 +156,33 @@ class Chunk(TrainingRun):
     def compute_loss(self, output: Tensor) -> Tensor:
         """The loss of the micro-batch that has just run."""
         self.meter.place = Place("forward", path="loss")
+        run = partial(self._losses, output)
+        return run() if self.passes is None else self.passes.loss(self.number, output, run)
+
+    def _losses(self, output: Tensor) -> Tensor:
         assert self.labels is not None
         return self.lowering.losses(output, self.labels)
+
+    def _passed(self, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        """A forward pass, which is run unless it is recorded or played."""
+        return run() if self.passes is None else self.passes.forward(self.number, entered, run)
+
+    def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
+        """A backward pass, after which what entered and the parameters have gradients."""
+        if self.passes is None:
+            run()
+        else:
+            self.passes.backward(self.number, [*entered, *self.parameters], run)
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         """The backward pass of micro-batch `i`. Returns the gradient of what entered it, which is sent."""
         stage_output = self.flights.pop(i)
+        entered = self.received[i : i + 1]
         if loss is not None:
-            self.backward(loss)
+            self._pass_back(entered, partial(self.backward, loss))
             stage_output.node = None  # `detach_`
         else:
-            self._backward_from(stage_output, self.gradients[i])
+            self._pass_back(entered, partial(self._backward_from, stage_output, self.gradients[i]))
         if not self.received:
             return None
         grads_input, self.received[i].grad = self.received[i].grad, None
@@ -182,8 +203,8 @@ class RankRun:
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         own = [stage for stage in stages(layout, layers) if stage.rank == at.pp]
         self.chunks = [self.chunk(spec, rank, stage) for stage in own]
-        for chunk in self.chunks:
-            chunk.workspace, chunk.workspaces = workspace, self.chunks[0].workspaces
+        for number, chunk in enumerate(self.chunks):
+            chunk.number, chunk.workspace, chunk.workspaces = number, workspace, self.chunks[0].workspaces
         group = torch_group(layout.pp, how.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, how.microbatches, group).orders[at.pp]
         self.buckets: list[Storage] = []
@@ -218,14 +239,25 @@ class RankRun:
 
     def passes(self) -> None:
         """The forward and backward passes of all micro-batches."""
-        if self.layout.pp > 1:
-            self._take_batch()
+        self.begin_step()
         if self.layout.pp > 1 and schedule_of(self.layout) == "1f1b":
             self._one_forward_one_backward(self.chunks[0])
         else:
             self._in_order()
+        self.end_passes()
+
+    def begin_step(self) -> None:
+        """What comes before the passes of a step."""
+        passes = self.chunks[0].passes
+        if passes is not None:
+            passes.begin_step()
         if self.layout.pp > 1:
-            for chunk in self.chunks:  # the parts of the tokens are named in the schedule alone
+            self._take_batch()
+
+    def end_passes(self) -> None:
+        """What follows the passes of a step: the parts of the tokens are named in the schedule alone."""
+        if self.layout.pp > 1:
+            for chunk in self.chunks:
                 chunk.labels = None
                 del chunk.lowering.given[TOKENS]
 

@@ -296,8 +296,8 @@ class Placements:
                     self._tell("send", rows, "cp", backward, keys + values)
 
     def _by_heads(self, step: Step) -> list[Number] | None:
-        """What Megatron-LM sends for Mamba-2, whose heads the ranks of a sequence divide: what the convolution reads, the
-        gate, the steps and the output (core/ssm/mamba_context_parallel.py); None for another step.
+        """What Megatron-LM sends for Mamba-2, whose heads the ranks of a sequence divide: what the convolution reads,
+        the gate, the steps and the output (core/ssm/mamba_context_parallel.py); None for another step.
         """
         if step.verb == "conv":
             return [step.ins[0].width]

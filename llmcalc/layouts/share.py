@@ -134,6 +134,12 @@ class Share(NamedTuple):
         Raises `InputError` for a length that they do not divide, and for phases without divided sequences.
         """
         layout, seq = self.layout, run.workload.seq
+        shares_tokens = layout.sequence_parallel or (layout.ep > 1 and layout.expert_tp < layout.tp)
+        if shares_tokens and run.batch * seq % layout.tp:
+            raise InputError(
+                f"--tp {layout.tp}: its ranks divide the {run.batch * seq:,} tokens; expected --batch times --seq in "
+                f"multiples of {layout.tp}"
+            )
         if layout.cp == 1:
             return run
         if run.phase in ("prefill", "decode"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ..algebra import Number, exact_div, floor_div
 from ..run.sight import Sight
@@ -20,10 +21,10 @@ class LinearShare(Linear):
     ranks: Number = 1
 
     def forward_flops(self, s: Sight) -> Number:
-        return exact_div(Linear.forward_flops(self, s), self.ranks)
+        return _part(Linear.forward_flops(self, s), self.ranks)
 
     def backward_flops(self, s: Sight) -> Number:
-        return exact_div(Linear.backward_flops(self, s), self.ranks)
+        return _part(Linear.backward_flops(self, s), self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,11 @@ class ExpertShare(ExpertLinear):
 
     def active_params(self) -> Number:
         """Parameters that a token uses here on average, rounded down."""
-        used = self.top_k * self.one()
-        if isinstance(used, int) and used % self.ranks:
-            return used // self.ranks
-        return exact_div(used, self.ranks)
+        used = _part(self.top_k * self.one(), self.ranks)
+        return used.__floor__() if isinstance(used, Fraction) else used
 
     def forward_flops(self, s: Sight) -> Number:
-        return exact_div(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
+        return _part(ExpertLinear.forward_flops(self, s) * self.parts, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +65,10 @@ class IdentityShare(IdentityExperts):
 
     def spared_evenly(self) -> Number:
         return floor_div(IdentityExperts.spared_evenly(self), self.ranks)
+
+
+def _part(number: Number, ranks: Number) -> Number:
+    """One of so many equal parts; of a single token's products it may be no whole number."""
+    if isinstance(number, int) and number % ranks:
+        return Fraction(number, ranks)
+    return exact_div(number, ranks)

@@ -430,6 +430,10 @@ class MegatronSettings:
             if not self.latent:
                 found["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
             found |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in self.given()}
+            if self.recomputes == "selective":
+                found["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+            if self.fp8_format is not None:
+                found["--fp8-format"] = "8-bit products with an indexer"
         if self.attention_output_gate and (self.latent or self.kind in ("bert", "t5")):
             found["--attention-output-gate"] = "another kind of attention"
         return found
@@ -609,8 +613,8 @@ class MegatronSettings:
         batches = dict(_scheduled(self.step_batch_size_schedule))
         if 0 not in batches or self.global_batch_size is not None:
             raise InputError(
-                f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such as "
-                "0:384 200B:768, and no --global-batch-size"
+                f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such "
+                "as 0:384 200B:768, and no --global-batch-size"
             )
         return batches[0]
 
@@ -1015,6 +1019,26 @@ NOT_MODELLED: dict[str, tuple[str, ...]] = {
     "work that overlaps": (
         "delay_wgrad_compute",
         "overlap_dispatch_backward_with_experts_wgrad",
+    ),
+    "other kernels than those that run by default": (
+        "batch_invariant_mode",
+        "disable_jit_fuser",
+        "no_bias_dropout_fusion",
+        "output_logit_dtype",
+        "use_te_activation_func",
+        "use_grouped_gemm_for_dense_mlp",
+        "use_grouped_gemm_for_shared_expert",
+        "moe_apply_probs_on_input",
+        "moe_input_jitter_eps",
+        "moe_shared_expert_overlap",
+        "mamba_training_ssm_states_dtype",
+        "disable_mamba_mem_eff_path",
+        "mtp_detach_heads",
+    ),
+    "recomputation that divides what it keeps": ("distribute_saved_activations",),
+    "gradients of other formats": (
+        "ddp_reduce_scatter_with_fp32_accumulation",
+        "ddp_param_name_patterns_for_fp32_local_accumulation",
     ),
     "fused operations": ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "mla_down_proj_fusion"),
     "experts on narrower vectors": ("moe_latent_size",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..algebra import Number, exact_div, is_zero, times
+from ..algebra import Number, floor_div, is_zero, times
 from .counting import AS_EXECUTED, Counting, Pairs
 from .execution import EAGER, AttentionImplementation, Execution
 from .rows import Rows
@@ -68,8 +68,8 @@ class Sight:
         return self.phase == "decode" or not is_zero(self.past(rows))
 
     def of_one_rank(self, flops: Number) -> Number:
-        """The FLOPs that one of the ranks of a sequence computes."""
-        return flops if self.sequence_ranks == 1 else exact_div(flops, self.sequence_ranks)
+        """The FLOPs that a rank of a sequence computes on average, rounded down."""
+        return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> Sight:
         """The same run with some fields of its workload changed."""

@@ -404,7 +404,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
     ("fields", "names"),
     [
         ({"use_megatron_fsdp": True}, "--use-megatron-fsdp"),
-        ({"fp8_format": "hybrid"}, "--fp8-format"),
+        ({"fp4_format": "e2m1"}, "--fp4-format"),
         ({"enable_cuda_graph": True}, "--enable-cuda-graph"),
         ({"cpu_offloading_num_layers": 2}, "--cpu-offloading-num-layers"),
         ({"use_nccl_ub": True}, "--use-nccl-ub"),

@@ -140,7 +140,7 @@ def test_softmax_without_a_kernel_keeps_float32() -> None:
 
 
 def test_hybrid_dispatch_keeps_its_handle_with_what_it_names() -> None:
-    """Two experts' ranks: 4 bytes a token and rank, a byte a token, 5 bytes a token of a rank and expert of this one."""
+    """4 bytes per token and rank, a byte per token, and 5 bytes per token of any rank and expert of this one."""
     ranks, local, rows = 2, 4, 2 * SEQ
     handle = 4 * rows * ranks + rows + rows * ranks * local * (1 + 4)
     flex = {**EXPERTS, "moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"}

@@ -52,6 +52,12 @@ def test_sizes_that_are_asked_hold() -> None:
     assert len({layout.pp for layout, _ in found.found}) > 1
 
 
+def test_fsdp2_divides_products_and_tokens() -> None:
+    found = search(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, "fsdp2")
+    assert {layout.tp: layout.zero for layout, _ in found.found} == {1: 3, 2: 3, 4: 3, 8: 3}
+    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in found.found)
+
+
 @pytest.mark.parametrize(
     ("asked", "holds"),
     [

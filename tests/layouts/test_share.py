@@ -158,6 +158,10 @@ def test_every_command_says_which_rank(run: Any) -> None:
         (("kv", "llama3-8b", "--cp", "2"), "--cp 2: divides the sequences of training; expected no --cp"),
         (("flops", "llama3-8b", "--cp", "2", "--phase", "prefill"), "--cp 2: sequences are divided in training"),
         (("flops", "llama3-8b", "--cp", "2", "--seq", "6"), "--cp 2: expected --seq in multiples of 4, not 6"),
+        (
+            ("flops", "llama3-8b", "--tp", "4", "--sequence-parallel", "--seq", "6"),
+            "--tp 4: its ranks divide the 6 tokens",
+        ),
         (("flops", "llama3-8b", "--tp", "2", "--conventions"), "--conventions: rules of thumb are of whole models"),
         (("explain", "llama3-8b", "-q", "activations", "--tp", "2"), "--quantity activations: is of one device"),
     ],

@@ -19,7 +19,7 @@ def asked(run: Any, *words: str, code: int = 0) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.parametrize("framework", ["megatron", "torch"])
+@pytest.mark.parametrize("framework", ["megatron", "torch", "fsdp2"])
 def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) -> None:
     words = ("plan", SMALL, "--devices", "4", "--global-batch", "12", "--seq", "128", "--framework", framework)
     found = asked(run, *words, "--hardware", "h100", "--rows", "2")
@@ -82,6 +82,15 @@ def test_a_run_that_fits_is_told_the_fewest_devices(run: Any) -> None:
     assert found["largest"]["batch"] >= 1
     assert found["largest"]["users"] is None
     assert found["changes"] == []
+
+
+def test_tokens_that_ranks_of_tensors_divide(run: Any) -> None:
+    """torch divides no rest of a sequence: the longest one is a multiple of the ranks."""
+    words = ("fit", SMALL, "--devices", "4", "--tp", "4", "--seq", "128", "--hardware", "8GiB", "--framework", "fsdp2")
+    found = asked(run, *words)
+    assert found["layout"]["sequence_parallel"]
+    assert found["largest"]["seq"] > 128
+    assert found["largest"]["seq"] % 4 == 0
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:

@@ -105,10 +105,17 @@ def buffer_of(
     return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
 
 
-def bucket_size(settings: MegatronSettings, layout: Layout, at: Coordinates, chunk: int) -> int | None:
-    """Only the first chunk of the first rank of a pipeline has several buckets, and only to overlap reductions."""
-    if not settings.overlap_grad_reduce or at.pp or chunk:
+def bucket_size(
+    settings: MegatronSettings, layout: Layout, at: Coordinates, chunk: int, parameters: int
+) -> int | None:
+    """Only the first chunk of the first rank of a pipeline has several buckets, and only to overlap reductions.
+
+    parameters: of that chunk. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
+    """
+    if not settings.overlap_grad_reduce or at.pp or chunk or settings.overlap_param_gather_with_optimizer_step:
         return None
+    if settings.ddp_num_buckets:
+        return parameters // settings.ddp_num_buckets
     if settings.ddp_bucket_size:
         return settings.ddp_bucket_size
     return max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.dp * layout.cp)

@@ -157,6 +157,7 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
         router_fp32=s.moe_router_dtype is not None,
         capacity=capacity,
         aux_loss=s.balances,
+        z_loss=s.moe_z_loss_coeff is not None,
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
         shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
         deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,

@@ -184,7 +184,7 @@ class RankRun:
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
         for number, chunk in enumerate(self.chunks):
-            bucket = bucket_size(settings, layout, self.at, number)
+            bucket = bucket_size(settings, layout, self.at, number, sum(one.size for one in chunk.parameters))
             for buffer in self._buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
@@ -369,7 +369,7 @@ class RankRun:
         if passes is None:
             run()
         else:
-            passes.backward(output.chunk.number, entered, run)
+            passes.backward(output.chunk.number, [] if entered is None else [entered], run)
         return None if entered is None else entered.grad
 
     def _backward_pass(self, output: Output, gradient: Tensor | None) -> None:

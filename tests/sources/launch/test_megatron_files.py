@@ -275,7 +275,7 @@ def test_the_script_or_an_argument_tells_the_model() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"fp8_format": "hybrid"}, "--fp8-format (8-bit or 4-bit products)"),
+        ({"fp4_format": "e2m1"}, "--fp4-format"),
         ({"cuda_graph_impl": "local"}, "--cuda-graph-impl (CUDA graphs)"),
         ({"use_megatron_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),
         ({"use_custom_fsdp": True}, "--use-megatron-fsdp (sharded weights)"),

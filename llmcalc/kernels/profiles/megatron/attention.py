@@ -237,7 +237,8 @@ class AttentionKernels(LinearKernels):
         raw = graph.new(scores, q.dtype)
         self.node("scores", (q, k), [raw], of_scores, q, k)
         del before, q, k
-        shares = self.softmax(raw) if engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch) else self.unfused_softmax(raw)
+        one = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
+        shares = self.softmax(raw) if one else self.unfused_softmax(raw)
         if mask is not None:
             shares = self.filled(shares, mask)
         del mask

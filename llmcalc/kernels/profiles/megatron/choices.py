@@ -38,7 +38,7 @@ class RankChoices:
     grouped: whether all experts of a rank are one grouped product. dispatcher: how tokens reach their experts.
     permute_fusion: whether rows are sorted by one kernel. router_fp32: whether the router computes in float32.
     capacity: rows of an expert over an even share, padded; None if no row is dropped.
-    aux_loss: whether the router has an auxiliary loss.
+    aux_loss: whether the router has an auxiliary loss; z_loss: whether it has one of the size of its logits.
     shared_first: whether shared experts run before the router.
     combined_at_once: whether one function combines the outputs of experts, whose caller names its argument meanwhile.
     deferred: micro-batches for which the gradient of the output layer's weight is computed at the end of a step, 0 for
@@ -84,6 +84,7 @@ class RankChoices:
     router_fp32: bool = False
     capacity: float | None = None
     aux_loss: bool = True
+    z_loss: bool = False
     shared_first: bool = True
     combined_at_once: bool = False
     deferred: int | None = None

@@ -106,6 +106,8 @@ class ExpertKernels(HeadKernels):
             probs = graph.new((rows, experts), dtype)
         if self.how.aux_loss:
             saved.append(graph.new((rows, experts), FLOAT32))
+        if self.how.z_loss:  # logsumexp
+            saved += [logits, graph.new((rows, 1), dtype)]
         aux = self.how.aux_loss
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:

@@ -41,7 +41,9 @@ class SparseKernels(NarrowKernels):
         down, up, both, leaving = (steps[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj"))
         branches = next(item for item in scope.items if isinstance(item, Alternatives))
         expand = next(step for step in branches.branches["expanded"].steps() if step.name == "kv_b_proj")
-        latent, rope = (part[0].size for part in both.outs[0].axes[0].parts)
+        beside = both.outs[0].axes[0]
+        assert isinstance(beside, Beside)
+        latent, rope = (part[0].size for part in beside.parts)
         heads = up.outs[0].axes[0].size
         nope = exact_div(up.outs[0].width, heads) - rope
         size = exact_div(expand.outs[0].width, heads) - nope
@@ -260,7 +262,6 @@ def shares(t: Aten, logits: Tensor, valid: Tensor) -> Tensor:
     probs = t.exp(t.sub(kept, most))
     probs = without(probs)
     probs = t.div(probs, t.clamp(t.sum(probs, keep=True)))
-    del kept, most, valid
     return without(probs)
 
 
@@ -305,6 +306,7 @@ def indexer_loss(
     def backward(
         g: Tensor, _: Needs, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, chosen: Tensor
     ) -> Sequence[Gradient]:
+        _of_chosen = t.like(chosen)  # a gradient of zeros
         return _indexer_gradients(t, q, weights, k, query, key, chosen)
 
     with graph.no_grad():

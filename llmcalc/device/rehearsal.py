@@ -1,0 +1,152 @@
+"""A rank of torch's pipeline whose passes are recorded with few micro-batches, and played for those of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..kernels.tensor import Tensor
+from ..model import ModelSpec
+from ..run.layout import Layout
+from .answer import uncollected
+from .passes import Case, Irregular, Noted, Played, Rehearsal, Trace
+from .pipeline import Flight, RankRun
+from .played import PlayedAllocator
+from .recording import Recorder
+from .training import Replayed, Training, replayed
+
+STEPS = {True: (3, 3), False: (3, 2)}
+"""Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can; whether
+several are in flight.
+"""
+
+FEW = 6
+"""Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of ranks that do the same.
+
+    traces: what their passes do; None if passes that should be alike are not. below: the layers before each of the
+    chunks of the rank that has been recorded.
+    """
+
+    traces: Mapping[Case, Trace] | None
+    below: Sequence[int]
+
+
+Shared: TypeAlias = dict[tuple[object, ...], Known]
+"""What the passes of a rank depend on → what is known of it."""
+
+
+@uncollected()
+def played_rank(
+    spec: ModelSpec,
+    how: Training,
+    layout: Layout,
+    rank: int,
+    expandable: bool,
+    workspace: int,
+    shared: Shared,
+) -> Replayed:
+    """What `pipeline.replay_rank` finds on an allocator, in less time.
+
+    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to which this adds.
+    """
+
+    def made(meter: Noted | Recorder) -> RankRun:
+        return RankRun(spec, how, layout, rank, meter, workspace)
+
+    run = made(meter := Noted())
+    flying = layout.pp > 1 and (layout.vpp > 1 or layout.at(rank).pp < layout.pp - 1)
+    key = alike(spec, run, rank, flying)
+    if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
+        shared[key] = known(made(recorder := Recorder()), recorder, flying)
+    found = shared.get(key)
+    if found is not None and found.traces is not None:
+        further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
+        passes = Played(meter, found.traces, further)
+        for chunk in run.chunks:
+            chunk.passes = passes
+        try:
+            return on_allocator(run, meter, expandable)
+        except Irregular:
+            run = made(meter := Noted())
+    return on_allocator(run, meter, expandable)
+
+
+def on_allocator(run: RankRun, meter: Noted, expandable: bool) -> Replayed:
+    """What set-up and two steps find, with what an allocator counts."""
+    found = replayed(run, meter)
+    meter.cut()
+    device = PlayedAllocator(expandable)
+    for events, base in meter.pieces:
+        device.play(events, meter.count, base)
+    found.read(device)
+    return found
+
+
+def alike(spec: ModelSpec, run: RankRun, rank: int, flying: bool) -> tuple[object, ...]:
+    """What the passes of a rank depend on beside the training and the layout."""
+    at, stacks = run.layout.at(rank), [stack for _, stack in spec.stacks()]
+    where = 0 if spec.vocab_size % run.layout.tp == 0 else at.tp  # every other axis is divided evenly
+    if len(stacks) > 1:
+        return rank, flying
+    names = stacks[0].layer_names()
+    stages = [chunk.stage for chunk in run.chunks]
+    return where, flying, *((one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
+
+
+def known(run: RankRun, recorder: Recorder, flying: bool) -> Known:
+    """Rehearses a rank. flying: whether a forward pass follows another before the backward pass of that; if not, both
+    passes of each micro-batch follow each other.
+    """
+    passes = Rehearsal(recorder, len(run.chunks))
+    for chunk in run.chunks:
+        chunk.passes = passes
+    below = [chunk.lowering.below for chunk in run.chunks]
+    run.set_up()
+    for count in STEPS[flying]:
+        run.begin_step()
+        if run.layout.pp == 1:
+            _without_a_pipeline(run, count)
+        elif flying:
+            _in_flight(run, count)
+        else:
+            _one_by_one(run, count)
+        run.end_passes()
+        run.update()
+        run.zero_grad()
+    try:
+        return Known(passes.traces(), below)
+    except Irregular:
+        return Known(None, below)
+
+
+def _without_a_pipeline(run: RankRun, count: int) -> None:
+    (chunk,) = run.chunks
+    for _ in range(count):
+        flight: Flight | None = chunk.forward_of()
+        assert flight is not None
+        chunk.backward_of(flight)
+        flight = None
+
+
+def _one_by_one(run: RankRun, count: int) -> None:
+    for i in range(count):
+        losses = [chunk.forward_and_loss(i) for chunk in run.chunks]
+        for chunk in reversed(run.chunks):
+            chunk.backward_one_chunk(i, losses[chunk.number])
+
+
+def _in_flight(run: RankRun, count: int) -> None:
+    """All forward passes, chunk by chunk, then all backward passes."""
+    losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
+    for chunk in run.chunks:
+        for i in range(count):
+            losses[chunk.number].append(chunk.forward_and_loss(i))
+    for chunk in reversed(run.chunks):
+        for i in range(count):
+            chunk.backward_one_chunk(i, losses[chunk.number][i])

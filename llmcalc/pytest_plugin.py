@@ -1,0 +1,27 @@
+"""A pytest plugin: the fixture `assert_counts`, which compares a module of PyTorch with a TARGET.
+
+def test_counts(assert_counts):
+    assert_counts(MyModel(), "my-model.toml")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def assert_counts() -> Callable[..., None]:
+    """`llmcalc.testing.assert_counts`, which takes a TARGET too: a preset's name, a config.json or a description."""
+
+    def compare(module: Any, spec: Any, **options: Any) -> None:
+        """module: any `nn.Module`. spec: a TARGET, or what `llmcalc.load` returns. options: as of `assert_counts`."""
+        __tracebackhide__ = True
+        from .api import load
+        from .testing import assert_counts
+
+        assert_counts(module, load(spec) if isinstance(spec, str) else spec, **options)
+
+    return compare
