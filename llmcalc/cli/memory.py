@@ -4,7 +4,7 @@ import sys
 from dataclasses import fields
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,13 +54,20 @@ ASSUMED = "H100"
 
 
 def launched_settings(launched: Launch, settings: Settings, asked: Asked) -> tuple[Settings, Asked]:
-    """The settings that a file says. Raises `InputError` for an option that says it again."""
+    """The settings that a file says, with those that options add where it names no model.
+
+    Raises `InputError` for an option that says again what the file says.
+    """
+    added: dict[str, Any] = {}
     for given, usual, but in ((settings, Settings(), ("phase",)), (asked, Asked(), ("devices", "framework_version"))):
         for field in fields(given):
             name = field.name
-            if name not in but and getattr(given, name) != getattr(usual, name):
+            if name in but or getattr(given, name) == getattr(usual, name):
+                continue
+            if given is asked or launched.spec is not None or name in launched.settings:
                 raise InputError(f"{option(name)}: {launched.where} says how it is run; expected no such option")
-    return Settings(**{"phase": "training", **launched.settings}), asked
+            added[name] = getattr(given, name)
+    return Settings(**{"phase": "training", **launched.settings, **added}), asked
 
 
 def version_date(asked: Asked) -> date | None:

@@ -9,6 +9,7 @@ from ..device.runtime import runtime_of
 from ..device.settings import Settings
 from ..errors import InputError
 from ..layouts.asked import Asked
+from ..layouts.nearest import nearest_text
 from ..optional import included
 from ..sources.hardware import find_hardware
 from ..studies.plan import plan_of
@@ -78,7 +79,8 @@ def command(
     with about(preset):
         one = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
         found = plan_of(one, accelerator, asked, asked.devices if global_batch is None else global_batch, rows)
-        answer = report(preset, found)
+        none = not found.plan.feasible and found.plan.nearest is None
+        answer = report(preset, found, nearest_text(preset.model, asked) if none else "")
     show(answer, fmt, output, notes, table)
     if not found.plan.feasible:
         raise typer.Exit(1)

@@ -14,7 +14,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .base import Part
 
-
 PARTS = "x-parts"
 """The key in a JSON Schema under which a field has the names of the parts that it accepts."""
 

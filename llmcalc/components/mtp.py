@@ -20,7 +20,7 @@ from .base import Context
 from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
-from .runtime import Run
+from .runtime import Run, share_tensors
 from .stack import SHARED
 
 if TYPE_CHECKING:
@@ -172,9 +172,7 @@ def _reference() -> Callable[..., nn.Module]:
         number = spec.num_nextn_predict_layers
         modules = PredictionReference(ModuleReference(spec, context, block, output) for _ in range(number))
         for other in modules if spec.repeated else ():
-            for path, tensor in [*modules[0].named_parameters(), *modules[0].named_buffers()]:
-                holder, _, name = path.rpartition(".")
-                setattr(other.get_submodule(holder), name, tensor)
+            share_tensors(modules[0], other)
         return modules
 
     return build

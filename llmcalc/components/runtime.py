@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+def share_tensors(first: nn.Module, other: nn.Module) -> None:
+    """Gives a module the parameters and buffers of another one that is built alike."""
+    for path, tensor in [*first.named_parameters(), *first.named_buffers()]:
+        holder, _, name = path.rpartition(".")
+        setattr(other.get_submodule(holder), name, tensor)
+
+
 @dataclass
 class Run:
     """One forward pass.

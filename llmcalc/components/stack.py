@@ -26,7 +26,7 @@ from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import Run
+from .runtime import Run, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -437,9 +437,7 @@ def _reference() -> type[nn.Module]:
             if share is not None:  # a layer that shares only a part of itself
                 share(first)
                 return
-            for path, tensor in [*first.named_parameters(), *first.named_buffers()]:
-                holder, _, name = path.rpartition(".")
-                setattr(other.get_submodule(holder), name, tensor)
+            share_tensors(first, other)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x

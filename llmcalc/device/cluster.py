@@ -177,7 +177,12 @@ def torch_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:
     shared = run.shared(runtime)
     found = played_rank(one.spec, how, run.layout, rank, runtime.expandable, runtime.workspace, shared)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    return summed(found, runtime, loops(one.spec), Term("tensors", 0, "source", source, TORCH))
+    known = Term("tensors", 0, "source", source, TORCH)
+    if _titan(run.own).float8 is not None:
+        from .fsdp.answer import IN_FLOAT8
+
+        known = IN_FLOAT8
+    return summed(found, runtime, loops(one.spec), known)
 
 
 def megatron_rank(run: Cluster, rank: int, runtime: Runtime) -> DeviceMemory:

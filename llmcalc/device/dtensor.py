@@ -261,12 +261,10 @@ class Divided(Eager):
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
-            self.tell("reduce_scatter", tensor.bytes)
-            chunks = self.graph.new(tensor.shape, tensor.dtype)
-            out = self.graph.new((index.shape[0], index.shape[1] // self.tokens, width), tensor.dtype)
-            del chunks
-        else:
-            out = self.all_reduce(tensor)
+            found = self._of_whole_table(weight, tensor, index, (whole, width))
+            out = self.reduce_scatter(tensor)
+            return record(self.graph, "redistribute", [found], out, lambda g, _: [self.all_gather(g)])
+        out = self.all_reduce(tensor)
         del tensor
         return self._of_whole_table(weight, out, index, (whole, width))
 
@@ -274,8 +272,7 @@ class Divided(Eager):
         """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
 
         def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
-            everything = self.all_gather(g) if self.tokens > 1 else g
-            return [self.graph.new(whole, everything.dtype)]
+            return [self.graph.new(whole, g.dtype)]
 
         made = record(self.graph, "embedding", [weight], out, back, index)
         if made.node is not None:

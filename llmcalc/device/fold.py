@@ -67,6 +67,10 @@ class Loop:
         """The path of a module in one of the layers, with the index of that layer."""
         return f"{self.path}.{place.turn}{place.path[len(self.path) :]}"
 
+    def end(self, repeats: int) -> int:
+        """The layer after the last one, with that many repeats of this pattern."""
+        return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
+
     def kinds(self, repeats: int) -> int:
         """How many repeats of the pattern of kinds a run has, with that many repeats of this pattern."""
         return repeats * self.times + self.rest
@@ -82,15 +86,20 @@ def loops(spec: ModelSpec, every: int = 1) -> list[Loop]:
 
     every: one layer of so many is not run as the others are; 1 (default) if all are run alike.
     """
+    return loops_of(spec.program().root, every)
+
+
+def loops_of(root: Scope, every: int = 1, below: int = 0) -> list[Loop]:
+    """The layers of each stack of a program. below: the layers of the model that come before its first one."""
     found = []
-    for above, kinds in _stacks(spec.program().root):
+    for above, kinds in _stacks(root):
         order = list(in_order(kinds))
         before, period, repeats = pattern(order)
         after = len(order) - before - period * repeats
         path = ".".join((*above, kinds[0].name))
         times = lcm(period, every) // period
         repeats, rest = divmod(repeats, times)
-        found.append(Loop(path, before, period * times, repeats, times, rest, after))
+        found.append(Loop(path, below + before, period * times, repeats, times, rest, after))
     return found
 
 

@@ -70,6 +70,7 @@ class Noted(Meter):
 
         homes: pass → the number of its first storage. Returns that of this pass.
         """
+        self.place = further(trace.start, below)
         base = self.count
         self.count += trace.count
         self.cut()
@@ -175,7 +176,7 @@ class Trace:
     count: how many there are. others: of events that free a storage of another pass, where they are, the pass and the
     storage. bytes, kinds: how many more bytes there are after it. most: the most during it, over what was there.
     peaks: the most at each place, over what was there before the pass. settled: the kinds at the first event that may
-    follow a peak from before. end: the place at the end. ends_risen: whether the peak there is still rising.
+    follow a peak from before. start, end: the places then. ends_risen: whether the peak there is still rising.
     made: what it hands out: its output, or gradients by the numbers of the tensors whose they are.
     entered: the kind under which what entered it is counted from here on; None for as before.
     """
@@ -188,6 +189,7 @@ class Trace:
     most: int = 0
     peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
     settled: dict[str, int] = field(default_factory=dict)
+    start: Place = NOWHERE
     end: Place = NOWHERE
     ends_risen: bool = False
     made: tuple[tuple[int, Made], ...] = ()
@@ -278,7 +280,7 @@ class Rehearsal(Passes):
         return self._run(*self.next_loss(chunk), output, run)
 
     def _run(self, case: Case, home: Home, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        start, place = len(self.meter.events), self.meter.place
+        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         made = run()
         x = None if entered is None else entered.storage.block.handle
         self.pieces.append(Piece(case, home, start, len(self.meter.events), place, x, [_shown(0, made)]))
@@ -287,7 +289,7 @@ class Rehearsal(Passes):
     def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Runs a backward pass, after which these tensors may have their gradients."""
         case, home = self.next_backward(chunk)
-        start, place = len(self.meter.events), self.meter.place
+        start, place, self.meter.says_again = len(self.meter.events), self.meter.place, True
         run()
         made = [_shown(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
         self.pieces.append(Piece(case, home, start, len(self.meter.events), place, None, made))
@@ -355,7 +357,8 @@ class Reading:
     def _trace(self, piece: Piece) -> Trace:  # noqa: PLR0915
         trace, kinds = Trace(), dict[str, int]()
         own: dict[int, int] = {}
-        here, now, risen, settled = piece.place, 0, False, False
+        here, now, risen, settled = self._first_place(piece), 0, False, False
+        trace.start = here
         peaks: dict[Place, tuple[int, dict[str, int]]] = {}
         for x, size, what in self.events[piece.start : piece.end]:
             if size == TAKEN:
@@ -386,6 +389,8 @@ class Reading:
                 now -= self.sizes[x]
                 kinds[self.kinds[x]] = kinds.get(self.kinds[x], 0) - self.sizes[x]
             elif size == PLACED:
+                if x == here:
+                    continue
                 if risen:
                     peaks[here], risen = (peaks[here][0], dict(kinds)), False
                 if not settled:
@@ -414,6 +419,14 @@ class Reading:
         if piece.home[1] != "B" and not trace.made:
             raise Irregular
         return trace
+
+    def _first_place(self, piece: Piece) -> Place:
+        """Where a pass begins, which it may say itself."""
+        if piece.start < piece.end:
+            x, size, _ = self.events[piece.start]
+            if size == PLACED:
+                return x  # type: ignore[no-any-return]
+        return piece.place
 
     def _made(self, like: Tensor, number: int, storage: int) -> Made:
         return Made(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)

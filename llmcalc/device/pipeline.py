@@ -354,8 +354,6 @@ def check_torch(layout: Layout) -> None:
     for name, size in (("cp", layout.cp), ("ep", layout.ep)):
         if size > 1:
             raise InputError(f"--{name} {size}: not in torch's own kernels; expected --framework megatron")
-    if layout.sequence_parallel:
-        raise InputError("--sequence-parallel: not in torch's own kernels; expected --framework megatron")
 
 
 def replay_rank(

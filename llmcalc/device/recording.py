@@ -41,6 +41,7 @@ class Recorder:
     """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
 
     kind, place, whose, stream: as of `Meter`. count: the number of storages so far.
+    says_again: whether the next place is written down also if the run is there already; false by default.
     apart: where parameters that a pass makes are written down; None (default) for where everything is.
     """
 
@@ -49,6 +50,7 @@ class Recorder:
         self.events: list[Event] = []
         self.apart: list[Event] | None = None
         self.count = 0
+        self.says_again = False
         self._place = Place()
         self._whose: Any = None
         self._stream = 0
@@ -68,8 +70,8 @@ class Recorder:
 
     @place.setter
     def place(self, place: Place) -> None:
-        if place != self._place:
-            self._place = place
+        if place != self._place or self.says_again:
+            self._place, self.says_again = place, False
             self.events.append((place, PLACED, None))
 
     @property

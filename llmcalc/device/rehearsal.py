@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..kernels.tensor import Tensor
 from ..model import ModelSpec
@@ -53,10 +53,11 @@ def played_rank(
 ) -> Replayed:
     """What `pipeline.replay_rank` finds on an allocator, in less time.
 
-    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to which this adds.
+    expandable: whether the allocator has expandable segments. shared: what is known of other ranks of the same run, to
+    which this adds.
     """
 
-    def made(meter: Noted | Recorder) -> RankRun:
+    def made(meter: Any) -> RankRun:
         return RankRun(spec, how, layout, rank, meter, workspace)
 
     run = made(meter := Noted())

@@ -29,6 +29,7 @@ from ..run.sight import Sight
 from ..run.workload import Workload
 from .optimizers import Implementation, Trained
 from .optimizers import step as optimizer_step
+from .played import PlayedAllocator
 from .recording import Event, Recorded, Recorder, passing, renamed, repeatable
 
 PHASES = ("forward", "backward", "step")
@@ -101,7 +102,7 @@ class Replayed:
     peaks: Mapping[Place, Peak] = field(default_factory=dict)
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
-    def read(self, device: Device | None) -> None:
+    def read(self, device: Device | PlayedAllocator | None) -> None:
         """Takes what an allocator counted."""
         if device is not None:
             self.reserved = device.peak_reserved

@@ -423,7 +423,7 @@ class Unfolded:
         """A place, with the further repeats below it."""
         for i, n in self.between.items():
             loop = self.whole.stacks[i]
-            if loop.holds(place) and place.turn >= loop.before + LAST * loop.period:
+            if loop.holds(place) and loop.before + LAST * loop.period <= place.turn < loop.end(RECORDED):
                 return loop.further(place, n + 2 - RECORDED)
         return place
 

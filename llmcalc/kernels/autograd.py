@@ -270,8 +270,12 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
 
 
 def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor) -> None:
-    """Adds a further gradient to the first, in place where nothing else holds that."""
+    """Adds a further gradient to the first, in place where nothing else holds that. One that is whole, where the first is
+    a rank's part of it, is divided first.
+    """
     old = held[key]
+    if given.shape != old.shape:
+        given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2
     if not (graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)

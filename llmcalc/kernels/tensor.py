@@ -101,6 +101,30 @@ class Storage:
     def __del__(self) -> None:
         self.meter.free(self.block)
 
+    def release(self) -> None:
+        """Gives the memory back, while tensors still refer to it (`untyped_storage().resize_(0)`)."""
+        self.meter.free(self.block)
+        self.meter, self.block = Gone(), None
+
+    def share(self, other: Storage) -> None:
+        """The memory of another storage stands for what was given back."""
+        self.block = other
+
+
+class Gone:
+    """The meter of a storage that was given back: it counts nothing."""
+
+    kind, stream = "", 0
+    place: Any = None
+    whose: Any = None
+
+    def allocate(self, size: Number) -> Any:
+        return None
+
+    def free(self, block: Any) -> None: ...
+
+    def kept(self, block: Any, kind: str) -> None: ...
+
 
 class Tensor:
     """A tensor of known shape, strides and type.

@@ -37,8 +37,14 @@ def with_nearest(spec: ModelSpec, asked: Asked, most: int = 3) -> Iterator[None]
     except ImpossibleLayout as error:
         if not asked.anything:
             raise
-        found = [_options(layout) for layout in islice(nearest(spec, asked), most)]
-        raise InputError(f"{error}; nearest layouts: {'; '.join(found)}" if found else str(error)) from None
+        found = nearest_text(spec, asked, most)
+        raise InputError(f"{error}; {found}" if found else str(error)) from None
+
+
+def nearest_text(spec: ModelSpec, asked: Asked, most: int = 3) -> str:
+    """`nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is none."""
+    found = [_options(layout) for layout in islice(nearest(spec, asked), most)]
+    return f"nearest layouts: {'; '.join(found)}" if found else ""
 
 
 def _options(layout: Layout) -> str:

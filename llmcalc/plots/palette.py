@@ -14,6 +14,28 @@ KINDS = {
 }
 """Kind of memory → its colour."""
 
+COMPONENTS = {
+    "embedding": "#009E73",
+    "lm_head": "#8FD0BC",
+    "attention": "#0072B2",
+    "cross_attention": "#56B4E9",
+    "state_space": "#7B5EA7",
+    "linear_attention": "#A58CC9",
+    "convolution": "#CBB9E3",
+    "feed_forward": "#E69F00",
+    "experts": "#D55E00",
+    "shared_expert": "#F2C069",
+    "router": "#8C4A00",
+}
+"""Component → its colour. The token mixers are blue and violet, feed-forward networks and experts orange, embedding and
+head green; everything else is `OTHER`.
+"""
+
+OTHER = "#999999"
+
+SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222", "#7B5EA7")
+"""Colours of curves, in order."""
+
 PASSES = {"F": "#56B4E9", "B": "#E69F00", "I": "#F0E442", "W": "#009E73"}
 """Pass of a pipeline's schedule → its colour."""
 

@@ -444,14 +444,13 @@ class MegatronSettings:
             return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if self.fp8_param_gather else {}
         others = {
             "experts without --moe-grouped-gemm": self.num_experts is not None and not self.moe_grouped_gemm,
-            f"experts by the recipe {self.fp8_recipe}": self.num_experts is not None
-            and self.fp8_recipe in ("blockwise", "mxfp8"),
-            "other models than GPT": self.kind != "gpt",
-            "gated DeltaNet": self.experimental_attention_variant is not None,
+            "BERT or T5": self.kind in ("bert", "t5"),
             "--transformer-impl local": self.transformer_impl == "local",
             f"--tp-comm-overlap and the recipe {self.fp8_recipe}": self.tp_comm_overlap
             and self.fp8_recipe != "tensorwise",
-            "recomputation": self.recomputes != "none",
+            "recomputation of other modules than core_attn, mlp and moe": bool(
+                set(self.recomputed_modules) - {"core_attn", "mlp", "moe"}
+            ),
             "an output layer in 8 bits": self.fp8_output_proj,
             "--no-fp8-wgrad": self.no_fp8_wgrad,
             f"the recipe {self.fp8_recipe} on {self.gpu}": not self._narrow_runs(),

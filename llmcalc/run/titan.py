@@ -1,4 +1,4 @@
-"""What only a torchtitan job has words for: float8 products, and how its tensor parallelism ends.
+"""What only files have words for that start a run under FSDP: float8 products, and how gradients are summed.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these dates.
@@ -47,7 +47,7 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """A job's settings that `llmcalc memory` has no options for.
+    """A job's settings that `llmcalc memory` has no options for. The last two are for files of accelerate.
 
     old: whether the file has the form of 2024.
     float8: how linear layers run in 8 bits; None (default) if they do not.
@@ -55,6 +55,9 @@ class TitanSettings:
     async_tensor_parallel: whether products run beside the collectives around them (symmetric memory); false by default.
     compiled_loss: whether the loss is compiled; None (default) for what torchtitan of that date does.
     schedules: how many times a step runs the schedule of its pipeline, whose gradients are added up; 1 by default.
+    reduced: the number format in which gradients are summed over ranks; empty (default) for torchtitan's.
+    reduces_each: whether the gradients of every micro-batch are summed over ranks, or those of the last one alone; true
+        by default.
     """
 
     old: bool = False
@@ -63,3 +66,5 @@ class TitanSettings:
     async_tensor_parallel: bool = False
     compiled_loss: bool | None = None
     schedules: int = 1
+    reduced: str = ""
+    reduces_each: bool = True

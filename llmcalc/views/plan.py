@@ -27,8 +27,11 @@ LAYOUT_COLUMNS = (
 REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
 
 
-def report(preset: Preset, found: Planned) -> Report:
-    """The answer as data and as tables: the best layouts, and how many of the others are refused for what."""
+def report(preset: Preset, found: Planned, instead: str = "") -> Report:
+    """The answer as data and as tables: the best layouts, and how many of the others are refused for what.
+
+    instead: where no layout is possible at all, which others are.
+    """
     plan, one = found.plan, found.one
     shown = [each for each in plan.feasible if each.replayed] or plan.feasible[:1]
     many = (
@@ -40,7 +43,7 @@ def report(preset: Preset, found: Planned) -> Report:
     rows = [_row(each) for each in shown]
     if not rows and plan.nearest is not None:
         rows = [_row(plan.nearest)]
-    notes = said([*warnings, *_notes(found)])
+    notes = said([*warnings, instead, *_notes(found)])
     title = preset.display
     tables = [Table(title, LAYOUT_COLUMNS, rows, aside, notes, answer, name="feasible")]
     if plan.refused:

@@ -1,7 +1,7 @@
-"""A rank of DeepSpeed by itself, on meta: its device is meta and its host the CPU, so that what it offloads is apart.
+"""A rank of DeepSpeed by itself: its device is meta and its host the CPU, so that what it offloads is apart.
 
-Collectives do nothing, and numbers that DeepSpeed reads from the device are 0: no overflow, no gradient. So a rank holds
-what it holds beside others (`tests.device.deepspeed_record` has both), and the host's tensors are not counted.
+Collectives do nothing, and numbers that DeepSpeed reads from the device are 0: no overflow, no gradient. So a rank
+holds what it holds beside others (`tests.device.deepspeed_record` has both), and the host's tensors are not counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,11 @@ def alone(rank: int, ranks: int) -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     begin, enabled, dtype = autocast_mode.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
-    on_meta = partial(_as_on_the_cpu, begin)
-    autocast_mode.autocast.__init__ = lambda self, *args, **kwargs: on_meta(self, *args, **kwargs)  # type: ignore
+
+    def as_on_the_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        begin(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    autocast_mode.autocast.__init__ = as_on_the_cpu  # type: ignore[method-assign]
     torch.is_autocast_enabled = lambda *args: enabled(*("cpu" if one == "meta" else one for one in args))
     torch.get_autocast_dtype = lambda device: dtype("cpu" if device == "meta" else device)
     for collective in COLLECTIVES:
@@ -126,7 +128,3 @@ def alone(rank: int, ranks: int) -> None:
                 setattr(module, check, nothing)
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     deepspeed.init_distributed(dist_backend="fake")
-
-
-def _as_on_the_cpu(begin: Any, self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    begin(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)

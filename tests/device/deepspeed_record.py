@@ -163,7 +163,10 @@ CASES: Mapping[str, Case] = {
     "stage 3, parameters on the host": Case(2, {"stage": 3, **SMALL, **PARAMETERS}),
     "stage 3, all on the host": Case(2, {"stage": 3, **SMALL, **STATES, **PARAMETERS}),
     "stage 3, all on the host, little ahead": Case(
-        3, {"stage": 3, **SMALL, **STATES, **PARAMETERS, "stage3_param_persistence_threshold": 100}, recompute="full"
+        3, {"stage": 3, **SMALL, **STATES, **PARAMETERS, "stage3_param_persistence_threshold": 100}
+    ),
+    "stage 3, all on the host, recomputed": Case(
+        2, {"stage": 3, **SMALL, **STATES, **PARAMETERS, "stage3_param_persistence_threshold": 100}, recompute="full"
     ),
     "stage 3, all on the host, adapters": Case(2, {"stage": 3, **SMALL, **STATES, **PARAMETERS}, adapters=True),
     "stage 3, all on the host, 1 rank": Case(1, {"stage": 3, **SMALL, **STATES, **PARAMETERS}),
@@ -322,10 +325,10 @@ def measured(name: str, log: bool = False, apart: bool | None = None) -> list[di
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def record(name: str) -> dict[str, Any]:
-    """What a case is and what its ranks have: bytes of the last step, and after set-up."""
+def record(name: str, apart: bool | None = None) -> dict[str, Any]:
+    """What a case is and what its ranks have: bytes of the last step, and after set-up. apart: as of `measured`."""
     case = CASES[name]
-    ranks = [{"set_up": one["set_up"], **least(one["steps"][ALIKE - 1 :])} for one in measured(name)]
+    ranks = [{"set_up": one["set_up"], **least(one["steps"][ALIKE - 1 :])} for one in measured(name, apart=apart)]
     return {"model": case.of, "recompute": case.recompute, "config": case.config, "ranks": ranks}
 
 
@@ -344,6 +347,7 @@ def main() -> None:
     asked.add_argument("names", nargs="*", choices=[*CASES, []], metavar="NAME")
     asked.add_argument("--to", type=Path, default=RECORD, help="the file that is written")
     asked.add_argument("--log", action="store_true", help="print every allocation of the first rank instead")
+    asked.add_argument("--apart", action="store_true", help="run every rank by itself, on meta")
     given = asked.parse_args()
     names = given.names or list(CASES)
     if given.log:
@@ -359,7 +363,7 @@ def main() -> None:
     }
     for name in names:
         began = time.time()
-        known[name] = record(name)
+        known[name] = record(name, given.apart or None)
         print(f"{name:34} {time.time() - began:5.1f} s  {known[name]['ranks'][0]}", flush=True)
         cases = {name: known[name] for name in CASES if name in known}
         given.to.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")

@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmcalc.components.runtime import Run
 from llmcalc.device.fsdp.groups import Group, Moment
 from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
-from llmcalc.device.training import Training
+from llmcalc.device.training import Training, TrainingRun
 from llmcalc.kernels.meter import Meter
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
@@ -329,9 +329,15 @@ def steps(how: Training) -> int:
 
 def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Steps:
     """The same steps, replayed."""
-    meter, seen = Meter(), Steps()
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, meter=meter, program=program)
+    run = FsdpRun(spec, how, sharding(how, layout, rank, fsdp), fsdp, layout.reshard, meter=Meter(), program=program)
+    return steps_of(run, how, fsdp)
+
+
+def steps_of(run: TrainingRun, how: Training, fsdp: Fsdp = TITAN) -> Steps:
+    """The steps of a run."""
+    seen = Steps()
+    meter: Any = run.meter
     run.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()
     seen.bytes[Seen(0, 0, "set-up")] = meter.now
@@ -340,10 +346,12 @@ def replayed(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
         def watch(group: Group, moment: Moment, after: bool, step: int = step) -> None:
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.now)
 
-        run.traffic.watch = watch
+        if isinstance(run, FsdpRun):
+            run.traffic.watch = watch
         for batch in range(how.microbatches):
             run.next_batch()
-            run.traffic.reduces = fsdp.reduces_each or batch == how.microbatches - 1
+            if isinstance(run, FsdpRun):
+                run.traffic.reduces = fsdp.reduces_each or batch == how.microbatches - 1
             meter.restart()
             loss = run.forward()
             seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = meter.peak, meter.now

@@ -1,7 +1,8 @@
 """ZeRO as DeepSpeed runs it, against what its own processes have held (`tests.device.deepspeed_record`).
 
-Reached, in the cases of all stages but one: what is kept is equal but for 9 bytes, and the peaks but for 65: norms,
+Reached, in the cases of all stages but two: what is kept is equal but for 9 bytes, and the peaks but for 65: norms,
 flags and other scalars. The class of transformers has 276 bytes more: buffers that the reference does not have.
+Where parameters wait on the host and layers run again, the forward pass gathers ahead in another order: up to 6 %.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -20,7 +22,8 @@ import llmcalc
 from llmcalc.device.cluster import Cluster
 from llmcalc.device.deepspeed.partitions import by_turns, flat_size, offsets, pieces
 from llmcalc.device.memory import memory
-from llmcalc.device.runtime import HOPPER
+from llmcalc.device.nccl import CONNECTION, communicator_bytes
+from llmcalc.device.runtime import HOPPER, Runtime
 from llmcalc.device.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.run.deepspeed import DeepSpeedSettings
@@ -44,7 +47,7 @@ def recorded() -> Mapping[str, Any]:
     return found
 
 
-SHARES = {"stage 3, fetched as sums": 0.003}
+SHARES = {"stage 3, fetched as sums": 0.003, "stage 3, all on the host, recomputed": 0.06}
 """Case → the share by which its peaks differ; of all others only scalars do."""
 
 
@@ -79,20 +82,71 @@ def test_bytes_are_those_of_deepspeed(name: str) -> None:
 
 @pytest.mark.skipif(not installed(), reason="deepspeed is not installed")
 def test_deepspeed_still_holds_what_is_recorded(tmp_path: Path) -> None:
-    names, measured = ("stage 2", "stage 3"), tmp_path / "measured.json"
-    command = [sys.executable, "-m", "tests.device.deepspeed_record", *names, "--to", str(measured)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    found = json.loads(measured.read_text())["cases"]
+    names = ("stage 2", "stage 2, states on the host", "stage 3")
+    found = run(names, tmp_path)
     for name in names:
         compare(name, found[name]["ranks"])
 
 
+def run(names: Sequence[str], folder: Path, *options: str) -> Mapping[str, Any]:
+    """What cases hold under the deepspeed that is installed."""
+    to = folder / "measured.json"
+    command = [sys.executable, "-m", "tests.device.deepspeed_record", *names, "--to", str(to), *options]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    found: dict[str, Any] = json.loads(to.read_text())["cases"]
+    return found
+
+
+@pytest.mark.skipif(not installed(), reason="deepspeed is not installed")
+def test_a_rank_by_itself_holds_what_it_holds_beside_others(tmp_path: Path) -> None:
+    names = ("stage 2", "stage 3, little ahead")
+    alone = run(names, tmp_path, "--apart")
+    for name in names:
+        assert alone[name]["ranks"] == recorded()[name]["ranks"], name
+
+
+PUBLISHED = {
+    # The script's stage is 3. With its other configuration, stage 2, it would be 40.4 to 48.4, which 48.3 is in.
+    "qwen1_ft/1.8B/Full-parameter/8192": -0.115,
+    "qwen1_ft/7B/LoRA (multinode)/1024": -0.04,
+    "qwen1_ft/72B/LoRA + Deepspeed Zero3/1024": -0.045,
+}
+
+
 def test_published_rows_under_deepspeed() -> None:
-    """The source states no meter; all three are below what was measured. Buffers of NCCL are not counted."""
+    """The source states no meter; all three are below what was measured."""
+    errors = []
     for row in under_deepspeed():
         one = outcome(row)
         print(f"{one.id:48} {one.measured:6.2f} {one.low:6.2f} to {one.high:6.2f} {100 * one.error:+.1f} %")
-        assert -0.115 <= one.error <= 0.0
+        assert PUBLISHED[one.id] <= one.error <= 0.0
+        errors.append(abs(one.error))
+    assert median(errors) <= 0.045
+
+
+# --- NCCL -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_buffers_of_one_connection() -> None:
+    assert CONNECTION == 524_288 + 4_915_200 + 4_194_304  # LL, LL128, Simple
+
+
+def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
+    assert communicator_bytes(1) == 0
+    assert communicator_bytes(4) == 24 * CONNECTION
+    assert communicator_bytes(4, torch="2.0") == 24 * CONNECTION * 10 // 4  # a chain of 4 has 3 edges, up and down
+
+
+def test_buffers_are_counted_where_their_size_is_known() -> None:
+    ampere = Runtime(gpu="A100-80GB")
+    assert cluster(small(2)).peak.device.terms[-1].name == "CUDA context"
+    counted = cluster(small(2)).of_rank(0, ampere).device
+    assert counted.terms[-1].name == "NCCL buffers"
+    assert counted.terms[-1].bytes == 2 * 24 * CONNECTION  # all ranks, and a copy of the group
+    assert sum(term.bytes for term in counted.terms) == counted.device_bytes
+    assert counted.reserved_bytes == cluster(small(2)).peak.device.reserved_bytes
+    many = cluster(small(2), Layout(dp=16, zero=2)).of_rank(0, ampere).device
+    assert many.terms[-1].name == "CUDA context"
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import pytest
 
 import llmcalc
-from llmcalc.device.fsdp.pipeline import NEWEST, RETURNS_NOTHING, Piped, ShardedRank, piped_at, replay_rank
-from llmcalc.device.fsdp.training import Fsdp
+from llmcalc.device.allocator import CachingAllocator
+from llmcalc.device.answer import Term, summed
+from llmcalc.device.fold import loops
+from llmcalc.device.fsdp.pipeline import (
+    NEWEST,
+    RETURNS_NOTHING,
+    Piped,
+    ShardedRank,
+    piped_at,
+    replay_rank,
+    stage_memory,
+)
+from llmcalc.device.fsdp.training import TITAN, Fsdp
+from llmcalc.device.runtime import HOPPER
 from llmcalc.device.training import Training
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
@@ -98,6 +111,21 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
     one, two = (replay_rank(small(4), how, TWO, 0, piped=Piped(schedules=n)) for n in (1, 2))
     assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
     assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
+
+
+@pytest.mark.parametrize(
+    "layout", [TWO, Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved")], ids=Layout.options
+)
+def test_many_layers_from_few(layout: Layout) -> None:
+    """Of 24 layers, 4 of every stage are recorded; the allocator finds what it does when all are replayed."""
+    spec = small(24)
+    how = Training(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
+    tensors = Term("tensors", 0, "exact", "")
+    for expandable in (False, True):
+        runtime = replace(HOPPER, expandable=expandable)
+        found = replay_rank(spec, how, layout, 1, CachingAllocator(expandable), runtime.workspace)
+        whole = summed(found, runtime, loops(spec), tensors)
+        assert stage_memory(spec, how, layout, 1, runtime, TITAN, tensors) == whole
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:

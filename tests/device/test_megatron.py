@@ -410,7 +410,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
         ({"use_nccl_ub": True}, "--use-nccl-ub"),
         ({"num_experts": 4, "tp_comm_overlap": True}, "--tp-comm-overlap"),
         ({"optimizer": "soap"}, "--optimizer"),
-        ({"recompute_granularity": "selective", "recompute_modules": ("moe_act",)}, "--recompute-modules moe_act"),
+        ({"recompute_granularity": "selective", "recompute_modules": ("mhc",)}, "--recompute-modules mhc"),
         ({"delay_wgrad_compute": True}, "--delay-wgrad-compute"),
     ],
 )

@@ -53,6 +53,17 @@ EXPERTS: dict[str, Any] = {
     "world_size": 2,
 }
 
+LATENT: dict[str, Any] = {
+    "multi_latent_attention": True,
+    "position_embedding_type": "rope",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 32,
+    "qk_pos_emb_head_dim": 16,
+    "v_head_dim": 32,
+    "qk_layernorm": True,
+}
+
 HYBRID: dict[str, Any] = {
     "kind": "hybrid",
     "num_layers": None,
@@ -208,6 +219,46 @@ def test_ranks_of_a_sequence_divide_the_heads_of_mamba_layers() -> None:
     divided = of_a_mamba_layer(context_parallel_size=2, world_size=2)
     small = 2 * 4 * (2 * H // 64) + 2 * 5 * (2 * H + 2 * 4 * 64)  # parts of parameters are copies
     assert abs(divided - alone) <= small
+
+
+def again(*modules: str) -> dict[str, Any]:
+    return {"recompute_granularity": "selective", "recompute_modules": modules}
+
+
+def test_norms_give_their_outputs_back() -> None:
+    """The norm before experts; the one before attention too where attention is latent, whose first products are not
+    one module with it. A norm that is one with its product keeps what it kept.
+    """
+    output = 2 * 2 * SEQ * H + 4 * 2 * SEQ  # and a number of each row
+    assert of_a_layer(**EXPERTS) - of_a_layer(**EXPERTS, **again("layernorm")) == output
+    latent: dict[str, Any] = {**EXPERTS, **LATENT}
+    assert of_a_layer(**latent) - of_a_layer(**latent, **again("layernorm")) == 2 * output
+    assert of_a_layer(**again("layernorm")) == of_a_layer()
+
+
+def test_activations_of_experts_give_their_outputs_back() -> None:
+    rows = 2 * SEQ * 2
+    assert of_a_layer(**EXPERTS) - of_a_layer(**EXPERTS, **again("moe_act")) == 2 * rows * FFN
+    relu = {**EXPERTS, "swiglu": False, "squared_relu": True}
+    between = of_a_layer(**relu) - of_a_layer(**relu, **again("moe_act"))
+    assert between == (4 + 2 + 2) * rows * FFN - 4 * rows * FFN  # shares in fp32 are no output of a kernel that stays
+    with pytest.raises(InputError, match="--moe-grouped-gemm"):
+        run_of(settings(**{**EXPERTS, "moe_grouped_gemm": False}, **again("moe_act")))
+
+
+def test_projections_of_latents_give_queries_keys_and_values_back() -> None:
+    """With them goes what their norms keep: their output, and a number of each row."""
+    rows = 2 * SEQ
+    queries = 2 * rows * HEADS * (2 * 48 + 32)
+    norms = 2 * rows * (64 + 32) + 4 * rows * 2
+    assert of_a_layer(**LATENT) - of_a_layer(**LATENT, **again("mla_up_proj")) == queries + norms
+
+
+@pytest.mark.parametrize("module", ["layernorm", "moe_act", "mla_up_proj", "shared_experts"])
+def test_what_runs_again_leaves_nothing(module: str) -> None:
+    given: dict[str, Any] = {**EXPERTS, **LATENT, "moe_shared_expert_intermediate_size": FFN}
+    assert after(settings(**given, **again(module))) == after(settings(**given))
+    assert saved(settings(**given, **again(module))) < saved(settings(**given))
 
 
 def test_batches_of_a_schedule() -> None:

@@ -6,6 +6,7 @@ What each of these runs does is in torchtitan's files of its date (`fsdp.trainin
 from __future__ import annotations
 
 import json
+import tomllib
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
 from llmcalc.run.titan import Float8
 from llmcalc.sources.launch.read import read_launch
+from llmcalc.sources.launch.torchtitan import read_titan
 
 DATA = Path(__file__).parent.parent / "data"
 ROWS = DATA / "measured_training.json"
@@ -118,3 +120,58 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
     assert found.peak.device.terms[0].status == "estimate"
     assert abs(errors[0]) <= reached
+
+
+class Divided(NamedTuple):
+    """A job with context parallelism or a pipeline: what it has other than the file of T4. reached: as of `Run`."""
+
+    flavor: str
+    devices: int
+    batch: int
+    seq: int
+    tp: int
+    cp: int
+    pp: int
+    reached: float
+
+
+DIVIDED = {
+    "torchtitan_202412/T2/FSDP+CP+compile+Float8/131072/{'fsdp': 2, 'cp': 4}": Divided(
+        "8B", 8, 1, 131_072, 1, 4, 1, 4.4
+    ),
+    "torchtitan_202412/T5/1F1B+compile+Float8+AsyncTP/8192/{'fsdp': 8, 'tp': 8, 'pp': 8, 'schedule': '1F1B'}": Divided(
+        "405B", 512, 32, 8_192, 8, 1, 8, 6.9
+    ),
+    "torchtitan_202412/T6/4D+compile+Float8+AsyncTP/32768/"
+    "{'fsdp': 8, 'cp': 1, 'tp': 8, 'pp': 8, 'schedule': '1F1B'}": Divided("405B", 512, 8, 32_768, 8, 1, 8, 0.3),
+    "torchtitan_202412/T6/4D+compile+Float8+AsyncTP/131072/"
+    "{'fsdp': 2, 'cp': 4, 'tp': 8, 'pp': 8, 'schedule': '1F1B'}": Divided("405B", 512, 8, 131_072, 8, 4, 8, 0.4),
+}
+"""Their products in float8 are counted as those of bf16, without scratch, and the buffers of asynchronous tensor
+parallelism, which lie outside of the allocator's segments, not at all.
+
+The number of micro-batches, which the rows do not state, is torchtitan's default, as many as stages. So T5 has four
+sequences of 8,192 tokens where T6 has one of 32,768, and the same bytes here; the rows differ by 7 GiB.
+"""
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> None:
+    """Those of the first stage, which has the most micro-batches in flight."""
+    run = DIVIDED[name]
+    data = tomllib.loads((DATA / "launches" / "llama3_70b_2d_2024.toml").read_text())
+    data["model"]["flavor"] = run.flavor
+    data["training"] |= {"batch_size": run.batch, "seq_len": run.seq, "tensor_parallel_degree": run.tp}
+    data["experimental"] |= {
+        "context_parallel_degree": run.cp,
+        "pipeline_parallel_degree": run.pp,
+        "enable_async_tensor_parallel": run.tp > 1,
+    }
+    launch = read_titan(data, "a job", run.devices)
+    assert launch.spec is not None
+    one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
+    found = Cluster(one, launch.layout, launch.framework, own=launch.own).of_rank(0, one.runtime)
+    measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
+    error = 100 * (found.device.reserved_bytes / measured - 1)
+    print(f"{name}: segments {error:+.1f} %")
+    assert abs(error) <= run.reached

@@ -12,21 +12,23 @@ import pytest
 
 import llmcalc
 from llmcalc.device.cluster import Cluster
+from llmcalc.device.dtensor import Divided
 from llmcalc.device.fsdp.answer import communication, fsdp_memory
 from llmcalc.device.fsdp.divided import ShardedAndDivided
 from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
 from llmcalc.device.memory import memory
 from llmcalc.device.runtime import Runtime
 from llmcalc.device.settings import Settings
-from llmcalc.device.training import Training
+from llmcalc.device.training import Training, TrainingRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.choices import Choices
+from llmcalc.kernels.meter import Meter
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
 from llmcalc.run.titan import Float8
-from tests.device.fully_sharded import Tracker, differences, replayed
+from tests.device.fully_sharded import Tracker, differences, replayed, steps_of
 from tests.device.test_fsdp2 import Counts
 from tests.device.two_dimensional import KINDS, Parts, Sent, by_torch
 
@@ -37,9 +39,9 @@ SIZES = {
 """Of small models, whose vocabulary four ranks do not divide evenly, and whose projections three shards do not."""
 
 MODELS: dict[str, ModelSpec] = {
-    name: llmcalc.load(name, **SIZES).model for name in ("llama3-8b", "qwen3-8b", "qwen3-0.6b")
+    name: llmcalc.load(name, **SIZES).model for name in ("llama3-8b", "qwen3-8b", "qwen2.5-7b", "gemma2-9b")
 }
-"""qwen3 has norms of heads; the head of the small one is its embedding."""
+"""qwen3 has norms of heads, qwen2.5 biases; gemma2 has norms of what modules give, and its head is its embedding."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Case:
 
     @property
     def how(self) -> Training:
-        usual: dict[str, Any] = {"batch": 2, "choices": Choices(workspace=False)}
-        return Training(seq=8, recompute=recompute_of(self.recompute), **usual | self.more)
+        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": Choices(workspace=False)}
+        return Training(recompute=recompute_of(self.recompute), **usual | self.more)
 
     @property
     def laid(self) -> Layout:
@@ -73,12 +75,12 @@ CASES = [
     Case("four ranks of tensors, three shards", rank=7, layout={"tp": 4, "dp": 3}),
     Case("one sequence, every layer again", recompute="full", rank=1, layout={"tp": 4}, more={"batch": 1}),
     Case("products kept by turns", recompute="selective-op", fsdp=Fsdp("bfloat16", "bfloat16")),
-    Case("shards in replicas", rank=5, layout={"dp": 4, "hsdp_replicas": 2}, recompute="every:2"),
+    Case("biases, shards in replicas", "qwen2.5-7b", 5, layout={"dp": 4, "hsdp_replicas": 2}, recompute="every:2"),
     Case(
         "whole logits of parts that differ", rank=3, layout={"tp": 4, "reshard": False}, fsdp=Fsdp(divides_loss=False)
     ),
     Case("norms of heads", "qwen3-8b", 2, "full", {"tp": 4}, more={"implementation": "fused"}),
-    Case("the head is the embedding", "qwen3-0.6b", 1, more={"choices": Choices("sdpa-math", workspace=False)}),
+    Case("norms after modules, a tied head", "gemma2-9b", 3, more={"batch": 3, "seq": 4}),
 ]
 
 
@@ -114,6 +116,19 @@ def test_what_a_step_sends(case: Case) -> None:
     for op, times in counted.get_comm_counts().items():
         found[KINDS[op.__name__]] += times
     assert found == Counter({kind: sum(n for (of, _), n in expected.items() if of == kind) for kind in found})
+
+
+class DividedRun(TrainingRun):
+    profile = Divided
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective-op"])
+def test_products_divided_without_shards(recompute: str) -> None:
+    """What distributed tensors allocate by themselves: `--framework torch`."""
+    spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
+    how = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
+    run = DividedRun(spec, how, meter=Meter(), program=rank_program(spec, layout, 1))
+    assert differences(steps_of(run, how), by_torch(spec, how, layout, 1, watch=Parts)) == {}
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

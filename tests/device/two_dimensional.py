@@ -109,8 +109,8 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
             continue
         for below, module in layer.named_children():
             path = f"{name}.{below}"
-            if not [*module.children()]:
-                plan[path] = SequenceParallel()
+            if not [*module.children()]:  # a norm, before a module or of its output
+                plan[path] = SequenceParallel(use_local_output="_pre_" not in below)
                 continue
             plan[path] = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
             for own, part in module.named_children():
@@ -135,6 +135,9 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
         torch.set_default_dtype(before)
     divide(model, mesh["tp"], fsdp.divides_loss)
     variants.change(model, how.choices, how.recompute)
+    if not layout.zero:
+        model.set_requires_gradient_sync = lambda _: None  # which `fully_shard` would have given it
+        return model
     formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
     shards = mesh["replicas", "shards"] if layout.hsdp_replicas > 1 else mesh["shards"]
 

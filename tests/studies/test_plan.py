@@ -52,6 +52,12 @@ def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> No
     assert f"with --recompute full {found['feasible_with_recompute']} of" in run(*words)[1]
 
 
+def test_without_a_layout_that_is_possible_the_nearest_are_told(run: Any) -> None:
+    code, out, _ = run("plan", SMALL, "--hardware", "h100", "--devices", "8", "--tp", "3", "--format", "json")
+    assert code == 1
+    assert "nearest layouts: --tp 4 --dp 2; --tp 2 --dp 4; --tp 4 --pp 2" in json.loads(out)["notes"]
+
+
 def test_sizes_that_are_given_hold(run: Any) -> None:
     words = ("plan", SMALL, "--devices", "4", "--seq", "128", "--hardware", "h100", "--tp", "2", "--rows", "1")
     found = asked(run, *words)
@@ -107,7 +113,7 @@ def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
         (("fit", SMALL, "--hardware", "h100", "--tp", "2"), "--devices: missing"),
         (("fit", SMALL, "--hardware", "h100", "--global-batch", "2"), "--global-batch: is of many devices"),
         (("fit", SMALL, "--hardware", "h100", "--devices", "2", "--users", "2"), "--users"),
-        (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "--phase decode: plans are of training"),
+        (("plan", SMALL, "--hardware", "h100", "--devices", "2", "--phase", "decode"), "plans are of training"),
         (("memory", SMALL, "--tp", "2", "--zero", "1"), "--zero 1: is of training; expected --tp, --pp"),
         (("memory", SMALL, "--tp", "2", "--framework", "megatron"), "--framework megatron: is of training"),
         (("memory", SMALL, "--tp", "2", "--sequence-parallel"), "--sequence-parallel: is of training"),

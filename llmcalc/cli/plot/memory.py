@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from ...device.memory import memory
 from ...device.runtime import runtime_of
 from ...device.settings import Settings
 from ...optional import included
-from ...plots.figure import format_of, needs_matplotlib, rendered
+from ...plots.figure import needs_matplotlib
 from ..device_options import CublasWorkspace, takes_settings
 from ..hardware import accelerators, complete_name
 from ..options import (
@@ -24,25 +23,13 @@ from ..options import (
     about,
     load_one,
 )
-from ..output import writable, written
-
-
-def _picture(path: Path) -> Path:
-    """Refused before anything is computed."""
-    format_of(path)
-    writable(path, "--output")
-    return path
+from .files import Picture, write
 
 
 @takes_settings
 def command(
     target: Target,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", callback=_picture, help="A .svg, .png or .pdf file.", show_default=False
-        ),
-    ],
+    output: Picture,
     settings: Settings,
     overrides: Overrides = None,
     head: HeadOption = None,
@@ -72,5 +59,4 @@ def command(
     with about(preset):
         found = memory(preset.model, settings, preset.dtype, included(with_mtp, with_towers), preset.config, runtime)
         figure = picture(preset.display, found, [Fit(one, found.device.device_bytes) for one in named])
-    with written(output, "--output") as out:
-        out.buffer.write(rendered(figure, format_of(output)))
+    write(figure, output)

@@ -250,7 +250,7 @@ class Coordinator:
             from_host = self._from_host(persistent)
             for one in persistent:
                 one.available = True
-                if self.ranks > 1:
+                if self.ranks > 1 or self.settings.offload_param != "none":
                     one.storage.inner = Storage(self.meter, one.part * self.ranks * one.whole.dtype.bytes)
         del from_host
 

@@ -47,7 +47,7 @@ class DividedRun(ZeroRun):
     sums_in: number format of sums over micro-batches. sends: that of sums over ranks. most: elements of a bucket.
     pieces: a parameter's pieces on each rank. mine: its piece on this one. own: the parameters that have one.
     bucket: what is summed next. large: a gradient that is larger than a bucket. ready: whether there are buffers.
-    boundary: whether the micro-batch is the last of a step. waiting: gradients that go with the next sum.
+    waiting: gradients that go with the next sum.
     accumulated: sums over micro-batches in a format of their own. in_partition: the buffer of the rank's gradients.
     summed: its gradients of all micro-batches so far. averaged: the same after the last one.
     compact: the sums of the rank's part, in float32. to_host: a buffer for gradients that go to the host.
@@ -67,7 +67,7 @@ class DividedRun(ZeroRun):
         self.rank = rank
         self.bucket = Bucket()
         self.large: Tensor | None = None
-        self.ready, self.boundary = False, True
+        self.ready = False
         self.accumulated: dict[int, Tensor] = {}
         self.waiting: list[Tensor] = []
         self.in_partition: Storage | None = None
@@ -140,15 +140,6 @@ class DividedRun(ZeroRun):
     def stages_in(self) -> Dtype:
         """The format of the bucket's buffer (`_gradient_reduction_buffer_dtype`)."""
         return self.sums_in if self.sums_apart else self.dtype
-
-    def micro_batches(self) -> None:
-        """Runs the micro-batches of a step: those between the first and the last take what the last one takes."""
-        number = min(self.how.microbatches, 2)
-        for i in range(number):
-            if i:
-                self.next_batch()
-            self.boundary = i == number - 1
-            self.forward_and_backward()
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
@@ -313,6 +304,7 @@ class DividedRun(ZeroRun):
         if self.boundary:
             size = self.mine[id(weight)].elements
             in_double = Storage(self.meter, size * DOUBLE)
+            self.norms[id(weight)] = Storage(self.meter, DOUBLE)
             del in_double
             if self.sums_in is not FLOAT32:
                 src_tensor = Storage(self.meter, size * FLOAT32.bytes)
@@ -370,7 +362,7 @@ class DividedRun(ZeroRun):
         """`step`. The optimizer has one tensor: the rank's part."""
         self.meter.place = Place("step")
         if self.offloads:
-            self.compact, self.accumulated = None, {}
+            self.norms, self.compact, self.accumulated = {}, None, {}
             return
         how, (one,) = self.how, self.trained
         if self.settings.compute_grad_norm:

@@ -161,9 +161,12 @@ class GatheredRun(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, one: Parameter) -> None:
-        """`partition_grads`: the part is sent back once, its norm computed there, and a copy in float32 sent."""
+        """`partition_grads`: the sum of a part comes back, to add to it; at last its norm and a copy in float32."""
         grad_buffer = Storage(self.meter, one.part * self.sums_in.bytes)
+        if not self.boundary:
+            return
         in_double = Storage(self.meter, min(one.part, NORM_BUFFER) * DOUBLE)
+        self.norms[id(one)] = Storage(self.meter, DOUBLE)
         del in_double
         if self.sums_in is not FLOAT32:
             converted = Storage(self.meter, one.part * FLOAT32.bytes)
@@ -208,6 +211,7 @@ class GatheredRun(ZeroRun):
         how = self.how
         self.coordinator.release_all()
         if self.offloads:
+            self.norms = {}
             self.coordinator.gather_persistent()
             return
         for group in self.groups:  # get_grad_norm_direct

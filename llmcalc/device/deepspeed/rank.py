@@ -118,13 +118,13 @@ def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
 
 
 def known(settings: DeepSpeedSettings) -> Term:
-    """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU.
+    """How the tensors are known: as a dispatch mode sees them, in real processes on the CPU or on meta.
 
     On a GPU, what a stream beside the default one reads is freed when that has read it, which is not replayed.
     """
     witness = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
-        return Term("tensors", 0, "source", "deepspeed/runtime/zero, stage_1_and_2.py and stage3.py", VERSIONS)
+        witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
     if settings.overlaps:
         return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
     return Term("tensors", 0, "exact", witness, VERSIONS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...kernels.meter import Meter
-from ...kernels.tensor import DTYPES, Dtype, counted_as, on_stream
+from ...kernels.tensor import DTYPES, Dtype, Storage, counted_as, on_stream
 from ...model import ModelSpec
 from ...run.deepspeed import DeepSpeedSettings
 from ..training import Training, TrainingRun
@@ -38,7 +38,8 @@ class ZeroRun(TrainingRun):
     """Replays steps of one rank.
 
     settings: DeepSpeed's. ranks: over which ZeRO divides. sums_in, sends: the formats in which gradients are added up
-    over micro-batches, and sent. most: elements of a bucket of gradients.
+    over micro-batches, and sent. most: elements of a bucket of gradients. boundary: whether the micro-batch is the last
+    of a step. norms: those of gradients on the host, which stay on the device until the step.
     """
 
     def __init__(
@@ -56,6 +57,17 @@ class ZeroRun(TrainingRun):
         self.sums_in = number_format(settings.grad_accum_dtype, self.dtype)
         self.sends = number_format(settings.communication_data_type, self.dtype)
         self.most = settings.elements("reduce_bucket_size")
+        self.boundary = True
+        self.norms: dict[int, Storage] = {}
+
+    def micro_batches(self) -> None:
+        """Runs the micro-batches of a step: those between the first and the last take what the last one takes."""
+        number = min(self.how.microbatches, 2)
+        for i in range(number):
+            if i:
+                self.next_batch()
+            self.boundary = i == number - 1
+            self.forward_and_backward()
 
     @contextmanager
     def beside(self) -> Iterator[None]:

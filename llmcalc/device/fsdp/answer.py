@@ -193,8 +193,10 @@ class Alike(NamedTuple):
 def ranks_that_differ(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp = TITAN) -> list[Alike]:
     """The ranks that differ: shards of rows that the ranks do not divide are shorter, or empty, on the last ranks.
 
-    Rank 0 holds the most. Raises `InputError` as `fsdp_memory` does.
+    Rank 0 holds the most. Raises `InputError` with tensor parallelism, and as `fsdp_memory` does.
     """
+    if layout.tp > 1:
+        raise InputError(f"--tp {layout.tp}: which ranks differ is known of shards alone; expected 1")
     run, shards = _few(spec, how, layout, 0, fsdp), layout.shards
     ends = {0, shards}
     for one in run.lowering.sharded.values():

@@ -42,8 +42,8 @@ class Sharding:
     gathered: the format in which parameters are gathered and modules compute.
     reduced: the format in which gradients are summed.
     float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
-    tensor: ranks of a tensor group, 1 by default. divides_loss: whether they compute the loss on divided logits, true by
-        default.
+    tensor: ranks of a tensor group, 1 by default.
+    divides_loss: whether they compute the loss on divided logits, true by default.
     """
 
     shards: int

@@ -16,20 +16,23 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...errors import InputError
+from ...kernels.lowering import RECORDED
 from ...kernels.meter import Device, Meter, Place
 from ...kernels.tensor import Tensor, empty
 from ...layouts.schedules import Action, schedule_of
 from ...model import ModelSpec
 from ...run.layout import Layout, Stage
-from ..allocator import CachingAllocator
 from ..answer import DeviceMemory, Term, summed, uncollected
-from ..fold import loops
+from ..fold import Loop, loops, loops_of
 from ..pipeline import Chunk, RankRun
+from ..played import PlayedAllocator
+from ..recording import Event, Recorded, Recorder
 from ..ring import part_of_sequence, ring_of
 from ..runtime import Runtime
-from ..training import Replayed, Training, replayed
+from ..training import PHASES, Replayed, Training, replayed
+from ..unfolding import Irregular, Unfolding
 from .divided import ShardedAndDivided
-from .groups import ALL_REDUCE, Sharding, Traffic
+from .groups import ALL_REDUCE, Group, Sharding, Traffic
 from .lowering import Sharded
 from .training import TITAN, Fsdp, arrange, sharding, why_not_split
 
@@ -92,30 +95,35 @@ class ShardedChunk(Chunk):
         """Says whether a backward pass leaves whole parameters and whole gradients (`backward_maybe_with_nosync`)."""
         self.traffic.reduces = self.traffic.reshards = self.traffic.ends = not keeps
 
+    def groups(self, phase: str) -> Iterator[Group]:
+        """The groups in their order, each at its place."""
+        for layer, group in self.lowering.groups.items():
+            self.meter.place = Place(phase) if layer.turn < 0 else Place(phase, layer.turn, layer.path)
+            yield group
+        self.meter.place = Place(phase)
+
     def unshard(self) -> None:
         """Begins to gather the parameters of all groups, on the default stream (`UNSHARD`)."""
-        self.meter.place = Place("forward")
-        for group in self.lowering.groups.values():
+        for group in self.groups("forward"):
             group.unshard(forward=False, stream=None)
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
         """Copies what was gathered into whole parameters (`_assert_unsharded`)."""
         if self.gathers:
-            for group in self.lowering.groups.values():
+            for group in self.groups("forward"):
                 group.wait_for_unshard(forward=False)
         self.gathers = False
 
     def reshard_all(self) -> None:
         """Frees all whole parameters (`RESHARD`)."""
-        for group in self.lowering.groups.values():
+        for group in self.groups("backward"):
             group.reshard()
 
     def perform_reduce_grad(self) -> None:
         """Sums the gradients of all micro-batches over ranks, and frees whole parameters."""
-        self.meter.place = Place("backward")
         self.keep_whole(False)
-        for group in self.lowering.groups.values():
+        for group in self.groups("backward"):
             group.post_backward()
         self.traffic.finish(list(self.lowering.groups.values()))
         self.keep_whole(True)
@@ -252,6 +260,21 @@ def replay_rank(
     return replayed(ShardedRank(spec, how, layout, rank, meter, workspace, fsdp, piped), meter)
 
 
+def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
+    """Records set-up and two steps. What an optimizer frees is apart from the gradients that are freed after it."""
+    run.set_up()
+    set_up = meter.cut()
+    steps: list[list[Sequence[Event]]] = []
+    for _ in range(2):
+        run.passes()
+        passes = meter.cut()
+        run.update()
+        update = meter.cut()
+        run.zero_grad()
+        steps.append([passes, update, meter.cut()])
+    return Recorded(set_up, *steps, PHASES)
+
+
 @uncollected()
 def stage_memory(
     spec: ModelSpec,
@@ -264,6 +287,25 @@ def stage_memory(
     piped: Piped = NEWEST,
 ) -> DeviceMemory:
     """The memory of one rank. tensors: how its tensors are known. Raises `InputError` as `ShardedRank` does."""
-    device = CachingAllocator(runtime.expandable)
-    found = replay_rank(spec, how, layout, rank, device, runtime.workspace, fsdp, piped)
+
+    def unfolding(folds: bool) -> Unfolding:
+        """The events of two steps. folds: whether they are recorded with few of equal layers."""
+        run = ShardedRank(spec, how, layout, rank, meter := Recorder(), runtime.workspace, fsdp, piped)
+        stacks: list[Loop] = []
+        grow: list[int] = []
+        for chunk in run.chunks:
+            own = loops_of(chunk.program.root, how.recompute.every, chunk.lowering.below)
+            few = {i: loop.kinds(RECORDED) for i, loop in enumerate(own) if folds and loop.repeats > RECORDED}
+            chunk.lowering.run_only = few
+            grow += [len(stacks) + i for i in few]
+            stacks += own
+        return Unfolding(_recorded(run, meter), stacks, grow)
+
+    try:
+        whole = unfolding(folds=True)
+    except Irregular:
+        whole = unfolding(folds=False)
+    found, taken = whole.counted({}), whole.blocks(PlayedAllocator(runtime.expandable), {})
+    found.slop, found.slop_after = taken.slop, taken.slop_after
+    found.reserved = found.peak[1].bytes + taken.slop + taken.free
     return summed(found, runtime, loops(spec), tensors)

@@ -91,7 +91,7 @@ def called(
     """
     version = date_of(version, own)
     dtype = "float32" if how.master else how.dtype
-    reduced = "float32" if how.gradient_dtype is None else how.gradient_dtype.name
+    reduced = own.reduced or ("float32" if how.gradient_dtype is None else how.gradient_dtype.name)
     newer = version is None or version >= SPLIT
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if own.compiled_loss is not None:
@@ -100,7 +100,14 @@ def called(
     if eager_loss:
         alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
     splits = newer and why_not_split(spec, how) == ""
-    return alone, Fsdp(dtype, reduced, splits=splits, float8=own.float8, divides_loss=own.loss_parallel)
+    return alone, Fsdp(
+        dtype,
+        reduced,
+        reduces_each=own.reduces_each,
+        splits=splits,
+        float8=own.float8,
+        divides_loss=own.loss_parallel,
+    )
 
 
 def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:

@@ -36,9 +36,9 @@ get_batch replaced tensors (Megatron-LM 5e4fc931ba, bf32f4415e)."""
 SHARED_BEFORE_ROUTER = datetime.date(2025, 10, 11)
 """From when shared experts run before the router (Megatron-LM e8024d716f)."""
 
-REFUSED_RECOMPUTATION = "expected core_attn, mlp or moe, or --recompute-granularity full"
+REFUSED_RECOMPUTATION = "expected core_attn, layernorm, mla_up_proj, mlp, moe, moe_act or shared_experts"
 
-NETWORKS = {"mlp": "feed_forward", "moe": "experts"}
+NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_expert"}
 """Module that runs again by itself → its kind."""
 
 
@@ -46,9 +46,13 @@ def refuse(settings: MegatronSettings) -> None:
     """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
     for flag, reason in settings.not_modelled().items():
         raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
-    others = set(settings.recomputed_modules) - {"core_attn", *NETWORKS}
+    others = set(settings.recomputed_modules) - {"core_attn", "layernorm", "moe_act", "mla_up_proj", *NETWORKS}
     if others:
         raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
+    if "moe_act" in settings.recomputed_modules and settings.num_experts is not None and not settings.moe_grouped_gemm:
+        raise InputError("--recompute-modules moe_act: not modelled without --moe-grouped-gemm; expected both")
+    if "shared_experts" in settings.recomputed_modules and settings.moe_shared_expert_gate:
+        raise InputError("--recompute-modules shared_experts: not modelled with --moe-shared-expert-gate; expected one")
     if settings.optimizer not in ("adam", "sgd", "muon", "dist_muon"):
         raise InputError(f"--optimizer {settings.optimizer}: not modelled; expected adam, sgd or muon")
     if settings.optimizer == "sgd" and not settings.sgd_momentum:
@@ -175,6 +179,9 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
             for name, kind in NETWORKS.items()
             if name in s.recomputed_modules or (name == "moe" and s.moe_layer_recompute)
         ),
+        recompute_norms="layernorm" in s.recomputed_modules,
+        recompute_activation="moe_act" in s.recomputed_modules,
+        recompute_up="mla_up_proj" in s.recomputed_modules,
         recompute_core="core_attn" in s.recomputed_modules,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...run.layout import Layout, Zero
 from .deepspeed import read_into
-from .fsdp_words import computing, fsdp_layout
+from .fsdp_words import computing, fsdp_layout, summing
 from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 from .trainer import Fetch, Table, fetched
 
@@ -75,7 +75,7 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None, fetch: Fe
     if kind == "FSDP":
         table = {str(key).removeprefix("fsdp_"): value for key, value in _table(reading, data, "fsdp_config").items()}
         layout, more = fsdp_layout(reading, table, world, machines, _table(reading, data, "parallelism_config"))
-        framework = "fsdp2"
+        framework, own = "fsdp2", summing(reading, table, words)
         words = {**computing(words), **more}
     elif kind == "DEEPSPEED":
         inner = _accelerate_deepspeed(reading, data, world, words, fetch)
@@ -149,13 +149,14 @@ def _accelerate_deepspeed(reading: Reading, data: Table, world: int, words: Tabl
         config = fetched(reading, f"{at}.deepspeed_config_file", table["deepspeed_config_file"], fetch)
         return _without_batch(read_into(reading, config, world, half), config)
     stage = size_of(reading, f"{at}.zero_stage", table.get("zero_stage", 2), least=0)
-    made: dict[str, Any] = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": "auto"}
+    zero: dict[str, Any] = {"stage": stage}
+    for key in ("offload_optimizer_device", "offload_param_device"):
+        if table.get(key) not in (None, "none", False):
+            zero[key.removesuffix("_device")] = {"device": table[key]}
+    made: dict[str, Any] = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto"}
     made |= {key: {"enabled": half[key]} for key in ("bf16", "fp16")}
     if table.get("gradient_accumulation_steps") is not None:
         made["gradient_accumulation_steps"] = table["gradient_accumulation_steps"]
-    for key in ("offload_optimizer_device", "offload_param_device"):
-        if table.get(key) not in (None, "none", False):
-            reading.unknown[f"{at}.{key}"] = "offloading to the host is not modelled"
     return _without_batch(read_into(reading, made, world, half), made)
 
 

@@ -178,8 +178,8 @@ def _own(reading: Reading, data: Mapping[str, Any]) -> DeepSpeedSettings:
         if one.name in NOT_MODELLED and getattr(own, one.name) != one.default:
             reading.unknown[f"zero_optimization.{one.name}"] = f"{shown(getattr(own, one.name))} is not modelled"
     for name in ("offload_optimizer", "offload_param"):
-        if getattr(own, name) != "none":
-            reading.unknown[f"zero_optimization.{name}"] = "offloading to the host is not modelled"
+        if getattr(own, name) == "nvme":
+            reading.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
     return own
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...run.layout import Layout, Zero
+from ...run.titan import TitanSettings
 from .launch import Reading, flag_value, size_of, unknown_keys
 
 FSDP_READ = frozenset(
@@ -102,6 +103,17 @@ def _strategy(reading: Reading, table: Mapping[str, Any]) -> tuple[Zero, bool, b
     if again is not None:
         reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", again)
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+
+
+def summing(reading: Reading, table: Mapping[str, Any], words: Mapping[str, Any]) -> TitanSettings:
+    """How gradients are summed over ranks: in the format of the products (`set_mixed_precision`).
+
+    Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
+    table: keys without `fsdp_`. words: the settings of a run without FSDP.
+    """
+    version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
+    half = words.get("precision") == "autocast" or words.get("dtype") in ("bf16", "fp16")
+    return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1)
 
 
 def computing(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     return Launch(
         where=reading.where,
         kind="torchtitan",
-        framework="fsdp2",
+        framework="fsdp2" if layout.zero else "torch",
         spec=spec,
         layout=layout,
         settings=settings,
@@ -398,7 +398,8 @@ FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 def _precision(job: _Job, layout: Layout) -> dict[str, str]:
     """The format in which modules compute, and whether the weights that the optimizer updates are in fp32.
 
-    `fully_shard` gathers weights in the format of computing; without shards, autocast does the same.
+    `fully_shard` gathers weights in the format of computing; without shards, autocast does the same, but neither with
+    tensor parallelism or a pipeline nor before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
     own = FORMATS[job.word("dtype", "float32", FORMATS, "training")]
     computes = FORMATS[job.word("mixed_precision_param", "bfloat16", FORMATS, "training")]
@@ -406,7 +407,12 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
         return {"dtype": own, "master_weights": "none"}
     if own == "bf16":
         raise job.reading.wrong("training.mixed_precision_param", "float32 over weights in bfloat16 is not supported")
-    return {"dtype": computes, "master_weights": "fp32"} if layout.zero else {"precision": "autocast"}
+    if layout.zero:
+        return {"dtype": computes, "master_weights": "fp32"}
+    if "parallelism" in job.data and layout.tp == layout.pp == 1:
+        return {"precision": "autocast"}
+    job.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
+    return {"dtype": own, "master_weights": "none"}
 
 
 def _piped(job: _Job, local: int, pp: int) -> tuple[int, int]:
@@ -483,6 +489,9 @@ def _own(job: _Job, layout: Layout, old: bool) -> TitanSettings:
         compiled_loss=_compiled_loss(job),
         schedules=_schedules(job, layout) if layout.pp > 1 else 1,
     )
+    if not settings.loss_parallel and not layout.zero:
+        name, _ = job.find("disable_loss_parallel", "parallelism", "training")
+        reading.unknown[name] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
         gathered = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
         reading.notes.append(

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...run.layout import Layout
 from .deepspeed import read_into
-from .fsdp_words import STRATEGIES, computing, fsdp_layout
+from .fsdp_words import STRATEGIES, computing, fsdp_layout, summing
 from .launch import Framework, Launch, Reading, flag_value, size_of, unknown_keys, with_file
 
 Table = Mapping[str, Any]
@@ -116,8 +116,9 @@ def _trainer(reading: Reading, data: Table, world_size: int | None, fetch: Fetch
         words = {**kept, **inner.settings}
         framework, layout, own = inner.framework, inner.layout, inner.own
     elif data.get("fsdp") or data.get("fsdp_config"):
-        layout, more = fsdp_layout(reading, _trainer_fsdp(reading, data), world, 1)
-        framework = "fsdp2"
+        table = _trainer_fsdp(reading, data)
+        layout, more = fsdp_layout(reading, table, world, 1)
+        framework, own = "fsdp2", summing(reading, table, words)
         words = {**computing(words), **more}
     reading.check_unknown()
     return Launch(

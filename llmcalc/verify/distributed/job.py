@@ -49,6 +49,8 @@ class Job:
                 "--distributed: replicas with --tp are not run, because DDP takes no distributed tensors; "
                 "expected --fsdp"
             )
+        if layout.sequence_parallel:
+            raise InputError("--distributed: --sequence-parallel is not run; expected --tp alone")
         if layout.vpp > 1 or layout.schedule != "1f1b":
             raise InputError(f"--distributed: --schedule {layout.schedule} is not run; expected 1f1b, without --vpp")
         if layout.zero == 3 and layout.pp > 1 and layout.tp > 1:

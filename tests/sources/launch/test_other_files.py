@@ -102,13 +102,24 @@ def test_devices_that_are_not_said() -> None:
         ({"dtype": "bfloat16"}, 256, {"dtype": "bf16", "master_weights": "none"}),
         ({"mixed_precision_param": "float32"}, 256, {"dtype": "fp32", "master_weights": "none"}),
         ({}, 256, {"dtype": "bf16", "master_weights": "fp32"}),
-        ({"global_batch_size": -1}, 16, {"precision": "autocast"}),  # one shard
+        ({"global_batch_size": -1}, 16, {"dtype": "fp32", "master_weights": "none"}),  # one shard, tp 8
     ],
 )
 def test_formats_of_a_job(training: dict[str, Any], world: int, words: dict[str, str]) -> None:
     settings = titan("llama3_70b_2026.toml", world, training=training).settings
     assert words.items() <= settings.items()
     assert ("precision" in settings) == ("precision" in words)
+
+
+def test_a_job_without_shards_runs_in_torch_alone() -> None:
+    divided = titan("llama3_70b_2026.toml", 16, training={"global_batch_size": -1})
+    assert (divided.framework, divided.layout.zero, divided.layout.tp) == ("torch", 0, 8)
+    assert any("fp32" in note for note in divided.notes)
+    replicas = titan(
+        "llama3_70b_2026.toml", 2, parallelism={"tensor_parallel_degree": 1}, training={"global_batch_size": -1}
+    )
+    assert (replicas.framework, replicas.layout.dp) == ("torch", 2)
+    assert replicas.settings["precision"] == "autocast"
 
 
 def test_pipelines_in_chunks() -> None:
@@ -285,7 +296,7 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
             {"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}},
             "zero_optimization.reduce_bucket_size: 'big'",
         ),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "zero_optimization.offload_opt"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "zero_optimization.offload_opt"),
         ({"zero_optimization": {"stage": 2, "new": 1}}, "zero_optimization.new (no key that is known)"),
         (
             {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}},
@@ -436,6 +447,9 @@ def test_deepspeed_of_accelerate() -> None:
     launch = read_accelerate(data, "a.yaml")
     assert launch.layout == Layout(dp=8, zero=2)
     assert launch.settings == {"phase": "training", "num_microbatches": 4, "dtype": "bf16", "master_weights": "fp32"}
+    away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    own = read_accelerate({**data, "deepspeed_config": away}, "a.yaml").own
+    assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
     named = copy.deepcopy(data)
     named["deepspeed_config"] = {"deepspeed_config_file": "ds.json"}
     assert read_accelerate(named, "a.yaml", fetch=lambda _: AUTO).layout == Layout(dp=8, zero=3)

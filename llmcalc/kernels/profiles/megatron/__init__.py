@@ -5,12 +5,12 @@ Megatron-Core: products that are divided over ranks, norms in the product after 
 from __future__ import annotations
 
 from .choices import RankChoices
+from .discarded import DiscardedKernels
 from .narrow import weight_sizes
 from .rank import Held, Parameter
-from .sparse import SparseKernels
 
 __all__ = ["Held", "Parameter", "RankChoices", "RankLowering", "weight_sizes"]
 
 
-class RankLowering(SparseKernels):
+class RankLowering(DiscardedKernels):
     """Runs the program of one rank."""

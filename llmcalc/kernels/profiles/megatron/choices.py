@@ -50,6 +50,8 @@ class RankChoices:
     indexer_loss: whether indexers learn the shares of attention.
     recompute_core: whether the attention's core runs again in the backward pass.
     recompute, recompute_layers: which layers do: groups of so many (uniform), or so many of the first (block).
+    recompute_norms, recompute_activation, recompute_up: whether norms before sublayers, activations of experts and
+        projections of latents give their outputs back, and make them again.
     recompute_kinds: kinds of modules of a layer that do, each by itself.
     """
 
@@ -98,4 +100,7 @@ class RankChoices:
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1
+    recompute_norms: bool = False
+    recompute_activation: bool = False
+    recompute_up: bool = False
     recompute_kinds: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ....algebra import Number, ceil_div
+from ....algebra import Number, ceil_div, exact_div
 from ....flow.program import Step
 from ...autograd import Gradient, Needs
 from ...layout import Shape, count
@@ -73,7 +73,7 @@ ONE_SCALE = ("tensorwise", "delayed")
 """Recipes with one scale for a tensor."""
 
 ALIGNED = 16
-"""Rows of each expert are padded to a multiple of this (core/fp8_utils.py, `get_fp8_align_size`)."""
+"""Rows of each expert are padded to a multiple of this, or of a block (core/fp8_utils.py, `get_fp8_align_size`)."""
 
 MULTIPLES = {"blockwise": 128, "mxfp8": 32}
 """Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
@@ -97,11 +97,12 @@ class NarrowKernels(DeltaKernels):
     def quantized(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
         """A tensor in 8 bits, as its products read it."""
         how = self.how
-        self._check_blocks(rows, width)
         first, second = specs(how.narrow, rows, width)
         if how.narrow not in ONE_SCALE:
-            made = [[self.graph.new(*one) for one in part] for part in (first, second)]
-            return Quantized(made[0] if by_rows else [], made[1] if by_columns else [])
+            return Quantized(
+                [self.graph.new(*one) for one in first] if by_rows else [],
+                [self.graph.new(*one) for one in second] if by_columns else [],
+            )
         data = [self.graph.new(*first[0])] if by_rows or not how.transposes else []
         turned = [self.graph.new(*second[0])] if by_columns and how.transposes else []
         scale = self.graph.new(*first[1])
@@ -109,15 +110,27 @@ class NarrowKernels(DeltaKernels):
             return Quantized([*data, scale], [*data, scale])
         return Quantized([*data, scale], [*turned, scale] if turned else [])
 
-    def _check_blocks(self, rows: Number, width: Number) -> None:
-        multiple = MULTIPLES.get(self.how.narrow, 1)
-        if rows % multiple or width % multiple:
-            raise self.unsupported(
-                f"{rows} rows of {width} elements in blocks of {multiple}; expected multiples of {multiple}"
-            )
+    def quantized_parts(self, rows: Number, width: Number, n: int, by_columns: bool = True) -> Quantized:
+        """n tensors of as many rows. With scales of blocks, all of them by rows are one, and by columns
+        (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
+        """
+        if self.how.narrow in ONE_SCALE:
+            parts = [self.quantized(rows, width, by_columns=by_columns) for _ in range(n)]
+            return Quantized([x for part in parts for x in part.rows], [x for part in parts for x in part.columns])
+        made = []
+        for (data, _), (scales, dtype) in specs(self.how.narrow, rows, width):
+            size = n * (up(count(data), 256) + up(count(scales) * dtype.bytes, 16))
+            made.append(size)
+        by_rows = [self.graph.new((made[0],), UINT8)]
+        return Quantized(by_rows, [self.graph.new((made[1],), UINT8)] if by_columns else [])
 
     def gathered(self, rows: Number, width: Number, by_rows: bool, by_columns: bool) -> tuple[Quantized, list[Tensor]]:
         """What is gathered from ranks that divide rows, and what lies between ranks' parts while it is sorted."""
+        multiple = MULTIPLES.get(self.how.narrow, 1)
+        if exact_div(rows, self.how.tensor) % multiple or width % multiple:
+            raise self.unsupported(
+                f"{rows} rows of {width} elements on {self.how.tensor} ranks; expected multiples of {multiple}"
+            )
         made = self.quantized(rows, width, by_rows, by_columns)
         if self.how.narrow != "blockwise":
             return made, []
@@ -150,7 +163,7 @@ class NarrowKernels(DeltaKernels):
         if waiting is not None:
             wide = None if self.how.narrow == "delayed" else self.like(x)
             statistics = [self.statistics(local) for _ in range(2 if waiting.how["spec"].type == "layernorm" else 1)]
-        read = self.quantized(local, n_in, by_columns=not one_way)
+        read = self.quantized(local, n_in, by_columns=not one_way and self.graph.enabled)
         del wide
         self.narrow_weight(weight)
         elsewhere = self.how.user_buffers
@@ -238,12 +251,13 @@ class NarrowKernels(DeltaKernels):
             return super().grouped(step, x, width)
         (rows, n_in), n = x.shape, self.local_experts
         each = rows // n
-        if each * n != rows or each % ALIGNED:
+        multiple = MULTIPLES["mxfp8"] if self.how.narrow == "mxfp8" else ALIGNED
+        if each * n != rows or each % multiple:
             raise self.unsupported(
-                f"{rows} rows of {n} experts in 8 bits; expected a multiple of {ALIGNED} rows of each", step.name
+                f"{rows} rows of {n} experts in 8 bits; expected a multiple of {multiple} rows of each", step.name
             )
         weights, biases = self.expert_weights(step, n_in, width, "expert")
-        read = [self.quantized(each, n_in) for _ in weights]
+        read = self.quantized_parts(each, n_in, n, self.graph.enabled)
         for one in weights:
             self.narrow_weight(one)
         self.stays.grouped_product()
@@ -251,14 +265,14 @@ class NarrowKernels(DeltaKernels):
 
         def back(kept: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
             of_biases = [self.graph.new(one.shape, g.dtype) for one in biases]
-            _narrow = [self.quantized(each, width) for _ in weights]
+            _narrow = self.quantized_parts(each, width, n)
             self.stays.grouped_product()
             given = self.new(rows, n_in)
             of_weights = [self.weight_gradient(one) for one in weights]
             kept[:] = [None] * len(kept)  # clear_tensor_data(*inputmats)
             return [given, *of_weights, *of_biases]
 
-        saved = [one for part in read for one in part.columns]
+        saved = read.columns
         del read
         self.node("grouped_linear", (x, *weights, *biases), [out], back, *saved)
         return out
@@ -283,7 +297,7 @@ class NarrowKernels(DeltaKernels):
     def narrow_product(self, name: str, x: Tensor, weight: Tensor, whole: bool, divided: bool) -> Tensor:
         """whole: whether the input is saved in 16 bits. divided: whether the output's rows are, after a sum."""
         (rows, n_in), n_out = x.shape, weight.shape[0]
-        read = self.quantized(rows, n_in, by_columns=not whole)
+        read = self.quantized(rows, n_in, by_columns=not whole and self.graph.enabled)
         self.narrow_weight(weight)
         elsewhere = self.how.user_buffers and divided
         if elsewhere:

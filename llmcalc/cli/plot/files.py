@@ -1,0 +1,35 @@
+"""The file that a picture is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from ...plots.figure import format_of, rendered
+from ..output import writable, written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _picture(path: Path) -> Path:
+    """Refused before anything is computed."""
+    format_of(path)
+    writable(path, "--output")
+    return path
+
+
+Picture: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="FILE", callback=_picture, help="A .svg, .png or .pdf file.", show_default=False
+    ),
+]
+
+
+def write(figure: Figure, output: Path) -> None:
+    """Writes a picture, whole or not at all, in the format of the file's suffix."""
+    with written(output, "--output") as out:
+        out.buffer.write(rendered(figure, format_of(output)))

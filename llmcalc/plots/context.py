@@ -1,0 +1,115 @@
+"""What grows with the context: the KV cache, and the FLOPs of one more token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from .. import units
+from ..costs.cache import kv
+from ..costs.flops import flops, sight_of
+from ..costs.limits import longest_sequence
+from ..sources.preset import Preset
+from .figure import STYLE, new_figure
+from .palette import FAINT, INK, SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2)) for i in range(21))
+"""Tokens of a sequence: from 1,024 to 1,048,576, two to each doubling."""
+
+
+def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
+    """Bytes of the cache of one sequence against its tokens, log-log: full windows bend the curve.
+
+    dtype: format of keys and values. ax: where to draw; by default a figure of its own.
+    """
+
+    def of(preset: Preset) -> list[float]:
+        one = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
+        return [one.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
+
+    title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
+    return _curves(models, of, title, units.GIB.name, ax)
+
+
+def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
+    """Forward FLOPs of one token that reads so long a context, log-log."""
+
+    def of(preset: Preset) -> list[float]:
+        phase = "forward" if preset.model.kind == "encoder" else "decode"
+        found: list[float] = []
+        for tokens in CONTEXTS:
+            sight = (
+                sight_of(preset.model, seq=tokens)
+                if phase == "forward"
+                else sight_of(preset.model, context=tokens - 1, phase="decode")
+            )
+            found.append(flops(preset.model, sight).per_token / 1e9)
+        return found
+
+    return _curves(models, of, "FLOPs of one more token", "GFLOPs", ax)
+
+
+def _curves(
+    models: Sequence[Preset], of: Callable[[Preset], list[float]], title: str, unit: str, ax: Axes | None
+) -> Figure:
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        figure = new_figure(8, 4.6) if ax is None else ax.figure
+        _draw(figure.subplots() if ax is None else ax, [(one, of(one)) for one in models], title, unit)
+    return figure  # type: ignore[return-value]
+
+
+def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    heights = apart([values[-1] for _, values in curves])
+    for i, (preset, values) in enumerate(curves):
+        colour = SERIES[i % len(SERIES)]
+        longest = longest_sequence(preset.model) or CONTEXTS[-1]
+        within = [value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)]
+        ax.plot(CONTEXTS, values, color=colour, linewidth=1.2, linestyle=":")  # past the context it was made for
+        ax.plot(CONTEXTS, within, color=colour, linewidth=2)
+        ax.annotate(
+            preset.display,
+            (CONTEXTS[-1], heights[i]),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
+        )
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.set_xlabel("tokens of the context; dotted past what the model was made for")
+    ax.set_ylabel(unit)
+    ax.set_title(title, color=INK, fontweight="bold")
+
+
+ROW = 1.45
+"""The ratio of the heights of two labels that stand one above the other on a log axis."""
+
+
+def apart(values: Sequence[float]) -> list[float]:
+    """Heights of labels beside these values, none nearer to another than a line of text."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = list(values)
+    for below, above in pairwise(order):
+        found[above] = max(found[above], found[below] * ROW)
+    return found
+
+
+def _tokens(value: float) -> str:
+    """`8K`, `1M`."""
+    return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

@@ -1,0 +1,78 @@
+"""Where the parameters are: a stacked bar for each model, by component."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import units
+from ..costs.params import ParameterCount
+from .figure import STYLE, new_figure
+from .palette import COMPONENTS, INK, OTHER
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEGIBLE = 0.06
+"""The share of a bar from which on a number stands in it."""
+
+NAMES = {
+    "lm_head": "output head",
+    "feed_forward": "feed-forward",
+    "state_space": "state space",
+    "linear_attention": "linear attention",
+    "cross_attention": "cross-attention",
+    "shared_expert": "shared experts",
+}
+"""Component → its name in a legend, where that is another."""
+
+
+def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
+    """A bar of 100 % for each model, from above in the order given, with its parameters beside it.
+
+    counts: (name, parameters). ax: where to draw; by default a figure of its own.
+    """
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
+        _bars(figure.subplots() if ax is None else ax, counts)
+    return figure  # type: ignore[return-value]
+
+
+def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
+    labelled: set[str] = set()
+    for at, (_, count) in enumerate(counts):
+        parts = {kind: int(size) for kind, size in count.by_component.items()}
+        known = [(kind, parts.get(kind, 0)) for kind in COMPONENTS]
+        left = 0.0
+        for kind, size in (*known, ("other", int(count.total) - sum(size for _, size in known))):
+            share = size / int(count.total)
+            if not share:
+                continue
+            label = None if kind in labelled else NAMES.get(kind, kind)
+            labelled.add(kind)
+            colour = COMPONENTS.get(kind, OTHER)
+            ax.barh(at, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=label)
+            if share >= LEGIBLE:
+                text = f"{100 * share:.0f} %"
+                ax.text(left + share / 2, at, text, ha="center", va="center", fontsize=8.5, color=_on(colour))
+            left += share
+        ax.text(1.01, at, units.count(int(count.total)), va="center", fontsize=9, color=INK)
+    ax.set_yticks(range(len(counts)), [name for name, _ in counts])
+    ax.invert_yaxis()
+    ax.tick_params(length=0)
+    ax.xaxis.set_visible(False)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_xlim(0, 1.1)
+    ax.set_title("Where the parameters are", color=INK, fontweight="bold")
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.01, 0.0), ncols=5, frameon=False, fontsize=9, handlelength=1)
+
+
+def _on(colour: str) -> str:
+    """White or ink, whichever reads better on a colour (WCAG's relative luminance)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels)
+    return INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 else "white"

@@ -1,0 +1,121 @@
+"""`llmcalc plot params|kv|flops|shape|aspect`: pictures say what the commands of those names say."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.plots import context, palette
+from llmcalc.plots.figure import new_figure, rendered
+from llmcalc.plots.labels import named
+from llmcalc.plots.params import params
+from llmcalc.units import count
+
+SMALL = ("gpt2", "mixtral-8x7b")
+
+
+def words(figure: Any) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", rendered(figure, "svg").decode())
+
+
+@pytest.mark.parametrize(
+    ("asked", "suffix"),
+    [
+        (("params", *SMALL), "svg"),
+        (("kv", "gemma3-27b"), "png"),
+        (("flops", "mamba-130m"), "pdf"),
+        (("shape", "llama3.2-1b", "--rows", "4"), "svg"),
+        (("aspect", "--min-params", "300B"), "svg"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else one,
+)
+def test_every_picture_is_written(asked: tuple[str, ...], suffix: str, run: Any, tmp_path: Path) -> None:
+    file = tmp_path / f"picture.{suffix}"
+    code, out, err = run("plot", *asked, "-o", str(file))
+    assert (code, out, err) == (0, "", "")
+    assert file.read_bytes().startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[suffix])
+
+
+def test_a_bar_has_the_shares_of_its_model() -> None:
+    counts = [(name, llmcalc.params(name)) for name in SMALL]
+    found = words(params(counts))
+    for name, one in counts:
+        assert {name, count(int(one.total))} <= set(found)
+        for kind, size in one.by_component.items():
+            share = int(size) / int(one.total)
+            assert (f"{100 * share:.0f} %" in found) or share < 0.06, kind
+
+
+def test_a_curve_has_the_bytes_of_its_cache() -> None:
+    models = [llmcalc.load(name) for name in ("llama3-8b", "gemma3-27b")]
+    (ax,) = context.cache(models).axes
+    for preset, line in zip(models, ax.lines[::2], strict=True):
+        for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
+            assert value == llmcalc.kv(preset, seq=int(tokens)).bytes / 2**30
+
+
+def test_a_curve_has_the_flops_of_a_token() -> None:
+    (ax,) = context.work([llmcalc.load("llama3-8b")]).axes
+    for tokens, value in zip(ax.lines[0].get_xdata(), ax.lines[0].get_ydata(), strict=True):
+        one = llmcalc.flops("llama3-8b", phase="decode", context=int(tokens) - 1)
+        assert value == pytest.approx(one.total / 1e9, rel=1e-12)
+
+
+def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
+    figure = new_figure(8, 4)
+    left, right = figure.subplots(1, 2)
+    assert context.cache([llmcalc.load("gpt2")], ax=left) is figure
+    assert params([("gpt2", llmcalc.params("gpt2"))], ax=right) is figure
+    assert left.lines
+    assert right.patches
+
+
+def test_labels_at_the_ends_of_curves_stand_apart() -> None:
+    placed = context.apart([10.0, 10.5, 3.0, 10.2])
+    ordered = sorted(placed)
+    assert all(b / a >= context.ROW * 0.999 for a, b in pairwise(ordered))
+    assert placed[2] == 3.0
+
+
+def test_no_name_covers_another_one_or_a_point() -> None:
+    figure = new_figure(6, 4)
+    ax = figure.subplots()
+    points = [(i % 7 / 7, i // 7 / 7 + (i % 3) / 50) for i in range(49)]
+    ax.scatter(*zip(*points, strict=True))
+    figure.draw_without_rendering()
+    texts = named(ax, points, [f"model {i}" for i in range(49)])
+    assert 5 < len(texts) <= 49
+    boxes = [text.get_window_extent() for text in texts]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    for text, box in zip(texts, boxes, strict=True):
+        inside = [point for point in points if box.contains(*ax.transData.transform(point))]
+        assert all(point == tuple(text.xy) for point in inside)
+
+
+def test_every_component_has_a_colour_of_its_own() -> None:
+    assert len({*palette.COMPONENTS.values(), palette.OTHER}) == len(palette.COMPONENTS) + 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("kv", "bert-base", "-o", "a.svg"), "bert-base: an encoder-only model keeps no KV cache"),
+        (("shape", "t5-small", "-o", "a.svg"), "t5-small"),
+        (("params", "gpt2", "-o", "a.jpg"), "its suffix names no format"),
+        (("aspect",), "--output"),
+        (("flops", "no-such-model", "-o", "a.svg"), "no preset"),
+    ],
+)
+def test_bad_words_exit_with_2(
+    asked: tuple[str, ...], message: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("plot", *asked)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
