@@ -26,8 +26,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """Bounds on what models cost, for CI: parameters, FLOPs, KV cache, memory.
-    Exit code 1 if a bound is broken.
+    """Check bounds on what models cost, for CI.
+    On parameters, FLOPs, KV cache, memory; exit code 1 if a bound is broken.
     """
     if junit_file is not None:
         writable(junit_file, "--junit")

@@ -54,8 +54,8 @@ def command(
     offline: OfflineOption = False,
     output: Output = None,
 ) -> None:
-    """What changes from one model to another: the spec, parameters, FLOPs, KV cache, memory.
-    Two TARGETs, or with --git any number of files.
+    """What changes from one model to another, or since a commit.
+    Fields of the spec, parameters, FLOPs, KV cache, memory. Two TARGETs, or with --git any number of files.
     """
     pairs: list[tuple[Preset | None, Preset | None]]
     if git is None:

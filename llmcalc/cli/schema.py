@@ -7,6 +7,8 @@ from .options import Output, opened
 
 
 def command(output: Output = None) -> None:
-    """JSON Schema of native descriptions, for editors that check and complete TOML."""
+    """JSON Schema of native descriptions.
+    With it, editors check and complete TOML.
+    """
     with opened(output) as out:
         out.write(json.dumps(description_schema(), indent=1) + "\n")

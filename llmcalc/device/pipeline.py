@@ -28,6 +28,7 @@ from ..run.layout import Layout, Stage, stages
 from ..run.rows import TOKENS
 from .dtensor import Divided
 from .passes import Played, Rehearsal
+from .recording import Recorder
 from .training import Replayed, Training, TrainingRun, replayed
 
 
@@ -55,7 +56,9 @@ class Chunk(TrainingRun):
 
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
-    def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter) -> None:
+    def __init__(
+        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, stage: Stage, meter: Meter | Recorder
+    ) -> None:
         self.stage = stage
         self.profile = self.profiles[layout.tp > 1]
         super().__init__(spec, how, meter=meter, program=rank_program(spec, layout, rank, stage))
@@ -196,7 +199,9 @@ class RankRun:
     Raises `InputError` for what torch itself does not divide.
     """
 
-    def __init__(self, spec: ModelSpec, how: Training, layout: Layout, rank: int, meter: Meter, workspace: int = 0):
+    def __init__(
+        self, spec: ModelSpec, how: Training, layout: Layout, rank: int, meter: Meter | Recorder, workspace: int = 0
+    ) -> None:
         self.check(layout)
         at = layout.at(rank)
         self.layout, self.how, self.meter = layout, how, meter

@@ -270,8 +270,9 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
 
 
 def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor) -> None:
-    """Adds a further gradient to the first, in place where nothing else holds that. One that is whole, where the first is
-    a rank's part of it, is divided first.
+    """Adds a further gradient to the first, in place where nothing else holds that.
+
+    Of one that is whole, where the first is a rank's part of it, a part is copied before.
     """
     old = held[key]
     if given.shape != old.shape:

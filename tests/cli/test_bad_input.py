@@ -230,8 +230,10 @@ def test_a_wrong_override(override: str, run: Run) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
-APART = ("check", "plot")
-"""Commands of other words: check's first argument is a checkpoint, plot has commands of its own."""
+APART = ("check", "plot", "diff", "budget", "schema")
+"""Commands of other words: check's first argument is a checkpoint, plot has commands of its own, diff takes two TARGETs,
+budget a file, schema nothing.
+"""
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in APART])

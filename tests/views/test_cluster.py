@@ -48,6 +48,15 @@ def test_a_launch_file_says_model_and_layout(run: Any) -> None:
     assert found["memory"]["by_rank"][-1]["rank"] == 7
 
 
+def test_options_say_what_a_file_without_a_model_does_not(run: Any) -> None:
+    file = str(LAUNCHES / "deepspeed_zero3_auto.json")
+    words = (SMALL, "--launch", file, "--world-size", "2")
+    short, long = (asked(run, *words, "--seq", seq, "--recompute", "full") for seq in ("32", "64"))
+    assert short["memory"]["peak_bytes"] < long["memory"]["peak_bytes"]
+    code, _, err = run("memory", *words, "--seq", "64", "--zero", "2")
+    assert (code, "expected no such option" in err) == (2, True)
+
+
 def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
     words = ("--phase", "training", "--seq", "64", "--pp", "2", "--num-microbatches", "2", "--hardware", "h100")
     _, out, _ = run("memory", SMALL, *words)

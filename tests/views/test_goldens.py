@@ -30,6 +30,8 @@ SCREENS = {
     "flops-decode": "flops gemma2-9b --phase decode --context 8192 --batch 16",
     "flops-latent": "flops deepseek-v3 --phase prefill --seq 512 --context 4096 --notes",
     "flops-encoder-decoder": "flops bart-large --seq 512",
+    "diff": "diff llama3-8b qwen3-8b",
+    "diff-markdown": "diff qwen3-8b qwen3-8b?num_hidden_layers=40 --format markdown --notes",
     "kv": "kv llama3-8b",
     "kv-window": "kv gemma3-27b --seq 131072 --batch 2",
     "kv-rank": "kv llama3-8b --tp 16 --pp 2 --rank 20",

@@ -53,7 +53,7 @@ class ShardedChunk(Chunk):
         layout: Layout,
         rank: int,
         stage: Stage,
-        meter: Meter,
+        meter: Meter | Recorder,
         sharded: Sharding,
         fsdp: Fsdp,
         streams: int,
@@ -169,7 +169,7 @@ class ShardedRank(RankRun):
         how: Training,
         layout: Layout,
         rank: int,
-        meter: Meter,
+        meter: Meter | Recorder,
         workspace: int = 0,
         fsdp: Fsdp = TITAN,
         piped: Piped = NEWEST,
@@ -272,7 +272,8 @@ def _recorded(run: ShardedRank, meter: Recorder) -> Recorded:
         update = meter.cut()
         run.zero_grad()
         steps.append([passes, update, meter.cut()])
-    return Recorded(set_up, *steps, PHASES)
+    first, then = steps
+    return Recorded(set_up, first, then, PHASES)
 
 
 @uncollected()

@@ -93,8 +93,6 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
     run: RankRun | FsdpRun
     if job.layout.zero == 3 and job.layout.pp > 1:
         run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=FSDP)
-        for chunk in run.chunks:
-            chunk.graph.adds_in_place = False
     elif job.layout.zero == 3:
         layout = job.layout
         sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, FSDP)
@@ -103,6 +101,7 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
         run = RankRun(job.spec, job.how, job.layout, rank, meter)
+    if not isinstance(run, FsdpRun):
         for chunk in run.chunks:
             chunk.graph.adds_in_place = False
     run.set_up()

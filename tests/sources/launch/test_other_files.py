@@ -14,7 +14,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.run.deepspeed import DeepSpeedSettings
 from llmcalc.run.layout import Layout
-from llmcalc.run.titan import Float8
+from llmcalc.run.titan import Float8, TitanSettings
 from llmcalc.sources.launch.accelerate import read_accelerate
 from llmcalc.sources.launch.deepspeed import read_deepspeed
 from llmcalc.sources.launch.flavors import DEEPSEEK_V3, LLAMA3, QWEN3, flavor
@@ -431,6 +431,19 @@ def test_fsdp_of_accelerate() -> None:
         "master_weights": "fp32",
         "recompute": "full",
     }
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "own"),
+    [
+        ({}, "bf16", TitanSettings(reduced="bfloat16", reduces_each=False)),
+        ({"fsdp_version": 2}, "bf16", TitanSettings(reduced="bfloat16")),
+        ({"fsdp_version": 2}, "no", TitanSettings()),
+    ],
+)
+def test_how_gradients_are_summed_under_accelerate(version: dict[str, int], precision: str, own: TitanSettings) -> None:
+    data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": version, "mixed_precision": precision}
+    assert read_accelerate(data, "a.yaml").own == own
 
 
 ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
