@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .costs import cache as cache_costs
 from .costs import flops as flop_costs
 from .costs import params as param_costs
-from .costs.cache import CacheSize
-from .costs.flops import FlopCount
-from .costs.params import ParameterCount
 from .costs.resident import MemoryPhase
 from .errors import InputError, shown
 from .model import ModelSpec
@@ -29,7 +26,8 @@ from .sources.target import load as load_target
 from .sources.target import load_config
 
 if TYPE_CHECKING:
-    from .device.memory import Memory
+    from .answers.counts import Cache, Flops, Params
+    from .answers.device import DeviceUse
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -73,9 +71,12 @@ def spec_of(model: Model) -> ModelSpec:
     return preset_of(model).model
 
 
-def params(model: Model, with_mtp: bool = False, with_towers: bool = False) -> ParameterCount:
+def params(model: Model, with_mtp: bool = False, with_towers: bool = False) -> Params:
     """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`."""
-    return param_costs.params(spec_of(model), included(with_mtp, with_towers))
+    from .answers.counts import Params
+
+    preset = preset_of(model)
+    return Params.made(param_costs.params(preset.model, included(with_mtp, with_towers)), preset)
 
 
 def flops(
@@ -91,7 +92,7 @@ def flops(
     attn_implementation: AttentionImplementation = "eager",
     recompute: str = "none",
     mla: LatentForm = "auto",
-) -> FlopCount:
+) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
     `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs).
 
@@ -106,7 +107,10 @@ def flops(
     mla: form of latent attention; default absorbed in decode and expanded in the other phases.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
-    spec = spec_of(model)
+    from .answers.counts import Flops
+
+    preset = preset_of(model)
+    spec = preset.model
     whole("--batch", batch)
     maybe_whole("--seq", seq)
     maybe_whole("--context", context, least=0)
@@ -116,12 +120,12 @@ def flops(
     one_of("--attn-implementation", attn_implementation, AttentionImplementation)
     one_of("--mla", mla, LatentForm)
     sight = flop_costs.sight_of(spec, batch, seq, context, source, phase, pairs, attn_implementation, recompute, mla)
-    return flop_costs.flops(spec, sight, included(with_mtp))
+    return Flops.made(flop_costs.flops(spec, sight, included(with_mtp)), preset)
 
 
 def kv(
     model: Model, batch: int = 1, seq: int | None = None, dtype: str = "bfloat16", source: int | None = None
-) -> CacheSize:
+) -> Cache:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
     `.what_if`, `.growth`.
 
@@ -129,10 +133,13 @@ def kv(
     source: tokens that the encoder of an encoder-decoder has read; default seq.
     Raises `InputError` for an encoder-only model and for an unknown dtype.
     """
+    from .answers.counts import Cache
+
     whole("--batch", batch)
     maybe_whole("--seq", seq)
     maybe_whole("--source", source)
-    return cache_costs.kv(spec_of(model), batch, seq, dtype, source)
+    preset = preset_of(model)
+    return Cache.made(cache_costs.kv(preset.model, batch, seq, dtype, source), preset)
 
 
 def memory(
@@ -143,7 +150,7 @@ def memory(
     with_mtp: bool = False,
     with_towers: bool = False,
     **settings: Any,
-) -> Memory:
+) -> DeviceUse:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
     `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`).
 
@@ -151,6 +158,7 @@ def memory(
     settings: fields of `llmcalc.device.settings.Settings`, such as batch=2, seq=4096, recompute="full".
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
+    from .answers.device import DeviceUse
     from .device.memory import memory as on_one_device
     from .device.runtime import runtime_of
     from .device.settings import settings_of
@@ -162,4 +170,5 @@ def memory(
         None if hardware is None else find_hardware(hardware), expandable=chosen.allocator == "expandable"
     )
     include = included(with_mtp, with_towers)
-    return on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)
+    found = on_one_device(preset.model, chosen, preset.dtype, include, preset.config, runtime)
+    return DeviceUse.made(found, preset)

@@ -153,6 +153,12 @@ class ModelSpec(Part):
             return "encoder" if self.decoder is None else "encoder-decoder"
         return "decoder"
 
+    def __repr__(self) -> str:
+        depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
+        return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"
+
+    __str__ = __repr__
+
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
         """Its stacks of layers, in the order they run."""
         both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [

@@ -15,16 +15,17 @@ parallel/loss.py, placement_types.py, _ops/_embedding_ops.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..algebra import Number, ceil_div
+from ..components.norm import Norm
 from ..errors import InputError
 from ..flow.program import NEVER_RUN, Alternatives, Item, Step
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..kernels.autograd import Needs, Node, record
+from ..kernels.autograd import Backward, Needs, Node, record
 from ..kernels.layout import Shape, is_one
-from ..kernels.lowering import Frame
+from ..kernels.lowering import Frame, Path
 from ..kernels.meter import Place
 from ..kernels.profiles.eager import Eager
 from ..kernels.tensor import BOOL, FLOAT8, FLOAT32, INT64, Dtype, Tensor
@@ -220,15 +221,30 @@ class Divided(Eager):
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
-                inside = record(self.graph, ENTERED, [x], self.all_gather(x, self.narrows(step)), self._scattered)
+                inside = self._as_dtensor(x, self.all_gather(x, self.narrows(step)), self._scattered)
                 self.entered[-1].append((id(value), x, inside))
                 self.bind(value, inside)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
-        inside = record(self.graph, ENTERED, [x], x.detached(), self._summed)
+        inside = self._as_dtensor(x, x.detached(), self._summed)
         self.entered[-1].append((id(value), x, inside))
         self.bind(value, inside)
+
+    def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
+        """What the products of a module read, as a distributed tensor, of which compiled code knows nothing."""
+        self.graph.subclasses = not self.choices.compiled
+        made = record(self.graph, ENTERED, [x], inside, back)
+        self.graph.subclasses = False
+        return made
+
+    def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
+        """A norm, of distributed tensors where they are divided by tokens (`SequenceParallel`)."""
+        self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
+        try:
+            return super().norm(x, spec, name, shape, groups, module)
+        finally:
+            self.graph.subclasses = False
 
     def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]

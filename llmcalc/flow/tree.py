@@ -45,7 +45,7 @@ def _absent(roles: frozenset[Role]) -> frozenset[str]:
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Node:
     """A named part of a model: a primitive (`op`), or a group of parts (`children`).
 
@@ -73,6 +73,10 @@ class Node:
     optional: str = ""
     source: str = ""
     forms: Mapping[str, Op] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        what = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
+        return f"<Node {self.segment or 'of a model'}: {what}>"
 
     @property
     def segment(self) -> str:

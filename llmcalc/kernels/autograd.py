@@ -52,6 +52,8 @@ class Graph:
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
         TorchDispatchMode, such as torch's own memory trackers, it never is.
+    subclasses: whether operations run on a subclass of tensors (`DTensor`), whose gradients are never added in place;
+        false by default.
     autocast: the type in which products run (torch.autocast); None for that of their inputs.
     packs: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
@@ -64,6 +66,7 @@ class Graph:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
+        self.subclasses = False
         self.autocast: Dtype | None = None
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
@@ -116,9 +119,12 @@ class Node:
     inputs: per input, the shape and type that its gradient has in the end.
     outputs: the number of its outputs.
     attributes: what it keeps beside saved tensors, until the graph itself is freed.
+    alone: whether gradients of its outputs are never added in place.
     """
 
-    __slots__ = ("attributes", "backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved")
+    __slots__ = (
+        "alone", "attributes", "backward", "edges", "hooks", "inputs", "name", "number", "outputs", "place", "saved",
+    )  # fmt: skip
 
     def __init__(self, graph: Graph, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1) -> None:
         self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
@@ -128,7 +134,7 @@ class Node:
             self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
-        self.outputs = outputs
+        self.outputs, self.alone = outputs, graph.subclasses
         self.saved: list[Saved] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []
@@ -219,7 +225,8 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 key = (id(target), 0) if isinstance(target, Tensor) else (id(target[0]), target[1])
                 if given is not None:
                     if key in held:
-                        _add(graph, held, key, given)
+                        in_place = isinstance(target, Tensor) or not target[0].alone
+                        _add(graph, held, key, given, in_place)
                     else:
                         held[key] = given
                         if not isinstance(target, Tensor) and key[0] not in queued:
@@ -269,8 +276,10 @@ def _called(graph: Graph, node: Node, held: dict[tuple[int, int], Tensor]) -> li
     return outs
 
 
-def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor) -> None:
-    """Adds a further gradient to the first, in place where nothing else holds that.
+def _add(
+    graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int], given: Tensor, in_place: bool
+) -> None:
+    """Adds a further gradient to the first, in place where nothing else holds that. in_place: whether that may be.
 
     Of one that is whole, where the first is a rank's part of it, a part is copied before.
     """
@@ -278,7 +287,7 @@ def _add(graph: Graph, held: dict[tuple[int, int], Tensor], key: tuple[int, int]
     if given.shape != old.shape:
         given = graph.new(old.shape, given.dtype)
     alone = sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2
-    if not (graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
+    if not (in_place and graph.adds_in_place and alone and is_dense(old.shape, old.strides)):
         strides = elementwise(((old.shape, old.strides), (given.shape, given.strides)), old.shape)
         held[key] = graph.new(old.shape, old.dtype, strides)
 

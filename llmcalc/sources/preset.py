@@ -83,6 +83,11 @@ class Preset(Record):
         """The TARGET as the user wrote it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
 
+    def __repr__(self) -> str:
+        return f"<Preset {self.name}: {self.display}>"
+
+    __str__ = __repr__
+
     @property
     def display(self) -> str:
         """The name for headings: the title, after the alias if the user gave an alias, and the overrides."""

@@ -12,7 +12,7 @@ import textwrap
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from llmcalc.device.fsdp.groups import Group, Moment
 from llmcalc.device.fsdp.training import TITAN, Fsdp, FsdpRun, sharding
 from llmcalc.device.training import Training, TrainingRun
 from llmcalc.kernels.meter import Meter
+from llmcalc.kernels.tensor import DTYPES
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
@@ -230,7 +231,8 @@ def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
         model: Any = spec.reference()
     finally:
         torch.set_default_dtype(before)
-    variants.change(model, how.choices, how.recompute)
+    adapters = None if how.adapters is None else replace(how.adapters, dtype=DTYPES[fsdp.dtype])
+    variants.change(model, how.choices, how.recompute, adapters)
     formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
 
     def wrap(module: Any, reshards: bool | None) -> None:

@@ -25,9 +25,11 @@ from llmcalc.device.settings import Settings
 from llmcalc.device.training import Training
 from llmcalc.device.unfolding import Unfolding
 from llmcalc.errors import InputError
+from llmcalc.kernels.adapters import Adapters
 from llmcalc.kernels.choices import Choices
 from llmcalc.kernels.lowering import RECORDED
 from llmcalc.kernels.meter import Meter, Place
+from llmcalc.kernels.tensor import BFLOAT16
 from llmcalc.layouts.communication import Traffic
 from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
@@ -150,6 +152,38 @@ def test_the_grid_has_every_value() -> None:
     drawn = [dict(case.values) for case in _drawn()]
     for option, values in OPTIONS.items():
         assert {case[option] for case in drawn} == set(values)
+
+
+LOW = frozenset({"q_proj", "v_proj", "down_proj"})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "layout", "fsdp"),
+    [
+        ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
+        ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), Fsdp("bfloat16", reduces_each=False)),
+        (
+            "qwen3-8b",
+            {"recompute": recompute_of("full-reentrant")},
+            Layout(dp=8, hsdp_replicas=2, zero=3, reshard=False),
+            Fsdp("bfloat16", "bfloat16", keeps_last=False),
+        ),
+    ],
+)
+def test_adapters_are_sharded_with_the_frozen_weights(
+    name: str, fields: dict[str, Any], layout: Layout, fsdp: Fsdp
+) -> None:
+    """Only adapters have gradients and states. All is gathered in bf16."""
+    how = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
+    for rank in (0, layout.world - 1):
+        theirs = by_torch(family(name), how, layout, rank, fsdp)
+        assert differences(replayed(family(name), how, layout, rank, fsdp), theirs) == {}
+
+
+def test_adapters_in_another_format_than_the_shards_are_refused() -> None:
+    given = Settings("training", batch=2, seq=16, lora_rank=4, lora_dtype="fp32")
+    with pytest.raises(InputError, match="--lora-dtype float32"):
+        _ = Cluster(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------

@@ -131,6 +131,37 @@ def test_products_divided_without_shards(recompute: str) -> None:
     assert differences(steps_of(run, how), by_torch(spec, how, layout, 1, watch=Parts)) == {}
 
 
+class Sizes(Meter):
+    """Counts storages by their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[Any] = Counter()
+
+    def allocate(self, size: Any) -> Any:
+        self.made[size] += 1
+        return super().allocate(size)
+
+
+def test_gradients_of_distributed_tensors_are_never_added_in_place() -> None:
+    """As torch's engine has it (input_buffer.cpp, `can_accumulate_inplace`): of what a module's products read. No
+    dispatch mode sees that, as under one none is added in place.
+    """
+    spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
+    how = Training(batch=2, seq=8, dtype="float32")
+    made = []
+    for adds_in_place in (False, True):
+        run = DividedRun(spec, how, meter=Sizes(), program=rank_program(spec, layout, 0))
+        run.graph.adds_in_place = adds_in_place
+        run.set_up()
+        run.step()
+        assert isinstance(run.meter, Sizes)
+        made.append(run.meter.made)
+    gathered, own = 4 * 2 * 8 * 32, 4 * 2 * 4 * 32  # all tokens, and those of this rank
+    assert made[0][gathered] == made[1][gathered]
+    assert made[0][own] > made[1][own]  # between the modules tensors are plain
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_few_layers_stand_for_all(recompute: str) -> None:
     spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model

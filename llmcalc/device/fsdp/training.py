@@ -86,6 +86,8 @@ def called(
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
+    Adapters are sharded and gathered in the formats of the weights. Raises `InputError` for others.
+
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
     """
@@ -97,6 +99,13 @@ def called(
     if own.compiled_loss is not None:
         eager_loss = not own.compiled_loss
     alone = replace(how, master=False, gradient_dtype=None)
+    if how.adapters is not None:
+        if how.adapters.dtype is not DTYPES[dtype]:
+            raise InputError(
+                f"--lora-dtype {how.adapters.dtype.name}: with FSDP2 adapters in another format than the sharded "
+                f"weights are not modelled; expected {dtype}"
+            )
+        alone = replace(alone, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
     if eager_loss:
         alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
     splits = newer and why_not_split(spec, how) == ""
@@ -130,7 +139,10 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
     for holds, words in (
-        (how.adapters is not None, "adapters"),
+        (how.adapters is not None and how.adapters.base != "none", "adapters over quantized weights"),
+        (how.adapters is not None and bool(how.adapters.copies), "--modules-to-save"),
+        (how.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
+        (how.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),
         (how.autocast, "autocast beside its own mixed precision"),
         (how.master, "master weights: the shards themselves have their format"),
         (how.optimizer_in_backward, "the optimizer in the backward pass"),

@@ -105,9 +105,7 @@ def buffer_of(
     return Buffer(parameters, expert, shards, buckets[-1].end, buckets, ranges)
 
 
-def bucket_size(
-    settings: MegatronSettings, layout: Layout, at: Coordinates, chunk: int, parameters: int
-) -> int | None:
+def bucket_size(settings: MegatronSettings, layout: Layout, at: Coordinates, chunk: int, parameters: int) -> int | None:
     """Only the first chunk of the first rank of a pipeline has several buckets, and only to overlap reductions.
 
     parameters: of that chunk. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.

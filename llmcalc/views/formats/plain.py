@@ -35,6 +35,14 @@ def csv(report: Report, out: IO[str]) -> None:
             writer.writerows(cells if named else [table.target, *cells] for cells in _cells(table))
 
 
+def records(table: Table) -> list[dict[str, Any]]:
+    """The rows as dicts of raw values, None where a cell is empty; `target` first, as in CSV."""
+    keys = [column.key for column in table.columns]
+    found = [dict(zip(keys, cells, strict=True)) for cells in _cells(table)]
+    empty = [{key: None if value == "" else value for key, value in row.items()} for row in found]
+    return empty if keys[0] == TARGET else [{TARGET: table.target, **row} for row in empty]
+
+
 def _cells(table: Table) -> Iterator[list[Any]]:
     """The rows, the first cell of each after those that it stands below: `layers / mlp`."""
     above: list[str] = []

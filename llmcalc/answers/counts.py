@@ -1,0 +1,51 @@
+"""Parameters, FLOPs and caches of one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..costs.cache import CacheSize
+from ..costs.flops import FlopCount
+from ..costs.params import ParameterCount
+from ..sources.preset import Preset
+from .base import Answer, of_a_model
+
+if TYPE_CHECKING:
+    from ..views.document import Report
+
+
+@dataclass(frozen=True, repr=False)
+class Params(Answer, ParameterCount):
+    """Parameters of a model. preset: the model as it was asked for."""
+
+    preset: Preset = of_a_model()
+
+    def report(self) -> Report:
+        from ..views.params import report
+
+        return report(self.preset, self)
+
+
+@dataclass(frozen=True, repr=False)
+class Flops(Answer, FlopCount):
+    """FLOPs of one pass of a model. preset: the model as it was asked for."""
+
+    preset: Preset = of_a_model()
+
+    def report(self) -> Report:
+        from ..views.flops import report
+
+        return report(self.preset, self)
+
+
+@dataclass(frozen=True, repr=False)
+class Cache(Answer, CacheSize):
+    """The cache of a model. preset: the model as it was asked for."""
+
+    preset: Preset = of_a_model()
+
+    def report(self) -> Report:
+        from ..views.kv import report
+
+        return report(self.preset, self)

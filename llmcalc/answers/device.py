@@ -1,0 +1,25 @@
+"""The memory of one model on one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..device.memory import Memory
+from ..sources.preset import Preset
+from .base import Answer, of_a_model
+
+if TYPE_CHECKING:
+    from ..views.document import Report
+
+
+@dataclass(frozen=True, repr=False)
+class DeviceUse(Answer, Memory):
+    """The memory of a model on one device. preset: the model as it was asked for."""
+
+    preset: Preset = of_a_model()
+
+    def report(self) -> Report:
+        from ..views.memory import report
+
+        return report(self.preset, self, [])

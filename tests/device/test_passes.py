@@ -1,0 +1,163 @@
+"""Passes that are played do what passes that are run do, and the allocator of known events what torch's does."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.device import rehearsal
+from llmcalc.device.allocator import CachingAllocator
+from llmcalc.device.cluster import Cluster, RankMemory
+from llmcalc.device.megatron import answer
+from llmcalc.device.memory import memory
+from llmcalc.device.passes import Irregular, Rehearsal
+from llmcalc.device.played import PlayedAllocator
+from llmcalc.device.recording import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
+from llmcalc.device.settings import Settings
+from llmcalc.kernels.meter import Place
+from llmcalc.kernels.tensor import BFLOAT16, Storage, Tensor, empty
+from llmcalc.run.layout import Layout
+
+SUMS = (
+    "allocated",
+    "requested",
+    "reserved",
+    "peak_allocated",
+    "peak_requested",
+    "peak_reserved",
+    "requested_at_peak",
+    "reserved_at_peak",
+)
+
+MIB = 1 << 20
+
+
+def drawn(random: Random) -> tuple[list[Event], int]:
+    """Events of storages that live for any time, of sizes around the limits of the allocator, on three streams."""
+    around = [0, 1, 512, 700, 3000, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 33 * MIB, 100 * MIB]
+    sizes = [random.choice(around) + random.choice([0, random.randrange(9999)]) for _ in range(12)]
+    events: list[Event] = []
+    live: list[int] = []
+    count = 0
+    for _ in range(random.randrange(1500)):
+        which = random.random()
+        if which < 0.02:
+            events.append((-1, STREAMED, random.randrange(3)))
+        elif which < 0.5 and live:
+            events.append((live.pop(random.randrange(len(live))), FREED, None))
+        else:
+            if which > 0.98 and live:
+                at = random.randrange(len(live))
+                events.append((count, NAMED, live[at]))
+                live[at] = count
+            else:
+                events.append((count, TAKEN, 4 * MIB) if which > 0.96 else (count, random.choice(sizes), "temporary"))
+                live.append(count)
+            count += 1
+    return events, count
+
+
+def allocated(events: list[Event], count: int, device: CachingAllocator) -> None:
+    """Allocates and frees what events say, one by one."""
+    handles: list[Any] = [None] * count
+    stream = 0
+    for x, size, what in events:
+        if size == FREED:
+            device.free(handles[x])
+        elif size == NAMED:
+            handles[x] = handles[what]
+        elif size == STREAMED:
+            stream = what
+        else:
+            handles[x] = device.allocate(what if size == TAKEN else size, stream)
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
+    random = Random(7)
+    for _ in range(40):
+        events, count = drawn(random)
+        device, played = CachingAllocator(expandable), PlayedAllocator(expandable)
+        allocated(events, count, device)
+        half = len(events) // 2
+        played.play(events[:half], count)
+        played.play(
+            [(x if size == STREAMED else x - 5, size, what) for x, size, what in renamed(events[half:])], count, 5
+        )
+        assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
+
+
+def renamed(events: list[Event]) -> list[Event]:
+    """The same with the names of storages five lower, to which `play` adds five."""
+    return [(x, size, what - 5 if size == NAMED else what) for x, size, what in events]
+
+
+LAYOUTS = {
+    "torch, a pipeline": ("torch", "gpt2", Layout(pp=4), {"num_microbatches": 8}),
+    "torch, several chunks": ("torch", "gpt2", Layout(pp=2, vpp=2), {"num_microbatches": 8, "recompute": "full"}),
+    "torch, replicas": ("torch", "gpt2", Layout(dp=2), {"num_microbatches": 7}),
+    "Megatron, a pipeline": ("megatron", "qwen3-0.6b", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
+    "Megatron, several chunks": ("megatron", "qwen3-0.6b", Layout(pp=2, vpp=2), {"num_microbatches": 8}),
+    "Megatron, experts": ("megatron", "olmoe-1b-7b", Layout(pp=4, dp=2, ep=2, zero=1), {"num_microbatches": 9}),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure of every rank, with the timeline of its modules."""
+    framework, name, layout, given = case
+    one = memory(llmcalc.load(name).model, Settings(phase="training", seq=64, batch=2, **given))
+
+    def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
+        cluster = Cluster(one, layout, framework)
+        return cluster.by_rank, [known.traces is not None for known in cluster.shared(one.runtime).values()]
+
+    played, rehearsed = ranks()
+    monkeypatch.setattr(rehearsal, "FEW", 1000)
+    monkeypatch.setattr(answer, "FEW", {True: 1000, False: 1000})
+    run, none = ranks()
+    assert rehearsed
+    assert all(rehearsed)
+    assert not none
+    assert played == run
+
+
+class Chunk:
+    """Keeps what it makes as the test says."""
+
+    def __init__(self) -> None:
+        self.meter = Recorder()
+        self.passes = Rehearsal(self.meter, 1)
+        self.kept: list[Storage] = []
+
+    def run(self, size: int, keeps: bool = False) -> Tensor:
+        def forward() -> Tensor:
+            if keeps:
+                self.kept.append(Storage(self.meter, 512))
+            Storage(self.meter, size)
+            return empty(self.meter, (8,), BFLOAT16)
+
+        self.meter.place = Place("forward")
+        return self.passes.forward(0, None, forward)
+
+
+def test_passes_that_should_be_alike_are_compared() -> None:
+    chunk = Chunk()
+    outputs = [chunk.run(size) for size in (3, 5, 7, 7)]  # the first and the second one may differ from the rest
+    assert {case[2] for case in chunk.passes.traces()} == {0, 1, 2}
+    outputs.append(chunk.run(9))
+    with pytest.raises(Irregular):
+        chunk.passes.traces()
+
+
+def test_what_a_pass_keeps_is_freed_in_a_pass() -> None:
+    chunk = Chunk()
+    output = chunk.run(3, keeps=True)
+    assert chunk.passes.traces()
+    chunk.kept.clear()
+    with pytest.raises(Irregular):
+        chunk.passes.traces()
+    del output

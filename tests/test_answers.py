@@ -1,0 +1,97 @@
+"""What the Python functions return prints as one line, shows as a table in a notebook, and gives rows as dicts."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+
+ASKED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "params": (lambda: llmcalc.params("mixtral-8x7b"), ("params", "mixtral-8x7b")),
+    "flops": (lambda: llmcalc.flops("llama3-8b", seq=512), ("flops", "llama3-8b", "--seq", "512")),
+    "kv": (lambda: llmcalc.kv("gemma3-27b", seq=4096), ("kv", "gemma3-27b", "--seq", "4096")),
+    "memory": (
+        lambda: llmcalc.memory("gpt2", "training", seq=64),
+        ("memory", "gpt2", "--phase", "training", "--seq", "64"),
+    ),
+}
+
+
+class Text(HTMLParser):
+    """The cells of all tables, and that every tag is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["td"]:
+            self.cells[-1] += data
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_one_line(name: str, run: Any) -> None:
+    ask, words = ASKED[name]
+    text = repr(ask())
+    assert len(text) < 120
+    assert run(*words).out.startswith(text.strip("<>"))
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_table_of_a_notebook(name: str, run: Any) -> None:
+    ask, words = ASKED[name]
+    parsed = Text()
+    parsed.feed(ask()._repr_html_())
+    assert parsed.open == []
+    screen = " ".join(run(*words).out.split())
+    assert [cell for cell in parsed.cells[:12] if cell.strip() and cell not in screen] == []
+
+
+@pytest.mark.parametrize("name", ["params", "flops", "kv"])
+def test_records_are_the_rows_of_csv(name: str, run: Any) -> None:
+    ask, words = ASKED[name]
+    rows = list(csv.DictReader(io.StringIO(run(*words, "--format", "csv").out)))
+    found = ask().records()
+    assert [list(row) for row in found] == [list(row) for row in rows]
+    for mine, theirs in zip(found, rows, strict=True):
+        assert {key: "" if value is None else str(value) for key, value in mine.items()} == theirs
+
+
+def test_another_table() -> None:
+    found = llmcalc.memory("gpt2", "training", seq=64)
+    assert {row["phase"] for row in found.records("phases")} >= {"forward pass", "backward pass"}
+    with pytest.raises(InputError, match="--table: there is no table 'none'"):
+        found.records("none")
+
+
+def test_text_of_a_model_is_escaped() -> None:
+    preset = llmcalc.load("gpt2").model_copy(update={"title": "<b>a & b</b>"})
+    assert "&lt;b&gt;a &amp; b&lt;/b&gt;" in llmcalc.params(preset)._repr_html_()
+
+
+def test_models_and_nodes_are_one_line() -> None:
+    preset = llmcalc.load("deepseek-v3")
+    assert repr(preset) == "<Preset deepseek-v3: DeepSeek-V3>"
+    assert repr(preset.model) == "<ModelSpec: decoder, 61 layers, hidden 7168>"
+    tree = llmcalc.params(preset).tree
+    assert max(len(repr(place.node)) for place in tree.walk()) < 80
+
+
+def test_a_count_that_kernels_do_not_have_is_said() -> None:
+    assert repr(llmcalc.memory(llmcalc.load("gpt2").model)).startswith("<model: ")
