@@ -54,6 +54,5 @@ def _heading(tables: Any) -> str:
     return table.heading
 
 
-def of_a_model() -> Any:
-    """The field of a count that says which model it is of."""
-    return field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
+OF_A_MODEL: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
+"""The field of a count that says which model it is of."""

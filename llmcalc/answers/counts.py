@@ -9,7 +9,7 @@ from ..costs.cache import CacheSize
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
-from .base import Answer, of_a_model
+from .base import OF_A_MODEL, Answer
 
 if TYPE_CHECKING:
     from ..views.document import Report
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Params(Answer, ParameterCount):
     """Parameters of a model. preset: the model as it was asked for."""
 
-    preset: Preset = of_a_model()
+    preset: Preset = OF_A_MODEL
 
     def report(self) -> Report:
         from ..views.params import report
@@ -31,7 +31,7 @@ class Params(Answer, ParameterCount):
 class Flops(Answer, FlopCount):
     """FLOPs of one pass of a model. preset: the model as it was asked for."""
 
-    preset: Preset = of_a_model()
+    preset: Preset = OF_A_MODEL
 
     def report(self) -> Report:
         from ..views.flops import report
@@ -43,7 +43,7 @@ class Flops(Answer, FlopCount):
 class Cache(Answer, CacheSize):
     """The cache of a model. preset: the model as it was asked for."""
 
-    preset: Preset = of_a_model()
+    preset: Preset = OF_A_MODEL
 
     def report(self) -> Report:
         from ..views.kv import report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..device.memory import Memory
 from ..sources.preset import Preset
-from .base import Answer, of_a_model
+from .base import OF_A_MODEL, Answer
 
 if TYPE_CHECKING:
     from ..views.document import Report
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DeviceUse(Answer, Memory):
     """The memory of a model on one device. preset: the model as it was asked for."""
 
-    preset: Preset = of_a_model()
+    preset: Preset = OF_A_MODEL
 
     def report(self) -> Report:
         from ..views.memory import report

@@ -16,10 +16,8 @@ from .played import PlayedAllocator
 from .recording import Recorder
 from .training import Replayed, Training, replayed
 
-STEPS = {True: (3, 3), False: (3, 2)}
-"""Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can; whether
-several are in flight.
-"""
+STEPS = 3, 3
+"""Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
 
 FEW = 6
 """Micro-batches of a step up to which all passes are run: a rehearsal is no shorter."""
@@ -61,10 +59,10 @@ def played_rank(
         return RankRun(spec, how, layout, rank, meter, workspace)
 
     run = made(meter := Noted())
-    flying = layout.pp > 1 and (layout.vpp > 1 or layout.at(rank).pp < layout.pp - 1)
-    key = alike(spec, run, rank, flying)
+    alone = layout.at(rank).pp == layout.pp - 1
+    key = alike(spec, run, rank, alone)
     if key not in shared and how.microbatches > FEW and not how.optimizer_in_backward:
-        shared[key] = known(made(recorder := Recorder()), recorder, flying)
+        shared[key] = known(made(recorder := Recorder()), recorder, alone)
     found = shared.get(key)
     if found is not None and found.traces is not None:
         further = [chunk.lowering.below - below for chunk, below in zip(run.chunks, found.below, strict=True)]
@@ -89,34 +87,34 @@ def on_allocator(run: RankRun, meter: Noted, expandable: bool) -> Replayed:
     return found
 
 
-def alike(spec: ModelSpec, run: RankRun, rank: int, flying: bool) -> tuple[object, ...]:
+def alike(spec: ModelSpec, run: RankRun, rank: int, alone: bool) -> tuple[object, ...]:
     """What the passes of a rank depend on beside the training and the layout."""
     at, stacks = run.layout.at(rank), [stack for _, stack in spec.stacks()]
     where = 0 if spec.vocab_size % run.layout.tp == 0 else at.tp  # every other axis is divided evenly
     if len(stacks) > 1:
-        return rank, flying
+        return rank, alone
     names = stacks[0].layer_names()
     stages = [chunk.stage for chunk in run.chunks]
-    return where, flying, *((one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
+    return where, alone, *((one.first, one.last, *names[one.layers.start : one.layers.stop]) for one in stages)
 
 
-def known(run: RankRun, recorder: Recorder, flying: bool) -> Known:
-    """Rehearses a rank. flying: whether a forward pass follows another before the backward pass of that; if not, both
-    passes of each micro-batch follow each other.
+def known(run: RankRun, recorder: Recorder, alone: bool) -> Known:
+    """Rehearses a rank.
+
+    alone: whether in its last chunk each micro-batch's backward pass comes before the next one's forward pass, as on
+    the last rank of a pipeline. In other chunks several are in flight.
     """
     passes = Rehearsal(recorder, len(run.chunks))
     for chunk in run.chunks:
         chunk.passes = passes
     below = [chunk.lowering.below for chunk in run.chunks]
     run.set_up()
-    for count in STEPS[flying]:
+    for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:
             _without_a_pipeline(run, count)
-        elif flying:
-            _in_flight(run, count)
         else:
-            _one_by_one(run, count)
+            _in_a_pipeline(run, count, alone)
         run.end_passes()
         run.update()
         run.zero_grad()
@@ -135,19 +133,15 @@ def _without_a_pipeline(run: RankRun, count: int) -> None:
         flight = None
 
 
-def _one_by_one(run: RankRun, count: int) -> None:
-    for i in range(count):
-        losses = [chunk.forward_and_loss(i) for chunk in run.chunks]
-        for chunk in reversed(run.chunks):
-            chunk.backward_one_chunk(i, losses[chunk.number])
-
-
-def _in_flight(run: RankRun, count: int) -> None:
+def _in_a_pipeline(run: RankRun, count: int, alone: bool) -> None:
     """All forward passes, chunk by chunk, then all backward passes."""
     losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
+    last = run.chunks[-1] if alone else None
     for chunk in run.chunks:
         for i in range(count):
             losses[chunk.number].append(chunk.forward_and_loss(i))
+            if chunk is last:
+                chunk.backward_one_chunk(i, losses[chunk.number][i])
     for chunk in reversed(run.chunks):
-        for i in range(count):
+        for i in range(0 if chunk is last else count):
             chunk.backward_one_chunk(i, losses[chunk.number][i])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import llmcalc
 from llmcalc.device.cluster import Cluster
-from llmcalc.device.memory import memory
+from llmcalc.device.memory import Memory, memory
 from llmcalc.device.runtime import runtime_of
 from llmcalc.device.settings import Settings
 from llmcalc.layouts.asked import Asked, Framework
@@ -51,12 +52,10 @@ REPLAYED: dict[str, tuple[Framework, str, Layout, Settings]] = {
 def main() -> None:
     """Prints the times."""
     print(f"layouts: CPU time without imports (median of {RUNS})")
-    for name, layout, settings in (GIANT, MIXTURE):
+    for (name, layout, settings), target in ((GIANT, "≤ 50 ms"), (MIXTURE, "≤ 1000 ms")):
         one = memory(llmcalc.load(name).model, settings)
-        (walk,) = calls(
-            [lambda one=one, layout=layout: walk_of(one, "megatron").needed(layout, 16)], RUNS, time.process_time
-        )
-        line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", "≤ 50 ms")
+        (walk,) = calls([partial(walked, one, layout)], RUNS, time.process_time)
+        line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
         found = Cluster(memory(llmcalc.load(name).model, settings), layout, framework)
@@ -71,3 +70,8 @@ def main() -> None:
         tried = plan_of(one, hardware, Asked(devices=devices), 512, 1).plan.tried
         taken = time.process_time() - start
         line(f"a plan of llama3-70b on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
+
+
+def walked(one: Memory, layout: Layout) -> int:
+    """The bytes of the rank that needs most."""
+    return walk_of(one, "megatron").needed(layout, 16)[0]

@@ -226,7 +226,7 @@ def is_layer(name: str) -> bool:
 def sharded(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, fsdp.dtype))
+    torch.set_default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype))
     try:
         model: Any = spec.reference()
     finally:

@@ -6,7 +6,7 @@ Other ranks send nothing, so what comes from them has no values. Where torch ask
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, schedules
 from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import Run
@@ -29,12 +31,13 @@ from llmcalc.run.layout import Layout, stages
 from llmcalc.verify import variants
 from llmcalc.verify.distributed.parallel import keep_stage
 from llmcalc.verify.loop import optimizers, token_ids
-from tests.device.fully_sharded import STEP_COUNT, Followed
+from tests.device.fully_sharded import STEP_COUNT
+from tests.device.two_dimensional import Parts, divide
 
 STEPS = 2
 
 
-class Parts(torch.nn.Module):
+class Stages(torch.nn.Module):
     """The stages of a rank."""
 
     def __init__(self, parts: list[torch.nn.Module]) -> None:
@@ -47,10 +50,11 @@ def mesh_of(layout: Layout, rank: int) -> Iterator[Any]:
     """The mesh of a fake process group, in torchtitan's order."""
     dist.init_process_group("fake", rank=rank, world_size=layout.world, store=FakeStore())
     try:
-        sizes = layout.pp, layout.hsdp_replicas, layout.shards
-        yield init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicas", "shards"))
+        sizes = layout.pp, layout.hsdp_replicas, layout.shards, layout.tp
+        yield init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "replicas", "shards", "tp"))
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()
 
 
 class Sent:
@@ -81,6 +85,8 @@ def wrapped(spec: ModelSpec, how: Training, layout: Layout, fsdp: Fsdp, mesh: An
         model: Any = spec.reference()
     finally:
         torch.set_default_dtype(before)
+    if layout.tp > 1:
+        divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
     variants.change(model, how.choices, how.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, how.dtype), getattr(torch, fsdp.reduced))
@@ -112,8 +118,8 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
                 for part in parts
             ]
             schedule = _schedule(spec, how, layout, mesh, own, parts)
-            watch = Followed(Parts(parts), updates[0])  # type: ignore[no-untyped-call]
-            with watch, sending():
+            watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
+            with watch, sending(), loss_parallel() if layout.tp > 1 else nullcontext():
                 return _steps(spec, how, piped, schedule, own, parts, updates, watch)
     finally:
         Run.__dataclass_fields__ = fields
@@ -153,7 +159,7 @@ def _steps(
 def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
-        how.batch, how.seq, spec.hidden_size, dtype=getattr(torch, how.dtype), device="meta", requires_grad=True
+        how.batch, how.seq // layout.tp, spec.hidden_size, dtype=getattr(torch, how.dtype), device="meta", requires_grad=True
     )
     logits = torch.empty(how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True)
     ids = torch.empty(how.batch, how.seq, dtype=torch.int64, device="meta")

@@ -162,6 +162,8 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
     [
         ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
         ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), Fsdp("bfloat16", reduces_each=False)),
+        ("llama3-8b", {}, Layout(dp=3, zero=3), Fsdp(frozen="bfloat16")),
+        ("llama3-8b", {}, Layout(zero=3), Fsdp(frozen="bfloat16")),
         (
             "qwen3-8b",
             {"recompute": recompute_of("full-reentrant")},
@@ -180,9 +182,16 @@ def test_adapters_are_sharded_with_the_frozen_weights(
         assert differences(replayed(family(name), how, layout, rank, fsdp), theirs) == {}
 
 
-def test_adapters_in_another_format_than_the_shards_are_refused() -> None:
-    given = Settings("training", batch=2, seq=16, lora_rank=4, lora_dtype="fp32")
-    with pytest.raises(InputError, match="--lora-dtype float32"):
+def test_adapters_have_a_format_of_their_own_by_default() -> None:
+    how = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
+    alone, fsdp = called(family("llama3-8b"), how)
+    assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
+    assert alone.adapters is not None and alone.adapters.dtype is BFLOAT16
+
+
+def test_adapters_over_quantized_weights_are_refused() -> None:
+    given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
+    with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
         _ = Cluster(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").peak
 
 

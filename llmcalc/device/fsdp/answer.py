@@ -113,7 +113,7 @@ def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
     """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
     if fsdp.float8 is not None:
         return IN_FLOAT8
-    witnessed = layout.tp == 1 or (layout.sequence_parallel and layout.pp == 1)
+    witnessed = layout.tp == 1 or (layout.sequence_parallel and layout.pp == layout.cp == 1)
     return tensors if witnessed else DIVIDED
 
 

@@ -44,6 +44,7 @@ class Sharding:
     float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
     tensor: ranks of a tensor group, 1 by default.
     divides_loss: whether they compute the loss on divided logits, true by default.
+    frozen: the format of the parts of parameters that are not trained; None (default) for that of the others.
     """
 
     shards: int
@@ -55,6 +56,7 @@ class Sharding:
     float8: Float8 | None = None
     tensor: int = 1
     divides_loss: bool = True
+    frozen: Dtype | None = None
 
 
 class Gathered(Storage):
@@ -101,9 +103,10 @@ class Parameter:
         each = ceil_div(rows, how.shards)
         here = max(0, min(each, rows - how.index * each))
         self.path, self.part, self.width = path, each * count(tuple(rest)), width
+        dtype = how.dtype if like.leaf else how.frozen or how.dtype
         with counted_as(meter, "weights"):
-            padded = Storage(meter, self.part * how.dtype.bytes)
-        self.own = Tensor((here, *rest), how.dtype, padded, leaf=like.leaf)
+            padded = Storage(meter, self.part * dtype.bytes)
+        self.own = Tensor((here, *rest), dtype, padded, leaf=like.leaf)
         storage = Gathered(meter, self.part * how.shards * width)
         self.whole = Tensor(like.shape, how.gathered, storage, leaf=like.leaf)
         self.summed: Tensor | None = None
@@ -214,13 +217,14 @@ class Group:
             self.result = self._all_gather(forward, stream)
 
     def _all_gather(self, forward: bool, stream: int | None) -> Storage:
-        """`foreach_all_gather`, on a stream of its own. The rank's own parts are cast into one tensor first."""
+        """`foreach_all_gather`, on a stream of its own. Parts in another format are cast into one tensor first."""
         traffic, how = self.traffic, self.traffic.how
         size = self.sent
         with counted_as(traffic.meter, "communication") if stream is None else traffic.on(stream):
             if how.shards == 1:
                 return Storage(traffic.meter, 0)
-            _all_gather_inputs = Storage(traffic.meter, size) if how.gathered is not how.dtype else None
+            cast = sum(one.part * one.width for one in self.parameters if one.own.dtype is not how.gathered)
+            _all_gather_inputs = Storage(traffic.meter, cast) if cast else None
             traffic.sent.append(Collective(self.name, "all_gather", "dp", how.shards, not forward, size * how.shards))
             return Storage(traffic.meter, size * how.shards)
 
@@ -244,7 +248,7 @@ class Group:
     def _copy_out(self, one: Parameter) -> None:
         """Fills a whole parameter; on one rank alone from a copy in the format in which modules compute."""
         how = self.traffic.how
-        if how.shards == 1 and how.gathered is not how.dtype:
+        if how.shards == 1 and one.own.dtype is not how.gathered:
             _all_gather_input = empty(self.traffic.meter, (one.part,), how.gathered)
         assert isinstance(one.whole.storage, Gathered)
         one.whole.storage.fill()

@@ -88,7 +88,8 @@ class Sharded(RingAttention):
         assert self.traffic is not None
         how = self.traffic.how
         if key in self.buffers:
-            return empty(self.graph.meter, like.shape, how.dtype if like.dtype is self.dtype else like.dtype)
+            stored = how.frozen or how.dtype
+            return empty(self.graph.meter, like.shape, stored if like.dtype is self.dtype else like.dtype)
         if not like.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.name_of(key))
         layer = self.layer_of(key)

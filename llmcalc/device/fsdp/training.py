@@ -42,6 +42,7 @@ class Fsdp:
     float8: which linear layers run in 8 bits, and whether they are gathered so; None (default) if none does.
     divides_loss: with tensor parallelism, whether the loss is computed on divided logits (`loss_parallel`), as in
         torchtitan; true by default.
+    frozen: number format of the shards of parameters that are not trained; empty (default) for that of the others.
     prefetch: how many further layers each layer gathers ahead of them, in both passes; 0 (default) leaves it to torch,
         which gathers one layer ahead in the backward pass. All layers but the last (in the backward pass, the first)
         so many do it, as in the example of PyTorch (distributed/FSDP2/example.py).
@@ -55,6 +56,7 @@ class Fsdp:
     float8: Float8 | None = None
     divides_loss: bool = True
     prefetch: int = 0
+    frozen: str = ""
 
 
 BY_ELEMENT = ("adamw", "sgd")
@@ -86,13 +88,13 @@ def called(
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
-    Adapters are sharded and gathered in the formats of the weights. Raises `InputError` for others.
+    Adapters are sharded in their own format, and gathered in that of the weights.
 
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
     """
     version = date_of(version, own)
-    dtype = "float32" if how.master else how.dtype
+    dtype, frozen = "float32" if how.master else how.dtype, ""
     reduced = own.reduced or ("float32" if how.gradient_dtype is None else how.gradient_dtype.name)
     newer = version is None or version >= SPLIT
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
@@ -100,11 +102,7 @@ def called(
         eager_loss = not own.compiled_loss
     alone = replace(how, master=False, gradient_dtype=None)
     if how.adapters is not None:
-        if how.adapters.dtype is not DTYPES[dtype]:
-            raise InputError(
-                f"--lora-dtype {how.adapters.dtype.name}: with FSDP2 adapters in another format than the sharded "
-                f"weights are not modelled; expected {dtype}"
-            )
+        frozen, dtype = dtype, how.adapters.dtype.name
         alone = replace(alone, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
     if eager_loss:
         alone = replace(alone, choices=replace(how.choices, compiled_loss=False))
@@ -116,6 +114,7 @@ def called(
         splits=splits,
         float8=own.float8,
         divides_loss=own.loss_parallel,
+        frozen=frozen,
     )
 
 
@@ -154,7 +153,10 @@ def sharding(how: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sh
     formats = DTYPES[fsdp.dtype], DTYPES[how.dtype], DTYPES[fsdp.reduced]
     at, each = layout.at(rank), layout.dp // layout.hsdp_replicas
     index = at.dp % each * layout.cp + at.cp  # the mesh `dp_shard_cp`
-    return Sharding(layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp, fsdp.divides_loss)
+    frozen = DTYPES[fsdp.frozen] if fsdp.frozen else None
+    return Sharding(
+        layout.shards, index, layout.hsdp_replicas, *formats, fsdp.float8, layout.tp, fsdp.divides_loss, frozen
+    )
 
 
 class FsdpRun(TrainingRun):

@@ -53,9 +53,8 @@ class Known:
 Shared: TypeAlias = dict[tuple[object, ...], Known]
 """What the passes of a rank depend on → what is known of it."""
 
-FEW = {True: 6, False: 3}
-"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether several are in
-flight.
+FEW = {True: 3, False: 6}
+"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether it is of a last rank.
 """
 
 
@@ -67,10 +66,10 @@ def replay_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, shared: 
     """
     run = RankRun(spec, settings, rank, meter := Noted())
     shared = {} if shared is None else shared
-    flying = run.layout.pp > 1 and (run.layout.vpp > 1 or run.at.pp < run.layout.pp - 1)
-    key = *alike(run), flying
-    if key not in shared and run.microbatches > FEW[flying]:
-        shared[key] = known(spec, settings, rank, flying)
+    alone = run.at.pp == run.layout.pp - 1
+    key = *alike(run), alone
+    if key not in shared and run.microbatches > FEW[alone]:
+        shared[key] = known(spec, settings, rank, alone)
     found = shared.get(key)
     if found is None or found.traces is None:
         return two_steps(run, meter)
@@ -95,12 +94,12 @@ def alike(run: RankRun) -> tuple[object, ...]:
     return at, *kinds, *differ
 
 
-def known(spec: ModelSpec, settings: MegatronSettings, rank: int, flying: bool) -> Known:
-    """Rehearses a rank. flying: as of `rehearsed`."""
+def known(spec: ModelSpec, settings: MegatronSettings, rank: int, alone: bool) -> Known:
+    """Rehearses a rank. alone: as of `rehearsed`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
     below = [chunk.lowering.below for chunk in run.chunks]
     try:
-        traces = rehearsed(run, meter, flying)
+        traces = rehearsed(run, meter, alone)
     except Irregular:
         return Known(None, below, ())
     return Known(traces, below, [chunk.parameters for chunk in run.chunks])

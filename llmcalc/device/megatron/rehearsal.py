@@ -7,43 +7,39 @@ from collections.abc import Mapping
 from ...kernels.tensor import Tensor
 from ..passes import Case, Rehearsal, Trace
 from ..recording import Recorder
-from .run import Output, RankRun
+from .run import Chunk, Output, RankRun
 
-STEPS = {True: (3, 3), False: (3, 1)}
-"""Micro-batches of each step, so that every case but the first ones comes twice; whether several are in flight."""
+STEPS = 3, 3
+"""Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
-def rehearsed(run: RankRun, recorder: Recorder, flying: bool) -> Mapping[Case, Trace]:
+def rehearsed(run: RankRun, recorder: Recorder, alone: bool) -> Mapping[Case, Trace]:
     """What the passes of a rank do.
 
-    run: of the rank, on that recorder. flying: whether a forward pass follows another before the backward pass of that;
-    if not, both passes of each micro-batch follow each other.
+    run: of the rank, on that recorder. alone: whether in its last chunk each micro-batch's backward pass comes before
+    the next one's forward pass, as on the last rank of a pipeline. In other chunks several are in flight.
     Raises `Irregular` if passes that should be alike are not.
     """
     run.set_up()
     run.passes = passes = Rehearsal(recorder, len(run.chunks))
-    for count in STEPS[flying]:
+    for count in STEPS if len(run.chunks) > 1 or not alone else (STEPS[0], 1):
         run.copies, run.batches = [], []
-        if flying:
-            _in_flight(run, count)
-        else:
-            _one_by_one(run, count)
+        _passes(run, count, alone)
         run.end_step()
     return passes.traces()
 
 
-def _one_by_one(run: RankRun, count: int) -> None:
-    for _ in range(count):
-        for chunk in run.chunks:
-            x = None if chunk.first else run.received()
-            output = run.forward(chunk, x)
-            run.backward(x, output, None if chunk.last else run.sent_back())
-
-
-def _in_flight(run: RankRun, count: int) -> None:
+def _passes(run: RankRun, count: int, alone: bool) -> None:
     """All forward passes, chunk by chunk, then all backward passes."""
     entered: list[list[Tensor | None]] = [[] for _ in run.chunks]
     outputs: list[list[Output]] = [[] for _ in run.chunks]
+
+    def back(chunk: Chunk) -> None:
+        gradient = None if chunk.last else run.sent_back()
+        x, output = entered[chunk.number].pop(0), outputs[chunk.number].pop(0)
+        run.backward(x, output, gradient)
+
+    last = run.chunks[-1] if alone else None
     for chunk in run.chunks:
         for _ in range(count):
             x = None if chunk.first else run.received()
@@ -51,8 +47,9 @@ def _in_flight(run: RankRun, count: int) -> None:
             entered[chunk.number].append(x)
             outputs[chunk.number].append(output)
             output.free()
+            del x, output
+            if chunk is last:
+                back(chunk)
     for chunk in reversed(run.chunks):
-        for _ in range(count):
-            gradient = None if chunk.last else run.sent_back()
-            x, output = entered[chunk.number].pop(0), outputs[chunk.number].pop(0)
-            run.backward(x, output, gradient)
+        while outputs[chunk.number]:
+            back(chunk)
