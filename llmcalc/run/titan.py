@@ -47,7 +47,7 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """A job's settings that `llmcalc memory` has no options for. The last two are for files of accelerate.
+    """A job's settings that `llmcalc memory` has no options for. The last three are for files of accelerate.
 
     old: whether the file has the form of 2024.
     float8: how linear layers run in 8 bits; None (default) if they do not.
@@ -58,6 +58,7 @@ class TitanSettings:
     reduced: the number format in which gradients are summed over ranks; empty (default) for torchtitan's.
     reduces_each: whether the gradients of every micro-batch are summed over ranks, or those of the last one alone; true
         by default.
+    flat: whether the parameters of a layer are one flat tensor, as in version 1 of FSDP; false by default.
     """
 
     old: bool = False
@@ -68,3 +69,4 @@ class TitanSettings:
     schedules: int = 1
     reduced: str = ""
     reduces_each: bool = True
+    flat: bool = False

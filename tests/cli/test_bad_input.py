@@ -231,7 +231,7 @@ def test_a_wrong_override(override: str, run: Run) -> None:
 
 
 APART = ("check", "plot", "diff", "budget", "schema")
-"""Commands of other words: check's first argument is a checkpoint, plot has commands of its own, diff takes two TARGETs,
+"""Commands of other words: check takes a checkpoint first, plot has commands of its own, diff takes two TARGETs,
 budget a file, schema nothing.
 """
 

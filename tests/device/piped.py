@@ -5,6 +5,7 @@ Other ranks send nothing, so what comes from them has no values. Where torch ask
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -119,7 +120,9 @@ def by_torch(spec: ModelSpec, how: Training, layout: Layout, rank: int, fsdp: Fs
             ]
             schedule = _schedule(spec, how, layout, mesh, own, parts)
             watch = Parts(Stages(parts), updates[0])  # type: ignore[no-untyped-call]
-            with watch, sending(), loss_parallel() if layout.tp > 1 else nullcontext():
+            divided = loss_parallel() if layout.tp > 1 else nullcontext()
+            with warnings.catch_warnings(), watch, sending(), divided:
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
                 return _steps(spec, how, piped, schedule, own, parts, updates, watch)
     finally:
         Run.__dataclass_fields__ = fields
@@ -159,7 +162,12 @@ def _steps(
 def _schedule(spec: ModelSpec, how: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
-        how.batch, how.seq // layout.tp, spec.hidden_size, dtype=getattr(torch, how.dtype), device="meta", requires_grad=True
+        how.batch,
+        how.seq // layout.tp,
+        spec.hidden_size,
+        dtype=getattr(torch, how.dtype),
+        device="meta",
+        requires_grad=True,
     )
     logits = torch.empty(how.batch, how.seq, spec.vocab_size, dtype=hidden.dtype, device="meta", requires_grad=True)
     ids = torch.empty(how.batch, how.seq, dtype=torch.int64, device="meta")

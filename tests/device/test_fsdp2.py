@@ -35,6 +35,7 @@ from llmcalc.layouts.rank import rank_program
 from llmcalc.model import ModelSpec
 from llmcalc.run.layout import Layout
 from llmcalc.run.recompute import recompute_of
+from llmcalc.run.titan import TitanSettings
 from tests.contracts.test_parts import around_a_model
 from tests.device.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
 from tests.kernels.compare import examples
@@ -186,7 +187,15 @@ def test_adapters_have_a_format_of_their_own_by_default() -> None:
     how = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
     alone, fsdp = called(family("llama3-8b"), how)
     assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
-    assert alone.adapters is not None and alone.adapters.dtype is BFLOAT16
+    assert alone.adapters is not None
+    assert alone.adapters.dtype is BFLOAT16
+
+
+def test_adapters_under_version_1_are_refused() -> None:
+    given = Settings("training", batch=2, seq=16, lora_rank=4)
+    run = Cluster(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own=TitanSettings(flat=True))
+    with pytest.raises(InputError, match="fsdp_version 1"):
+        _ = run.peak
 
 
 def test_adapters_over_quantized_weights_are_refused() -> None:

@@ -68,6 +68,15 @@ CASES = [
     Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
     Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 3, 2, NARROW),
     Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
+    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, piped=Piped(returns=True)),
+    Case(
+        4,
+        Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved", sequence_parallel=True, reshard=False),
+        4,
+        0,
+        NARROW,
+        recompute="full",
+    ),
     Case(8, Layout(pp=2, vpp=4, dp=3, zero=3, schedule="interleaved", reshard=False), 4, 0, NARROW, recompute="full"),
 ]
 """One rank gathers four stages, of which three are whole at a time. With `reshard`, layers free their parameters after
@@ -80,7 +89,7 @@ def test_a_rank_holds_what_torch_does(case: Case) -> None:
     spec, layout = small(case.layers), case.layout
     how = Training(
         batch=2,
-        seq=7,
+        seq=8,
         microbatches=case.microbatches,
         implementation="foreach",
         recompute=recompute_of(case.recompute),

@@ -88,7 +88,8 @@ def called(
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
-    Adapters are sharded in their own format, and gathered in that of the weights.
+    Adapters are sharded in their own format, and gathered in that of the weights. Raises `InputError` for adapters under
+    version 1.
 
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.
@@ -102,6 +103,11 @@ def called(
         eager_loss = not own.compiled_loss
     alone = replace(how, master=False, gradient_dtype=None)
     if how.adapters is not None:
+        if own.flat:
+            raise InputError(
+                "fsdp_version 1: with adapters it is not modelled, as its flat gradients hold those of frozen weights "
+                "too; expected fsdp_version 2"
+            )
         frozen, dtype = dtype, how.adapters.dtype.name
         alone = replace(alone, adapters=replace(how.adapters, dtype=DTYPES[how.dtype]))
     if eager_loss:

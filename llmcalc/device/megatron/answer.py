@@ -54,7 +54,7 @@ Shared: TypeAlias = dict[tuple[object, ...], Known]
 """What the passes of a rank depend on → what is known of it."""
 
 FEW = {True: 3, False: 6}
-"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether it is of a last rank.
+"""Micro-batches of a step up to which all passes are run, since a rehearsal is no shorter; whether of a last rank.
 """
 
 

@@ -113,7 +113,7 @@ def summing(reading: Reading, table: Mapping[str, Any], words: Mapping[str, Any]
     """
     version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
     half = words.get("precision") == "autocast" or words.get("dtype") in ("bf16", "fp16")
-    return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1)
+    return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1, flat=version == 1)
 
 
 def computing(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -436,7 +436,7 @@ def test_fsdp_of_accelerate() -> None:
 @pytest.mark.parametrize(
     ("version", "precision", "own"),
     [
-        ({}, "bf16", TitanSettings(reduced="bfloat16", reduces_each=False)),
+        ({}, "bf16", TitanSettings(reduced="bfloat16", reduces_each=False, flat=True)),
         ({"fsdp_version": 2}, "bf16", TitanSettings(reduced="bfloat16")),
         ({"fsdp_version": 2}, "no", TitanSettings()),
     ],
