@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
@@ -26,6 +27,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.verify.deviations import OF_ALL
+from tests import prose
 from tests.builders import CASES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device.published import Outcome, fine_tuning, servers
@@ -35,9 +37,10 @@ from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 ANSWER = re.compile(r"^\| .*? \| `(llmcalc [^`]*)` \| (.*?) \|$", re.MULTILINE)
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SECONDS = re.compile(r" +\d+\.\d s$", re.MULTILINE)
 
 
@@ -71,6 +74,35 @@ def test_the_answers_are_those_of_the_commands(command: str, answer: str) -> Non
 def test_the_readme_has_six_answers_and_is_short() -> None:
     assert len(ANSWER.findall(README.read_text())) == 6
     assert len(README.read_text().splitlines()) < 80
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if prose.VALUE.search(page.read_text())], ids=lambda page: page.stem
+)
+def test_values_in_sentences_are_current(page: Path) -> None:
+    text = page.read_text()
+    assert text == prose.renewed(text), "run python -m tests.test_readme"
+    assert not re.search(r"^ *<!-- /?value", text, re.MULTILINE), "a comment at the start of a line ends a paragraph"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name in ("tutorials", "how-to") and PYTHON.search(page.read_text())],
+    ids=lambda page: page.stem,
+)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page are one program; `expression  # value` says what the expression is."""
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    for block in PYTHON.findall(page.read_text()):
+        lines = block.splitlines()
+        for statement in ast.parse(block).body:
+            source = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+            expected = lines[(statement.end_lineno or 1) - 1][statement.end_col_offset :].partition("# ")[2]
+            if isinstance(statement, ast.Expr) and expected:
+                assert str(eval(source.partition("  # ")[0], space)) == expected, source
+            else:
+                exec(source, space)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
@@ -206,4 +238,5 @@ if __name__ == "__main__":
         text = page.read_text()
         for name, make in GENERATED.items():
             text = section(name).sub(lambda m, make=make: f"{m[1]}\n{make()}\n{m[3]}", text)  # type: ignore[misc]
+        text = prose.renewed(text)
         page.write_text(SHOWN.sub(lambda m: f"<!-- output: {m[1]} -->\n```\n{renewed(m[1], m[2])}```", text))

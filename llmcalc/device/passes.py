@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..kernels.layout import Shape, Strides
-from ..kernels.meter import Block, Meter, Peak, Place
+from ..kernels.meter import Block, Meter, NoMeter, Peak, Place
 from ..kernels.tensor import Dtype, Storage, Tensor
 from .recording import FREED, KEPT, NOWHERE, PLACED, STREAMED, TAKEN, Event, Recorder
-
-
-class Irregular(Exception):
-    """What was recorded does not stand for what was not."""
+from .unfolding import Irregular
 
 
 class Noted(Meter):
@@ -304,20 +301,7 @@ def _shown(number: int, made: Tensor) -> tuple[int, Tensor, int]:
     return number, Tensor(made.shape, made.dtype, _NOWHERE, made.strides), made.storage.block.handle
 
 
-class _Nothing:
-    """Counts nothing."""
-
-    kind, place, whose, stream = "", Place(), None, 0
-
-    def allocate(self, size: Any) -> None:
-        return None
-
-    def free(self, block: None) -> None: ...
-
-    def kept(self, block: None, kind: str) -> None: ...
-
-
-_NOWHERE = Storage(_Nothing(), 0)
+_NOWHERE = Storage(NoMeter(), 0)
 
 
 class Reading:

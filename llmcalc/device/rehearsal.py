@@ -10,11 +10,12 @@ from ..kernels.tensor import Tensor
 from ..model import ModelSpec
 from ..run.layout import Layout
 from .answer import uncollected
-from .passes import Case, Irregular, Noted, Played, Rehearsal, Trace
+from .passes import Case, Noted, Played, Rehearsal, Trace
 from .pipeline import Flight, RankRun
 from .played import PlayedAllocator
 from .recording import Recorder
 from .training import Replayed, Training, replayed
+from .unfolding import Irregular
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""

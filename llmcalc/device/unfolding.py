@@ -33,7 +33,7 @@ Turn: TypeAlias = tuple[int, int]
 
 
 class Irregular(Exception):
-    """The layers between the first and the last do not all do the same."""
+    """What was recorded does not stand for what was not: layers, or passes, that should be alike differ."""
 
 
 class Blocks(NamedTuple):

@@ -144,22 +144,30 @@ def plan(
     capacity = hardware.capacity_bytes
     result = Plan(found.tried, refused=dict(found.refused))
     tight: list[Candidate] = []
+
+    def refuse(error: InputError) -> None:
+        reason = str(error).partition(";")[0]
+        result.refused[reason] = result.refused.get(reason, 0) + 1
+
     for layout, batches in found.found:
         try:
             bytes = needed(layout, batches)
+            fits = bytes <= capacity
+            told = sent(layout, batches) if fits else None
         except InputError as error:
-            reason = str(error).partition(";")[0]
-            result.refused[reason] = result.refused.get(reason, 0) + 1
+            refuse(error)
             continue
-        fits = bytes <= capacity
-        told = sent(layout, batches) if fits else None
         one = Candidate(layout, batches, bytes, capacity, told, bubble(layout, batches) if fits else None)
         (result.feasible if fits else tight).append(one)
     ordered = ranked(result.feasible)
     kept: list[Candidate] = []
     while ordered and len(kept) < rows:
         one = ordered.pop(0)
-        again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
+        try:
+            again = replace(one, device_bytes=replayed(one.layout, one.micro_batches), replayed=True)
+        except InputError as error:
+            refuse(error)
+            continue
         (kept if again.headroom >= 0 else tight).append(again)
     result.feasible = [*kept, *ordered]
     if tight:

@@ -416,7 +416,7 @@ def test_ranks_that_differ() -> None:
 @pytest.mark.parametrize(
     ("layout", "rank", "changes", "words"),
     [
-        (Layout(pp=2, dp=2, zero=3), 0, {}, "--pp 2: with FSDP2 it is not modelled; expected 1"),
+        (Layout(ep=2, dp=2, zero=3), 0, {}, "--ep 2: with FSDP2 it is not modelled; expected 1"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
         (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
         (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),

@@ -13,10 +13,11 @@ from llmcalc.device.allocator import CachingAllocator
 from llmcalc.device.cluster import Cluster, RankMemory
 from llmcalc.device.megatron import answer
 from llmcalc.device.memory import memory
-from llmcalc.device.passes import Irregular, Rehearsal
+from llmcalc.device.passes import Rehearsal
 from llmcalc.device.played import PlayedAllocator
 from llmcalc.device.recording import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
 from llmcalc.device.settings import Settings
+from llmcalc.device.unfolding import Irregular
 from llmcalc.kernels.meter import Place
 from llmcalc.kernels.tensor import BFLOAT16, Storage, Tensor, empty
 from llmcalc.run.layout import Layout

@@ -28,7 +28,7 @@ from ..training import Training
 from ..unfolding import Irregular
 from .divided import ShardedAndDivided
 from .lowering import Layer
-from .pipeline import piped_at, stage_memory
+from .pipeline import NEWEST, Piped, piped_at, stage_memory
 from .training import TITAN, USUAL, Fsdp, FsdpRun, called, date_of, record, sharding
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -41,6 +41,11 @@ IN_FLOAT8 = Term(
     "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
 )
 """What is known of a run with products in 8 bits."""
+
+IN_RINGS = Term(
+    "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
+)
+"""What is known of a run with context parallelism: its attention was compared with torch, a whole model was not."""
 
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
 """What is known of a run with tensor parallelism that the tracker has not seen."""
@@ -58,17 +63,21 @@ def fsdp_memory(
     rank: int = 0,
     runtime: Runtime = HOPPER,
     fsdp: Fsdp = TITAN,
-    tensors: Term = WITNESSED,
+    tensors: Term | None = None,
+    piped: Piped = NEWEST,
 ) -> DeviceMemory:
     """Replays training of one rank. `how.dtype` is the number format in which modules compute.
 
-    tensors: how its tensors are known.
+    tensors: how its tensors are known; None (default) if torch has been equal to them. piped: how the schedule of a
+    pipeline is run.
     Raises `Unsupported` for a step of the model without kernels, and `InputError` for a layout or training that FSDP2
     is not modelled with.
     """
     sharded = sharding(how, layout, rank, fsdp)
+    tensors = _known(layout, fsdp, tensors or (WITNESSED if layout.pp == 1 else PIPED))
+    if layout.pp > 1:
+        return stage_memory(spec, how, layout, rank, runtime, fsdp, tensors, piped)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    tensors = _known(layout, fsdp, tensors)
     ring, local = ring_of(layout, rank), replace(how, seq=part_of_sequence(layout, how.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[Recorded]:
@@ -102,19 +111,17 @@ def rank_memory(
     how, fsdp = called(one.spec, how, version, own)
     fsdp = replace(fsdp, prefetch=layout.prefetch)
     known = one.tensors(how.choices.attention)
-    if layout.pp > 1:
-        piped = piped_at(date_of(version, own), own.schedules)
-        known = _known(layout, fsdp, PIPED if known.status == "exact" else known)
-        return stage_memory(one.spec, how, layout, rank, runtime, fsdp, known, piped)
-    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, WITNESSED if known.status == "exact" else known)
+    tensors, piped = None if known.status == "exact" else known, piped_at(date_of(version, own), own.schedules)
+    return fsdp_memory(one.spec, how, layout, rank, runtime, fsdp, tensors, piped)
 
 
 def _known(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
     """How the tensors of a run are known. tensors: without tensor parallelism and in 16 bits or more."""
     if fsdp.float8 is not None:
         return IN_FLOAT8
-    witnessed = layout.tp == 1 or (layout.sequence_parallel and layout.pp == layout.cp == 1)
-    return tensors if witnessed else DIVIDED
+    if layout.cp > 1:
+        return IN_RINGS
+    return tensors if layout.tp == 1 or layout.sequence_parallel else DIVIDED
 
 
 def communication(

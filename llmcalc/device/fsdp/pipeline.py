@@ -303,7 +303,7 @@ def stage_memory(
         return Unfolding(_recorded(run, meter), stacks, grow)
 
     try:
-        whole = unfolding(folds=True)
+        whole = unfolding(folds=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer
     except Irregular:
         whole = unfolding(folds=False)
     found, taken = whole.counted({}), whole.blocks(PlayedAllocator(runtime.expandable), {})

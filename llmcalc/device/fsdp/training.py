@@ -88,8 +88,8 @@ def called(
 ) -> tuple[Training, Fsdp]:
     """How torchtitan trains a model, and calls `fully_shard`, where one device would be trained like that.
 
-    Adapters are sharded in their own format, and gathered in that of the weights. Raises `InputError` for adapters under
-    version 1.
+    Adapters are sharded in their own format, and gathered in that of the weights. Raises `InputError` for adapters
+    under version 1.
 
     Master weights are the shards themselves. Sums of gradients are in float32, unless they have a format of their own.
     version: the date of torchtitan; None (default) for the newest. own: what a job says, by default nothing.

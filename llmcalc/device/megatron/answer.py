@@ -12,11 +12,12 @@ from ...model import ModelSpec
 from ...run.megatron import MegatronSettings
 from ..answer import DeviceMemory, Term, summed, uncollected
 from ..fold import loops
-from ..passes import Case, Irregular, Noted, Played, Trace
+from ..passes import Case, Noted, Played, Trace
 from ..played import PlayedAllocator
 from ..recording import Recorder
 from ..runtime import CONTEXT, Runtime
 from ..training import PHASES, Replayed
+from ..unfolding import Irregular
 from .kernels import expandable
 from .rehearsal import rehearsed
 from .run import RankRun

@@ -1,0 +1,142 @@
+"""What the sentences of the documentation may compute: `<!-- value: EXPRESSION -->text<!-- /value -->`.
+
+An expression is Python over the functions of this file and `llmcalc`. It returns an integer, which is written with
+thousands separators, or a string.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import cache
+
+import llmcalc
+from llmcalc.flow.tree import Node, Place
+from llmcalc.model import ModelSpec
+from llmcalc.run.counting import Pairs
+from llmcalc.sources.presets import model_names
+from llmcalc.studies.compare import StackShape, stack_shape
+from llmcalc.studies.selection import attention_kinds, has_experts
+from tests.builders import sight
+
+VALUE = re.compile(r"<!-- value: (.*?) -->(.*?)<!-- /value -->", re.DOTALL)
+
+
+@cache
+def spec(name: str) -> ModelSpec:
+    """The spec of a preset, or of a variant such as `llama3-8b?num_hidden_layers=16`."""
+    return llmcalc.load(name).model
+
+
+def total(name: str) -> int:
+    """Parameters."""
+    return llmcalc.params(spec(name)).total
+
+
+def active(name: str) -> int:
+    """Parameters that one token uses."""
+    return llmcalc.params(spec(name)).active
+
+
+def places(name: str, node: str) -> list[Place]:
+    """The places of all nodes with a name."""
+    return [place for place in spec(name).tree().walk() if place.node.name == node]
+
+
+def first(name: str, node: str) -> Node:
+    return places(name, node)[0].node
+
+
+def size(name: str, node: str, which: int = 0) -> int:
+    """Parameters of one node of that name; of several that differ, the first, or the one asked for."""
+    return int(places(name, node)[which].node.each(lambda use: use.params()))
+
+
+def token_flops(name: str, seq: int = 2048, node: str = "model", pairs: Pairs = "full") -> Fraction:
+    """FLOPs per token of a forward pass over sequences of seq tokens, of the model or of one node."""
+    if node == "model":
+        count = llmcalc.flops(spec(name), seq=seq)
+        return Fraction(count.full if pairs == "full" else count.causal, seq)
+    return Fraction(first(name, node).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq, pairs=pairs)), seq)
+
+
+def train_flops(name: str, seq: int = 2048) -> Fraction:
+    """FLOPs per token of a training step on sequences of seq tokens, eager attention, nothing recomputed."""
+    return Fraction(llmcalc.flops(spec(name), seq=seq, phase="training").full, seq)
+
+
+def cached(name: str, seq: int, batch: int = 1) -> int:
+    """Bytes of the cache in bf16."""
+    return llmcalc.kv(spec(name), batch=batch, seq=seq).bytes
+
+
+def rule(name: str, tables: int = 2) -> int:
+    """12·L·h² + 2·V·h, or with one table 12·L·h² + V·h."""
+    model = spec(name)
+    h = model.hidden_size
+    return 12 * model.main.num_hidden_layers * h**2 + tables * model.vocab_size * h
+
+
+def shape(name: str) -> StackShape:
+    """h/L, d_ff/h and the other ratios of a model's shape."""
+    return stack_shape(spec(name).main, spec(name).hidden_size)
+
+
+@cache
+def dense_decoders(least: float) -> tuple[str, ...]:
+    """Presets that are decoders of attention and dense feed-forward networks, with at least so many parameters."""
+    heads = {"mha", "gqa", "mqa", "mla", "sliding"}
+    return tuple(
+        name
+        for name in model_names()
+        if spec(name).kind == "decoder"
+        and not has_experts(spec(name))
+        and attention_kinds(spec(name)) <= heads
+        and total(name) >= least
+    )
+
+
+def number(value: float | Fraction, digits: int = 2) -> str:
+    """A number with thousands separators and so many decimals."""
+    return f"{float(value):,.{digits}f}".replace("-", "−")
+
+
+def percent(value: float | Fraction, digits: int = 1) -> str:
+    """A share or a difference in percent: −6.7 %."""
+    return f"{float(value) * 100:.{digits}f} %".replace("-", "−")
+
+
+def billions(value: float | Fraction, digits: int = 2) -> str:
+    """In units of 10⁹: 8.03 billion."""
+    return f"{float(value) / 1e9:,.{digits}f} billion"
+
+
+def millions(value: float | Fraction, digits: int = 1) -> str:
+    """In units of 10⁶: 12.6 million."""
+    return f"{float(value) / 1e6:,.{digits}f} million"
+
+
+def gib(value: float) -> str:
+    """In units of 2³⁰ bytes."""
+    return f"{value / 2**30:,.2f} GiB"
+
+
+def kib(value: float) -> str:
+    """In units of 2¹⁰ bytes."""
+    return f"{value / 2**10:,.2f} KiB"
+
+
+def written(expression: str) -> str:
+    """The text of an expression's value."""
+    value = eval(expression, globals())
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Fraction) and value.denominator == 1:
+        value = int(value)
+    assert isinstance(value, int), f"{expression}: {value!r}; expected an integer or a string"
+    return f"{value:,}"
+
+
+def renewed(text: str) -> str:
+    """A page with its values computed anew."""
+    return VALUE.sub(lambda m: f"<!-- value: {m[1]} -->{written(m[1])}<!-- /value -->", text)

@@ -1,0 +1,206 @@
+"""What the page asks of llmcalc: JSON text in, JSON text out.
+
+The same file runs in the browser (Pyodide), in the build (first numbers and formulas of the presets) and in the tests.
+It computes nothing: a document is the one that a command prints with `--format json`, from the same function. Beside
+the documents it gives the points of two curves, and as text the integers that JavaScript's numbers cannot hold.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import lru_cache
+from typing import Any
+
+from llmcalc import api
+from llmcalc.costs.limits import longest_sequence
+from llmcalc.costs.resident import fits
+from llmcalc.errors import InputError
+from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
+from llmcalc.sources.names import hub_id_of, is_hub_id
+from llmcalc.sources.preset import Preset
+from llmcalc.sources.presets import find_preset, model_names
+from llmcalc.sources.target import load, load_text
+from llmcalc.studies.layers import distinct_blocks
+from llmcalc.views.document import Report
+from llmcalc.views.formats.plain import json as write_json
+from llmcalc.views.summary import headline, norm_place
+
+DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
+"""Context, sequences, and formats of weights and cache before anybody has moved a control."""
+
+CONTEXTS = tuple(2**i for i in range(10, 21))
+"""Tokens at which the curves have points: 1K to 1M."""
+
+FLOATS = ("bf16", "fp32", "fp16")
+"""Weights in these are a number format (`--dtype`); every other choice is a quantization scheme (`--quantize`)."""
+
+SAFE = 2**53 - 1
+"""The largest integer of JavaScript's numbers."""
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The document as the command writes it."""
+    out = io.StringIO()
+    write_json(report, out)
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def exact(data: Any, path: str = "") -> dict[str, str]:
+    """Path → text of every integer in a document that JavaScript's numbers cannot hold."""
+    if isinstance(data, dict):
+        below = [(f"{path}.{key}" if path else key, value) for key, value in data.items()]
+    elif isinstance(data, list):
+        below = [(f"{path}.{i}", value) for i, value in enumerate(data)]
+    else:
+        return {path: str(data)} if isinstance(data, int) and abs(data) > SAFE else {}
+    return {key: text for name, value in below for key, text in exact(value, name).items()}
+
+
+@lru_cache(maxsize=32)
+def _loaded(model: str) -> tuple[Preset, tuple[str, ...]]:
+    """The model and what loading it warns of. model: JSON; the name of a preset, or a config's text with its name."""
+    asked, warnings = json.loads(model), io.StringIO()
+    with redirect_stderr(warnings):
+        if isinstance(asked, str):
+            preset = load(asked)
+        else:
+            name = asked.get("name") or "config.json"
+            preset = load_text(asked["config"], name, name)
+    return preset, tuple(line.removeprefix("warning: ") for line in warnings.getvalue().splitlines())
+
+
+def _of(model: Any) -> Preset:
+    return _loaded(json.dumps(model))[0]
+
+
+def _or_error(ask: Callable[[], Report]) -> dict[str, Any]:
+    try:
+        return document(ask())
+    except InputError as error:
+        return {"error": str(error)}
+
+
+@lru_cache(maxsize=32)
+def _params(model: str) -> dict[str, Any]:
+    return document(api.params(_loaded(model)[0]).report())
+
+
+@lru_cache(maxsize=64)
+def _curves(model: str, kv: str, batch: int) -> dict[str, list[list[float]]]:
+    """Bytes of the cache and FLOPs per token by context, up to the context that the model was made for if that is
+    longer than 128K tokens, and else to 128K; nothing for what the model does not have.
+    """
+    preset = _loaded(model)[0]
+    longest = longest_sequence(preset.model)
+    tokens = [n for n in CONTEXTS if n <= max(longest or 0, 2**17)]
+    found: dict[str, list[list[float]]] = {"kv": [], "flops": []}
+    for n in tokens:
+        try:
+            found["flops"].append([n, api.flops(preset, seq=n).per_token])
+        except InputError:  # no positions for so many tokens
+            break
+    for n in tokens:
+        try:
+            found["kv"].append([n, api.kv(preset, batch=batch, seq=n, dtype=kv).bytes])
+        except InputError:  # an encoder has no cache
+            break
+    return found
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """One model at one setting: the documents of params, kv and flops, the curves, and what stands above them."""
+    key = json.dumps(request["model"])
+    preset, warnings = _loaded(key)
+    seq, batch, dtype = request["ctx"], request["batch"], request["kv"]
+    documents = {
+        "params": _params(key),
+        "kv": _or_error(lambda: api.kv(preset, batch=batch, seq=seq, dtype=dtype).report()),
+        "flops": _or_error(lambda: api.flops(preset, batch=batch, seq=seq).report()),
+    }
+    return {
+        "headline": headline(preset.model),
+        "limit": longest_sequence(preset.model),
+        "norms": list(dict.fromkeys(norm_place(block) for block in distinct_blocks(preset.model))),
+        "warnings": list(warnings),
+        **documents,
+        "curves": _curves(key, dtype, batch),
+        "exact": {name: texts for name, one in documents.items() if (texts := exact(one))},
+    }
+
+
+@lru_cache(maxsize=64)
+def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str, Any]:
+    from llmcalc.views.memory import report
+
+    preset = _loaded(model)[0]
+    settings: dict[str, Any] = {"dtype" if weights in FLOATS else "quantize": weights, "batch": batch, "seq": seq}
+    if preset.model.kind != "encoder":
+        settings["kv_dtype"] = kv
+    found = api.memory(preset, **settings)
+    fitting = fits(found.on(found.runtime).device_bytes, map(load_hardware, COMMON_HARDWARE))
+    return document(report(preset, found, fitting, "H100"))
+
+
+def memory(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc memory`: the most that inference takes on one device, and where it fits."""
+    found = _memory(
+        json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"]
+    )
+    return {"memory": found, "exact": exact(found)}
+
+
+def explain(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc explain` for one node; needs SymPy."""
+    from llmcalc.formulas.explain import explain as explained
+    from llmcalc.formulas.formulas import Setting
+    from llmcalc.units import dtype
+    from llmcalc.views.explain import report
+
+    preset = _of(request["model"])
+    setting = Setting(seq=request["ctx"], pairs="full", dtype=dtype(request["kv"]))
+    found = explained(preset.model, request["node"], "all", setting, frozenset())
+    return document(report(preset, found, False, records=False))
+
+
+def find(request: dict[str, Any]) -> dict[str, Any]:
+    """What a text names: a preset (by its name or an alias, with `?field=value` after it), or a model of the hub, whose
+    config the page fetches. Raises `InputError` where it names neither.
+    """
+    text = request["text"].strip()
+    name, mark, changes = text.partition("?")
+    preset = find_preset(name)
+    if preset is not None:
+        load(preset + mark + changes)
+        return {"preset": preset + mark + changes}
+    hub_id = hub_id_of(text) or text
+    if is_hub_id(hub_id):
+        repository, _, revision = hub_id.partition("@")
+        return {"hub": repository, "revision": revision or "main"}
+    load(text)
+    return {"preset": text}
+
+
+def names(_: dict[str, Any]) -> list[str]:
+    """The names of all presets."""
+    return list(model_names())
+
+
+CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "answer": answer,
+    "memory": memory,
+    "explain": explain,
+    "find": find,
+    "names": names,
+}
+
+
+def call(name: str, request: str) -> str:
+    """Answers one question of the page: `{"result": …}`, or `{"error": …}` with the command line's one line."""
+    try:
+        return json.dumps({"result": CALLS[name](json.loads(request))}, ensure_ascii=False)
+    except InputError as error:
+        return json.dumps({"error": str(error)}, ensure_ascii=False)
