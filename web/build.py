@@ -1,0 +1,207 @@
+"""Builds the page: `python web/build.py` writes `web/dist`, a folder that any static server can serve.
+
+It takes the Python runtime (Pyodide), KaTeX and d3-hierarchy from npm, Python packages from PyPI, and llmcalc's own
+wheel from this checkout. Versions and hashes are in `package-lock.json` and `requirements.txt`. Nothing is loaded from
+anywhere else, by the build or by the page; only for a hub id, the page fetches that model's config from Hugging Face.
+
+Besides, the build asks llmcalc what the page shows first: the documents of every preset at default settings, so that
+the first numbers do not wait for Python, and the formulas of its parts, so that they do not wait for SymPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+WEB = Path(__file__).resolve().parent
+ROOT = WEB.parent
+DIST = WEB / "dist"
+MODULES = WEB / "node_modules"
+WHEELS = WEB / "wheels"
+
+PLATFORM = "pyemscripten_2026_0_wasm32"
+"""The tag of Pyodide 314's wheels (PEP 783). It changes with Pyodide's first number."""
+
+RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+
+NOT_ON_THE_PAGE = tuple(
+    f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.", "studies/sweep.")
+) + ("pydantic/v1/", "pydantic/mypy.")
+"""What the page never imports, left out of its archive."""
+
+
+class Missing(Exception):
+    """Something that the build needs is not there. The message says what, and how to get it."""
+
+
+def needed() -> None:
+    """Raises `Missing` where a program or a package that the build runs is not installed."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            raise Missing(f"{program} is not installed; the page is built with Node 20 or later (https://nodejs.org)")
+    for module in ("pip", "build"):
+        if find_spec(module) is None:
+            raise Missing(f"the Python package {module} is not installed; run: {sys.executable} -m pip install {module}")
+
+
+def run(*command: str | Path, cwd: Path = WEB) -> None:
+    """Runs a command; its output is shown only if it fails. Raises `Missing`."""
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Missing(f"{' '.join(map(str, command[:4]))} … failed:\n{done.stdout}{done.stderr}".rstrip())
+    for line in done.stdout.splitlines():
+        if line.endswith(" MB"):
+            say(line)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def fetch() -> None:
+    """Installs what comes from npm and PyPI, unless it is there already."""
+    locks = "".join((WEB / name).read_text() for name in ("package-lock.json", "requirements.txt"))
+    stamp = MODULES / ".llmcalc-lock"
+    if stamp.exists() and stamp.read_text() == locks and WHEELS.is_dir():
+        return
+    say("fetching Pyodide, KaTeX and d3-hierarchy from npm, wheels from PyPI")
+    run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    tags = ("--platform", PLATFORM, "--python-version", "3.14", "--implementation", "cp")
+    abis = ("--abi", "cp314", "--abi", "abi3", "--abi", "none")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes")
+    run(*pip, *tags, *abis, "-r", WEB / "requirements.txt", "-d", WHEELS)
+    stamp.write_text(locks)
+
+
+def own_wheel(folder: Path) -> Path:
+    """llmcalc's wheel, built from this checkout."""
+    alone = ["--no-isolation"] if find_spec("hatchling") else []
+    run(sys.executable, "-m", "build", "--wheel", *alone, "--outdir", folder, cwd=ROOT)
+    return next(folder.glob("*.whl"))
+
+
+def pack(out: Path) -> None:
+    """The archives of Python: llmcalc with pydantic, and SymPy, which only formulas need."""
+    with tempfile.TemporaryDirectory() as folder:
+        wheels = {path.name.split("-")[0]: str(path) for path in WHEELS.glob("*.whl")}
+        algebra = [wheels.pop("sympy"), wheels.pop("mpmath")]
+        app = {
+            "wheels": [str(own_wheel(Path(folder))), *wheels.values()],
+            "files": {"bridge.py": str(WEB / "src" / "bridge.py")},
+            "without": NOT_ON_THE_PAGE,
+        }
+        archives = {"app.zip": app, "sympy.zip": {"wheels": algebra, "without": ["isympy", "sympy/benchmarks/"]}}
+        plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
+        run("node", WEB / "pack.mjs", json.dumps(plan))
+
+
+def copy(out: Path) -> None:
+    """The page's own files and those of others."""
+    shutil.copytree(WEB / "src", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    parts = [(f"pyodide/{name}", f"pyodide/{name}") for name in RUNTIME]
+    parts += [("katex/dist/katex.min.js", "vendor/katex.min.js"), ("katex/dist/katex.min.css", "vendor/katex.min.css")]
+    parts += [("d3-hierarchy/dist/d3-hierarchy.min.js", "vendor/d3-hierarchy.min.js")]
+    parts += [("katex/LICENSE", "vendor/katex.LICENSE"), ("d3-hierarchy/LICENSE", "vendor/d3-hierarchy.LICENSE")]
+    fonts = sorted((MODULES / "katex" / "dist" / "fonts").glob("*.woff2"))
+    parts += [(f"katex/dist/fonts/{font.name}", f"vendor/fonts/{font.name}") for font in fonts]
+    for source, target in parts:
+        (out / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(MODULES / source, out / target)
+    from llmcalc.plots import palette
+
+    colours = {"COMPONENTS": palette.COMPONENTS, "OTHER": palette.OTHER, "KINDS": palette.KINDS, "SERIES": palette.SERIES}
+    text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
+    (out / "palette.js").write_text("// Written by web/build.py from llmcalc/plots/palette.py.\n" + text)
+
+
+def nodes_of(tree: dict[str, Any]) -> list[str]:
+    """Paths of the boxes in the drawing of an architecture: the model's parts, and what its layers consist of."""
+    found = []
+
+    def visit(node: dict[str, Any], path: str) -> None:
+        for child in node.get("children", ()):
+            below = f"{path}.{child['name']}" if path else child["name"]
+            if child.get("optional") or not child["params"]:
+                continue
+            stack = child.get("kind") == "layer" or child["name"] in ("encoder", "decoder")
+            if not stack:
+                found.append(below)
+            else:
+                visit(child, below)
+
+    visit(tree, "")
+    return found
+
+
+def first(out: Path, only: list[str]) -> None:
+    """What the page shows of a preset before Python is there, one file a preset; and the list of names."""
+    sys.path[:0] = [str(ROOT), str(WEB / "src")]
+    import bridge
+
+    names = bridge.names({})
+    for name in (only or names):
+        request = {"model": name, **bridge.DEFAULTS}
+        found = {"settings": bridge.DEFAULTS, "answer": bridge.answer(request), **bridge.memory(request)}
+        found["memory"]["memory"].pop("timeline", None)  # the page draws no timeline, and it is most of the document
+        _write(out / "first" / f"{name}.json", found)
+        nodes = nodes_of(found["answer"]["params"]["tree"])
+        formulas = {node: bridge.explain({**request, "node": node}) for node in nodes}
+        _write(out / "formulas" / f"{name}.json", formulas)
+    _write(out / "presets.json", {"names": names, "defaults": bridge.DEFAULTS})
+
+
+def _write(path: Path, data: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+
+
+def build(only: list[str] | None = None) -> Path:
+    """Builds the page and returns its folder, which appears whole or not at all. only: the presets that get a first
+    answer; default all. Raises `Missing`.
+    """
+    started = time.monotonic()
+    needed()
+    fetch()
+    part = WEB / f"dist.part-{os.getpid()}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        copy(part)
+        say("packing Python")
+        pack(part)
+        say("counting presets")
+        first(part, only or [])
+        shutil.rmtree(DIST, ignore_errors=True)
+        part.replace(DIST)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    size = sum(path.stat().st_size for path in DIST.rglob("*") if path.is_file())
+    say(f"built {DIST}: {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
+    return DIST
+
+
+def main() -> int:
+    """Exit codes: 0 built; 2 something is missing."""
+    parser = argparse.ArgumentParser(description="Build the page of llmcalc into web/dist.")
+    parser.add_argument("--presets", default="", help="only these have a first answer (a quick build; default: all)")
+    asked = parser.parse_args()
+    try:
+        build([name for name in asked.presets.split(",") if name])
+    except Missing as missing:
+        say(f"error: {missing}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
