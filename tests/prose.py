@@ -14,6 +14,7 @@ import llmcalc
 from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
 from llmcalc.run.counting import Pairs
+from llmcalc.run.execution import LatentForm
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import StackShape, stack_shape
 from llmcalc.studies.selection import attention_kinds, has_experts
@@ -52,12 +53,20 @@ def size(name: str, node: str, which: int = 0) -> int:
     return int(places(name, node)[which].node.each(lambda use: use.params()))
 
 
-def token_flops(name: str, seq: int = 2048, node: str = "model", pairs: Pairs = "full") -> Fraction:
+def token_flops(
+    name: str, seq: int = 2048, node: str = "model", pairs: Pairs = "full", mla: LatentForm = "auto"
+) -> Fraction:
     """FLOPs per token of a forward pass over sequences of seq tokens, of the model or of one node."""
     if node == "model":
         count = llmcalc.flops(spec(name), seq=seq)
         return Fraction(count.full if pairs == "full" else count.causal, seq)
-    return Fraction(first(name, node).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq, pairs=pairs)), seq)
+    return Fraction(first(name, node).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq, pairs=pairs, mla=mla)), seq)
+
+
+def norms(name: str) -> int:
+    """Parameters of all norms in the layers, each as often as its layer is repeated."""
+    found = [place for place in spec(name).tree().walk() if place.node.name.endswith("_norm") and "layers" in place.path]
+    return sum(int(place.node.each(lambda use: use.params())) * place.repeat for place in found)
 
 
 def train_flops(name: str, seq: int = 2048) -> Fraction:

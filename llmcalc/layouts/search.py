@@ -60,10 +60,13 @@ def search(
 
     global_batch: sequences of a step. micro_batch: of a pass. asked: what is given holds for all. node: devices that
     one fast link joins, which the ranks of a tensor group share.
-    Raises `InputError` for layers of each stage: a search shares them out itself.
+    Raises `InputError` for layers of each stage, which a search shares out itself, and for groups that it does not try.
     """
     if asked.pp_layout is not None:
         raise InputError("--pp-layout: layers are shared out evenly over the stages; expected no --pp-layout")
+    for name in WITHOUT[framework]:
+        if (size := getattr(asked, name)) not in (None, 1):
+            raise InputError(f"--{name} {size}: no layout with it is tried for --framework {framework}; expected 1")
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts = routed_experts(spec)
@@ -95,7 +98,7 @@ def _asked_for(asked: Asked, sizes: dict[str, int]) -> bool:
 
 
 def _has(framework: Framework, sizes: dict[str, int]) -> bool:
-    """Whether a framework has layouts with those groups."""
+    """Whether layouts with those groups are tried for a framework."""
     return all(sizes[name] == 1 for name in WITHOUT[framework])
 
 
@@ -105,7 +108,7 @@ WITHOUT: dict[Framework, tuple[str, ...]] = {
     "deepspeed": ("tp", "cp", "pp", "vpp", "ep"),
     "megatron": (),
 }
-"""Framework → groups that its layouts do not have."""
+"""Framework → groups that are not tried."""
 
 
 HELD = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshard", "prefetch", "schedule")

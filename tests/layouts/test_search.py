@@ -80,6 +80,11 @@ def test_layers_of_stages_are_not_asked_for() -> None:
         search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, asked=Asked(pp_layout=(40, 40)))
 
 
+def test_groups_that_are_not_tried_are_refused() -> None:
+    with pytest.raises(InputError, match="--pp 2: no layout with it is tried for --framework fsdp2; expected 1"):
+        search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, "fsdp2", Asked(pp=2))
+
+
 def test_options_that_exclude_each_other_are_a_reason() -> None:
     found = search(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, asked=Asked(prefetch=2))
     assert set(found.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
