@@ -50,7 +50,8 @@ def first(name: str, node: str) -> Node:
 
 def size(name: str, node: str, which: int = 0) -> int:
     """Parameters of one node of that name; of several that differ, the first, or the one asked for."""
-    return int(places(name, node)[which].node.each(lambda use: use.params()))
+    count: int = places(name, node)[which].node.each(lambda use: use.params())
+    return count
 
 
 def token_flops(
@@ -60,13 +61,14 @@ def token_flops(
     if node == "model":
         count = llmcalc.flops(spec(name), seq=seq)
         return Fraction(count.full if pairs == "full" else count.causal, seq)
-    return Fraction(first(name, node).each(lambda use: use.forward_flops(), sight(batch=1, seq=seq, pairs=pairs, mla=mla)), seq)
+    run = sight(batch=1, seq=seq, pairs=pairs, mla=mla)
+    return Fraction(first(name, node).each(lambda use: use.forward_flops(), run), seq)
 
 
 def norms(name: str) -> int:
-    """Parameters of all norms in the layers, each as often as its layer is repeated."""
-    found = [place for place in spec(name).tree().walk() if place.node.name.endswith("_norm") and "layers" in place.path]
-    return sum(int(place.node.each(lambda use: use.params())) * place.repeat for place in found)
+    """Parameters of all norms in the layers."""
+    found = [p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path]
+    return sum(place.node.each(lambda use: use.params()) * place.times for place in found)
 
 
 def train_flops(name: str, seq: int = 2048) -> Fraction:

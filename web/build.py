@@ -36,7 +36,10 @@ RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.
 NOT_ON_THE_PAGE = tuple(
     f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.", "studies/sweep.")
 ) + ("pydantic/v1/", "pydantic/mypy.")
-"""What the page never imports, left out of its archive."""
+"""What the page never imports, left out of its archives."""
+
+LATER = tuple(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas"))
+"""What the first answer does not need: an archive of its own, which memory and formulas load."""
 
 
 class Missing(Exception):
@@ -91,16 +94,18 @@ def own_wheel(folder: Path) -> Path:
 
 
 def pack(out: Path) -> None:
-    """The archives of Python: llmcalc with pydantic, and SymPy, which only formulas need."""
+    """The archives of Python: llmcalc with pydantic, llmcalc's parts for memory and formulas, and SymPy."""
     with tempfile.TemporaryDirectory() as folder:
         wheels = {path.name.split("-")[0]: str(path) for path in WHEELS.glob("*.whl")}
         algebra = [wheels.pop("sympy"), wheels.pop("mpmath")]
+        own = str(own_wheel(Path(folder)))
         app = {
-            "wheels": [str(own_wheel(Path(folder))), *wheels.values()],
+            "wheels": [own, *wheels.values()],
             "files": {"bridge.py": str(WEB / "src" / "bridge.py")},
-            "without": NOT_ON_THE_PAGE,
+            "without": NOT_ON_THE_PAGE + LATER,
         }
-        archives = {"app.zip": app, "sympy.zip": {"wheels": algebra, "without": ["isympy", "sympy/benchmarks/"]}}
+        later = {"wheels": [own], "only": LATER}
+        archives = {"app.zip": app, "later.zip": later, "sympy.zip": {"wheels": algebra}}
         plan = {"pyodide": str(MODULES / "pyodide"), "out": str(out), "archives": archives}
         run("node", WEB / "pack.mjs", json.dumps(plan))
 

@@ -338,6 +338,13 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
     assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
 
 
+def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:
+    one = memory(llmcalc.load("llama3-70b").model, Settings(phase="training", num_microbatches=5))
+    settings = settings_of(one, Layout(pp=4, vpp=2, schedule="interleaved", dp=2))
+    with pytest.raises(InputError, match="--num-microbatches: 5; an interleaved schedule"):
+        RankRun(one.spec, settings, 0, Meter())
+
+
 def test_muon_keeps_one_state_of_a_matrix() -> None:
     adam = kept(*changed(DENSE, use_distributed_optimizer=False))
     muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))

@@ -19,6 +19,7 @@ from ...kernels.meter import Meter, NoMeter, Place
 from ...kernels.profiles.megatron import Held, Parameter, RankLowering, weight_sizes
 from ...kernels.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Storage, Tensor, counted_as, empty, on_stream
 from ...layouts.rank import RankFlow, rank_program
+from ...layouts.schedules import check
 from ...model import ModelSpec
 from ...optional import MTP
 from ...run.layout import Layout, Stage, stages
@@ -112,6 +113,7 @@ class RankRun:
         refuse(settings)
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
+        check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.at = self.layout.at(rank)
         self.sharing = sharing(settings)
         vocabulary = settings.padded_vocabulary
