@@ -37,7 +37,8 @@ from tests.verify.verdicts import QUANTITIES, coverage, recorded
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+READMES = [README, ROOT / "README.zh-CN.md"]
+PAGES = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
 ANSWER = re.compile(r"^\| .*? \| `(llmcalc [^`]*)` \| (.*?) \|$", re.MULTILINE)
 SHOWN = re.compile(r"<!-- output: (llmcalc [^>]*?) -->\n```\n(.*?)```", re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -66,7 +67,7 @@ def test_outputs_are_current(command: str, shown: str) -> None:
     assert without_times(shown) == without_times(printed(command)), "run python -m tests.test_readme"
 
 
-@pytest.mark.parametrize(("command", "answer"), ANSWER.findall(README.read_text()))
+@pytest.mark.parametrize(("command", "answer"), [one for page in READMES for one in ANSWER.findall(page.read_text())])
 def test_the_answers_are_those_of_the_commands(command: str, answer: str) -> None:
     assert answer in printed(command)
 
@@ -74,6 +75,11 @@ def test_the_answers_are_those_of_the_commands(command: str, answer: str) -> Non
 def test_the_readme_has_six_answers_and_is_short() -> None:
     assert len(ANSWER.findall(README.read_text())) == 6
     assert len(README.read_text().splitlines()) < 80
+
+
+def test_the_chinese_readme_has_the_same_answers() -> None:
+    english, chinese = (ANSWER.findall(page.read_text()) for page in READMES)
+    assert chinese == english
 
 
 @pytest.mark.parametrize(
@@ -120,8 +126,9 @@ def test_every_example_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert printed(command) or list(tmp_path.iterdir()), command
 
 
-def test_python_example() -> None:
-    code = GUIDE.read_text().split("<!-- python -->\n```python\n")[1].split("```")[0]
+@pytest.mark.parametrize("page", [GUIDE, READMES[1]], ids=lambda page: page.stem)
+def test_python_example(page: Path) -> None:
+    code = page.read_text().split("<!-- python -->\n```python\n")[1].split("```")[0]
     space: dict[str, object] = {}
     for line in code.splitlines():
         expression, _, expected = line.partition("#")

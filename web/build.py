@@ -33,9 +33,12 @@ PLATFORM = "pyemscripten_2026_0_wasm32"
 
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
-NOT_ON_THE_PAGE = tuple(
-    f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.", "studies/sweep.")
-) + ("pydantic/v1/", "pydantic/mypy.")
+NOT_ON_THE_PAGE = (
+    *(f"llmcalc/{part}" for part in ("cli/", "plots/", "verify/", "testing.", "pytest_plugin.", "views/cluster.")),
+    *(f"llmcalc/sources/{part}" for part in ("launch/", "checkpoints/", "to_hf/", "to_toml.", "json_schema.")),
+    *(f"llmcalc/studies/{part}" for part in ("fit", "plan.", "sweep.", "shape.", "literature.")),
+    *("pydantic/v1/", "pydantic/mypy."),
+)
 """What the page never imports, left out of its archives."""
 
 LATER = tuple(f"llmcalc/{part}/" for part in ("device", "kernels", "layouts", "formulas"))

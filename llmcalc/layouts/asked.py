@@ -71,7 +71,17 @@ class Asked:
         given["zero"] = self._zero()
         given["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
         given["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
-        return Layout(**given)
+        found = Layout(**given)
+        self.check(found)
+        return found
+
+    def check(self, found: Layout) -> None:
+        """Raises `InputError` for an option of divided weights in a layout that does not divide them."""
+        for option, asked in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
+            if asked and found.zero != 3:
+                raise InputError(
+                    f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
+                )
 
     def _zero(self) -> int:
         if self.fsdp is not None and self.zero not in (None, 3):

@@ -137,7 +137,10 @@ def _layout(framework: Framework, sizes: dict[str, int], mixture: bool, layers: 
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     given = {name: value for name in HELD if (value := getattr(asked, name)) is not None}
-    return replace(found, **given)
+    found = replace(found, **given)
+    if asked.prefetch is not None or asked.reshard is not None:
+        asked.check(found)
+    return found
 
 
 def _try(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,21 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
     """An empty figure in the house style, which no window shows. width, height: inches."""
     needs_matplotlib()
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     with rc_context(STYLE):
-        return Figure(figsize=(width, height), layout="constrained", **kwargs)
+        return _notebook_figure()(figsize=(width, height), layout="constrained", **kwargs)
+
+
+@cache
+def _notebook_figure() -> type[Figure]:
+    """Figures that a notebook shows by themselves, without pyplot and its backends."""
+    from matplotlib.figure import Figure
+
+    class NotebookFigure(Figure):
+        def _repr_svg_(self) -> str:
+            return rendered(self, "svg").decode()
+
+    return NotebookFigure
 
 
 def format_of(path: Path) -> str:

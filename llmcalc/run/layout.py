@@ -93,10 +93,6 @@ class Layout:
             )
         if self.prefetch < 0:
             raise InputError(f"--prefetch: {self.prefetch}; expected 0 or more layers")
-        if self.prefetch and self.zero != 3:
-            raise InputError(
-                "--prefetch: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
-            )
         if self.vpp > 1 and self.pp == 1:
             raise ImpossibleLayout(f"--vpp: {self.vpp} chunks a rank need a pipeline; expected --pp of at least 2")
         if self.schedule == "interleaved" and self.vpp == 1:

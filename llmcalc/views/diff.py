@@ -22,7 +22,7 @@ QUANTITY_COLUMNS = (
     Column("before", "before"),
     Column("after", "after"),
     Column("change", "change"),
-    Column("relative", "of before"),
+    Column("relative", "relative"),
 )
 
 NODE_COLUMNS = (

@@ -90,6 +90,8 @@ def test_what_is_left_of_the_devices_are_replicas() -> None:
         (Asked(devices=10, tp=4), "--devices 10: tp · cp · pp · dp is another number; expected a multiple of 4"),
         (Asked(devices=16, tp=4, dp=2), "expected 8"),
         (Asked(fsdp=8, zero=1), "--zero 1: --fsdp divides the weights too"),
+        (Asked(dp=8, prefetch=1), "--prefetch: layers are gathered where weights are divided"),
+        (Asked(dp=8, zero=1, reshard=False), "--no-reshard: layers are gathered where weights are divided"),
         (Asked(fsdp=8, dp=4), "--dp 4: --fsdp and --hsdp-replicas make 8"),
     ],
 )

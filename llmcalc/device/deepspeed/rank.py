@@ -107,6 +107,8 @@ def settings_of(layout: Layout, own: Any, version: str) -> DeepSpeedSettings:
         if getattr(layout, name) > 1:
             option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
             raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1")
+    if layout.prefetch:
+        raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
     asked = version or settings.version
     if asked not in ("", VERSION):
         raise InputError(f"--framework-version {asked}: not modelled with deepspeed; expected {VERSION}")

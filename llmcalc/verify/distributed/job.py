@@ -91,13 +91,14 @@ def replayed(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
     """Quantity → bytes of the replay of one rank, as a dispatch mode sees them. meter: what counts them."""
     meter = meter or Meter()
     run: RankRun | FsdpRun
+    fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=FSDP)
+        run = ShardedRank(job.spec, job.how, job.layout, rank, meter, fsdp=fsdp)
     elif job.layout.zero == 3:
         layout = job.layout
-        sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, FSDP)
+        sharded = sharding(job.how, replace(layout, tp=1), layout.at(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
-        run = FsdpRun(job.spec, job.how, sharded, FSDP, layout.reshard, meter=meter, program=program)
+        run = FsdpRun(job.spec, job.how, sharded, fsdp, layout.reshard, meter=meter, program=program)
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
         run = RankRun(job.spec, job.how, job.layout, rank, meter)

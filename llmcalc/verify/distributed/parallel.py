@@ -107,10 +107,11 @@ def _rules(name: str, part: nn.Module) -> dict[str, ParallelStyle]:
     return styles
 
 
-def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> None:
+def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
     """Wraps every layer and then the model by `fully_shard`.
 
     The last layer and the model around the layers stay gathered, as in torchtitan.
+    prefetch: how many further layers each layer gathers ahead of them.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for i, layer in enumerate(module.layers):
@@ -119,6 +120,12 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype) -> N
         layer.forward = partial(_opened, layer.forward)
         layer.register_forward_pre_hook(_closed, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    layers = list(module.layers)
+    for i, layer in enumerate(layers):
+        if prefetch and i + prefetch < len(layers):
+            layer.set_modules_to_forward_prefetch(layers[i + 1 : i + 1 + prefetch])
+        if prefetch and i >= prefetch:
+            layer.set_modules_to_backward_prefetch(layers[i - prefetch : i][::-1])
 
 
 class Closed:

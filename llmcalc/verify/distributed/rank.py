@@ -265,7 +265,7 @@ class Rank:
         if layout.tp > 1:
             parallel.divide_products(module, self.meshes["tp"])
         if layout.zero == 3:
-            parallel.shard(module, self.shards, layout.reshard, getattr(torch, DTYPE))
+            parallel.shard(module, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
         elif layout.dp > 1:
             module = DistributedDataParallel(module, process_group=self.meshes["dp"].get_group())
         self.module = module

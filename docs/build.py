@@ -1,0 +1,105 @@
+"""Builds the documentation's site with Zensical, in every language that has a zensical.toml.
+
+    python docs/build.py [FOLDER]        site/ if no folder is given
+
+Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn, the reference is
+written from the program, and links that lead out of docs/ become text.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT), str(DOCS)]
+
+VALUE = re.compile(r"<!-- value: .*? -->(.*?)<!-- /value -->", re.DOTALL)
+OUTPUT = re.compile(r"<!-- output: (llmcalc .*?) -->\n```\n")
+PLOT = re.compile(r"<!-- plot: (llmcalc plot .*?) -->")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+COMMENT = re.compile(r"<!-- [^>]* -->\n+")
+
+
+def languages() -> dict[str, Path]:
+    """The folder of each language's pages, by its place in the site; English is at the root."""
+    others = {file.parent.name: file.parent for file in sorted(DOCS.glob("*/zensical.toml"))}
+    return {"": DOCS, **others}
+
+
+def drawn(command: str, page: Path, count: int) -> str:
+    """Draws a plot beside a page, and returns its Markdown."""
+    from llmcalc.cli.main import main
+
+    picture = page.with_name(f"{page.stem}-{count}.svg")
+    before, sys.argv = sys.argv, [*shlex.split(command), "-o", str(picture)]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{command}: exit code {end.code}") from None
+    finally:
+        sys.argv = before
+    return f"![{command}]({picture.name})\n\n`{command} -o {picture.name}`"
+
+
+def linked(text: str, page: Path, folder: Path) -> str:
+    """Links to files that the site does not have become their text."""
+
+    def one(match: re.Match[str]) -> str:
+        return match[0] if (page.parent / match[2]).resolve().is_relative_to(folder.resolve()) else match[1]
+
+    return LINK.sub(one, text)
+
+
+def prepared(source: Path, page: Path, folder: Path) -> str:
+    """A page as the site has it."""
+    text = VALUE.sub(r"\1", source.read_text())
+    text = OUTPUT.sub(lambda m: f"```text\n$ {m[1]}\n", text)
+    plots = iter(range(1, 100))
+    text = PLOT.sub(lambda m: drawn(m[1], page, next(plots)), text)
+    text = COMMENT.sub("", text)
+    return linked(text, source, folder)
+
+
+def home() -> str:
+    """The README without its links to pages of the repository, as the first page."""
+    text = (ROOT / "README.md").read_text()
+    return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
+
+
+def build(folder: Path) -> None:
+    """Builds every language into a folder."""
+    import reference
+
+    for place, source in languages().items():
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            pages = work / "docs"
+            shutil.copy(source / "zensical.toml", work)
+            inside = [one for one in languages().values() if one != source and one.is_relative_to(source)]
+            for file in sorted(source.rglob("*.md")):
+                if not any(file.is_relative_to(other) for other in inside):
+                    page = pages / file.relative_to(source)
+                    page.parent.mkdir(parents=True, exist_ok=True)
+                    page.write_text(prepared(file, page, source))
+            if not place:
+                reference.write(pages / "reference")
+            if not (pages / "index.md").exists():
+                (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
+            (work / "llmcalc").symlink_to(ROOT / "llmcalc")
+            subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)
+            shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "site"
+    shutil.rmtree(target, ignore_errors=True)
+    build(target.resolve())
+    print(target)

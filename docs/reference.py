@@ -1,0 +1,213 @@
+"""Writes the pages of the reference from the program: commands, Python, fields of descriptions, accelerators, JSON.
+
+python docs/reference.py FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ASKED = (
+    "params mixtral-8x7b",
+    "flops llama3-8b",
+    "kv gemma3-27b",
+    "memory llama3-8b",
+    "fit llama3-8b --hardware rtx-4090",
+    "compare llama3-8b",
+    "diff llama2-7b llama3-8b",
+    "shape llama3-8b",
+    "explain llama3-8b self_attn",
+)
+"""The commands whose JSON documents are described."""
+
+KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
+
+PYTHON = {
+    "llmcalc.api": ("load", "params", "flops", "kv", "memory", "Model"),
+    "llmcalc.answers.counts": ("Params", "Flops", "Cache"),
+    "llmcalc.answers.device": ("DeviceUse",),
+    "llmcalc.testing": ("assert_counts",),
+    "llmcalc.errors": ("InputError",),
+}
+
+
+def printed(command: str) -> str:
+    """Returns the output of a command at 100 columns without colour."""
+    from llmcalc.cli.main import main
+
+    out = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["llmcalc", *shlex.split(command)]),
+        mock.patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
+        main()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def commands() -> str:
+    """Every command with its help."""
+    from llmcalc.cli.main import COMMANDS
+
+    page = "# Commands\n\nThe help of every command, as `llmcalc COMMAND --help` prints it.\n"
+    page += f"\n```text\n{printed('--help')}```\n"
+    for name in COMMANDS:
+        text = printed(f"{name} --help")
+        page += f"\n## {name}\n\n```text\n{text}```\n"
+        if "\nCommands:\n" in text:
+            for one in re.findall(r"^  (\w+)  ", text.split("\nCommands:\n")[1], re.MULTILINE):
+                page += f"\n### {name} {one}\n\n```text\n{printed(f'{name} {one} --help')}```\n"
+    return page
+
+
+def python() -> str:
+    """The Python API; mkdocstrings fills in signatures and docstrings."""
+    page = "# Python\n\nWhat `import llmcalc` offers, what its functions return, and the tests for your own models.\n"
+    for module, names in PYTHON.items():
+        for name in names:
+            page += f"\n::: {module}.{name}\n"
+    return page
+
+
+def cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def kind_of(field: dict[str, Any]) -> str:
+    """What a field may hold, in words of JSON Schema; a part is a link to its section."""
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[1].removesuffix("Partial")
+        return f"[{name}](#{name.lower()})"
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(one)}`" for one in field["enum"])
+    for several in ("anyOf", "oneOf"):
+        if several in field:
+            return " or ".join(dict.fromkeys(kind_of(one) for one in field[several] if one.get("type") != "null"))
+    if field.get("type") == "array":
+        inside = kind_of(field["items"]) if field.get("items") else "values"
+        return f"list of {inside}"
+    kind = field.get("type", "any")
+    return ", ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def part(name: str, schema: dict[str, Any], level: int = 2) -> str:
+    """One part of a description: its documentation and a table of its fields."""
+    page = f"\n{'#' * level} {name}\n"
+    if about := schema.get("description", ""):
+        summary, _, fields = about.partition("\n\n")
+        page += f"\n{cell(summary)}\n"
+        if fields:
+            page += f"\n```text\n{fields}\n```\n"
+    if rows := schema.get("properties"):
+        page += "\n| field | value | default |\n|:---|:---|:---|\n"
+        required = schema.get("required", [])
+        for key, field in rows.items():
+            given = f"`{json.dumps(field['default'])}`" if "default" in field else ""
+            default = "required" if key in required else given
+            page += f"| `{key}` | {cell(kind_of(field))} | {default} |\n"
+    elif kinds := kind_of(schema):
+        page += f"\n{kinds}\n"
+    return page
+
+
+def descriptions() -> str:
+    """Every table and field of a native description, from its JSON Schema."""
+    from llmcalc.sources.json_schema import description_schema
+
+    document = description_schema()
+    page = "# Descriptions\n\nEvery field of a description of your own (TOML), from the JSON Schema that "
+    page += "`llmcalc schema` prints. A description begins with the fields of the file itself.\n"
+    page += "In `variants` every field is optional: what is left out is taken from `block`.\n"
+    page += part("The file", {k: v for k, v in document.items() if k != "$defs"})
+    parts = sorted((name, one) for name, one in document["$defs"].items() if not name.endswith("Partial"))
+    return page + "".join(part(name, one) for name, one in parts)
+
+
+def anchor(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+
+
+def accelerators() -> str:
+    """Every accelerator with its figures and the sources of each."""
+    page = "# Accelerators\n\nThe accelerators that come with llmcalc, with the source of each figure. "
+    page += "Peaks are dense, without sparsity.\n"
+    found = json.loads(printed("hardware --format json"))["hardware"]
+    page += "\n| name | vendor | memory, GiB | bandwidth, TB/s | bf16, TFLOPs |\n|:---|:---|---:|---:|---:|\n"
+    for one in found:
+        peak = one["peak_flops"].get("bfloat16")
+        bf16 = f"{peak / 1e12:,.0f}" if peak else ""
+        page += f"| [{one['title']}](#{anchor(one['name'])}) | {one['vendor']} | {one['memory_bytes'] / 2**30:.0f} "
+        page += f"| {one['memory_bandwidth'] / 1e12:.2f} | {bf16} |\n"
+    for one in found:
+        name = one["name"]
+        page += f"\n## {one['title']} {{ #{anchor(name)} }}\n\n```text\n{printed(f'hardware {name}')}```\n"
+    return page
+
+
+def keys(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a document, entries of lists and of maps by name once, each with the first value it has."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from keys(below, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for below in value:
+            yield from keys(below, f"{path}[]")
+        if not value:
+            yield f"{path}[]", value
+    else:
+        yield path, value
+
+
+def documents() -> str:
+    """The keys of the JSON documents, as they are for one command each."""
+    page = (
+        "# JSON\n\nThe keys of the documents that `--format json` prints, each with its first value, for one command "
+    )
+    page += "of each kind. Integers are exact and in base units: parameters, FLOPs, bytes.\n"
+    for command in ASKED:
+        rows: dict[str, Any] = {}
+        for key, value in keys(json.loads(printed(f"{command} --format json"))):
+            rows.setdefault(key, value)
+        page += f"\n## {command.split()[0]}\n\n`llmcalc {command} --format json`\n\n"
+        page += "| key | type | example |\n|:---|:---|:---|\n"
+        for key, value in rows.items():
+            kind = KINDS.get(type(value), "null")
+            text = json.dumps(value, ensure_ascii=False)
+            page += f"| `{cell(key)}` | {kind} | `{cell(text if len(text) < 60 else text[:57] + '…')}` |\n"
+    return page
+
+
+PAGES = {
+    "commands.md": commands,
+    "python.md": python,
+    "descriptions.md": descriptions,
+    "accelerators.md": accelerators,
+    "json.md": documents,
+}
+
+
+def write(folder: Path) -> None:
+    """Writes all pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (folder / name).write_text(make())
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    write(Path(sys.argv[1]))

@@ -1,0 +1,38 @@
+// Numbers, as text for people.
+
+export const integer = (value) => Number(value).toLocaleString("en-US");
+
+/** 8030261248 → ["8.03", "B"] */
+export function count(value) {
+  for (const [power, unit] of [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]]) {
+    if (value >= power * 0.9995) return [(value / power).toPrecision(3), unit];
+  }
+  return [String(Math.round(value)), ""];
+}
+
+/** 1.93e10 → ["19.3", "GFLOPs"] */
+export function flops(value) {
+  for (const [power, unit] of [[1e18, "EFLOPs"], [1e15, "PFLOPs"], [1e12, "TFLOPs"], [1e9, "GFLOPs"], [1e6, "MFLOPs"]]) {
+    if (value >= power * 0.9995) return [(value / power).toPrecision(3), unit];
+  }
+  return [integer(value), "FLOPs"];
+}
+
+/** 1073741824 → ["1", "GiB"] */
+export function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let size = Math.abs(value), unit = 0;
+  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  const digits = size < 10 ? 2 : size < 100 ? 1 : 0;
+  return [String(Math.sign(value) * Number(size.toFixed(digits))), units[unit]];
+}
+
+export const joined = (parts) => parts.join(" ").trim();
+
+/** 8192 → "8K" */
+export function tokens(value) {
+  if (value >= 2 ** 20) return `${+(value / 2 ** 20).toFixed(1)}M`;
+  return value >= 1024 ? `${+(value / 1024).toFixed(1)}K` : String(value);
+}
+
+export const percent = (share) => `${(100 * share).toFixed(1)} %`;

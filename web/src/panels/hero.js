@@ -1,0 +1,22 @@
+// The model's name, what it is, its exact number of parameters, and how that compares with the published one.
+import { $, h } from "../dom.js";
+import { integer } from "../format.js";
+
+function verdict({ params, exact }) {
+  const { total, published } = params.params;
+  if (published === null) return [params.notes.find((note) => note.startsWith("published as")) ?? "counted exactly", ""];
+  if (published === total) return ["equal to the published count ✓", "equal"];
+  return [`published: ${exact.params?.["params.published"] ?? integer(published)}`, ""];
+}
+
+export function draw({ model }) {
+  const { answer, title, error } = model;
+  if (error) return $("hero").replaceChildren(h("div", {}, h("h1", {}, title), h("p", { class: "error" }, error)));
+  if (!answer) return $("hero").replaceChildren(h("div", {}, h("h1", {}, title), h("p", {}, "Python is loading…")));
+  const [text, kind] = verdict(answer);
+  const warnings = answer.warnings.map((line) => h("p", { class: "warning" }, line));
+  $("hero").replaceChildren(
+    h("div", {}, h("h1", {}, title), h("p", {}, answer.headline), warnings),
+    h("div", { class: "total" }, h("b", { id: "total" }, integer(answer.params.params.total)), h("small", {}, "parameters, ", h("span", { class: kind }, text))),
+  );
+}

@@ -1,0 +1,47 @@
+// Parameters as areas. What a token does not use of the experts is hatched.
+import { colour, inkOn, named } from "../components.js";
+import { $, h, pressable, s } from "../dom.js";
+import { count, integer, joined, percent } from "../format.js";
+import { state } from "../state.js";
+
+/** Leaves of the tree with their paths; `params_in_all` counts every repeat. */
+function leaves(node, kind = null, path = "") {
+  const found = [];
+  for (const child of node.children ?? []) {
+    if (child.optional || !child.params_in_all) continue;
+    const below = { path: path ? `${path}.${child.name}` : child.name, kind: child.kind ?? kind };
+    if (child.children?.some((one) => one.params_in_all)) found.push({ ...below, name: child.name, children: leaves(child, below.kind, below.path) });
+    else found.push({ ...below, name: child.name, value: child.params_in_all, active: (child.active ?? child.params) / child.params });
+  }
+  return found;
+}
+
+function legend(parts, total) {
+  const kinds = Object.entries(parts).filter(([, size]) => size / total > 0.0005).sort((a, b) => b[1] - a[1]);
+  return kinds.map(([kind, size]) => h("span", {}, h("i", { style: `background:${colour(kind)}` }), `${named(kind)} ${percent(size / total)}`));
+}
+
+export function draw({ model, pick }) {
+  const place = $("treemap"), { answer } = model;
+  if (!answer) { $("legend").replaceChildren(); return place.replaceChildren(); }
+  const { params, tree } = answer.params;
+  const width = place.clientWidth, height = place.clientHeight;
+  const root = window.d3.hierarchy({ children: leaves(tree) }).sum((one) => one.value ?? 0).sort((a, b) => b.value - a.value);
+  window.d3.treemap().size([width, height]).paddingInner(2).round(true)(root);
+  const boxes = root.leaves().filter((box) => (box.x1 - box.x0) * (box.y1 - box.y0) > 8).map((box) => {
+    const { name, kind, path, active } = box.data, w = box.x1 - box.x0, tall = box.y1 - box.y0;
+    const text = `${path}: ${integer(box.value)} parameters, ${percent(box.value / root.value)}${active < 1 ? `, ${percent(active)} of them active for a token` : ""}`;
+    const ink = inkOn(colour(kind)), fits = w > 7.4 * name.length + 14 && tall > 22;
+    const small = `${joined(count(box.value))} · ${percent(box.value / root.value)}`;
+    const idle = active < 1 ? s("rect", { x: box.x0 + w * active, y: box.y0, width: w * (1 - active), height: tall, fill: "url(#idle)", "pointer-events": "none" }) : "";
+    const label = (dy, words, quiet) => s("text", { x: box.x0 + 8, y: box.y0 + dy, fill: ink, class: quiet ? "quiet" : "", style: active < 1 ? `paint-order:stroke;stroke:${colour(kind)};stroke-width:4px` : "" }, words);
+    return s("g", { ...pressable(text, () => pick(path)), "data-node": path, class: state.node === path ? "on" : "" },
+      s("title", {}, text), s("rect", { x: box.x0, y: box.y0, width: w, height: tall, rx: 4, fill: colour(kind) }), idle,
+      fits ? label(17, name) : "", fits && tall > 40 && w > 7 * small.length + 14 ? label(34, small, true) : "");
+  });
+  const idle = s("pattern", { id: "idle", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, s("rect", { width: 2.2, height: 7, fill: "var(--card)", opacity: 0.55 }));
+  place.replaceChildren(s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Parameters by part" }, s("defs", {}, idle), boxes));
+  const someIdle = root.leaves().some((box) => box.data.active < 1);
+  const key = someIdle ? [h("span", {}, h("i", { class: "hatched" }), "not used by a token")] : [];
+  $("legend").replaceChildren(...legend(params.by_component, params.total), ...key);
+}

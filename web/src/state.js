@@ -1,0 +1,74 @@
+// What the page shows, and the link that restores it.
+//
+// A model is {preset}, {hub, revision, config} or {config}. In a link a preset is its name, a model of the hub its id
+// with an @ (the page fetches the config again), and a pasted config is the config itself, compressed.
+
+export const MOST = 4; // models beside one another
+
+export const state = { models: [{ preset: "llama3-8b" }], on: 0, ctx: 8192, batch: 1, weights: "bf16", kv: "bf16", node: null };
+
+export const WEIGHTS = ["bf16", "fp8", "int4", "q4_k_m"];
+export const CACHES = ["bf16", "fp8", "int4"];
+
+const TOO_LONG = 8000; // characters of a link; longer ones are cut by chats and mail
+
+async function through(stream, bytes) {
+  const out = new Blob([bytes]).stream().pipeThrough(stream);
+  return new Uint8Array(await new Response(out).arrayBuffer());
+}
+
+async function packed(text) {
+  const bytes = await through(new CompressionStream("deflate-raw"), new TextEncoder().encode(text));
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (c) => c.charCodeAt(0));
+  return new TextDecoder().decode(await through(new DecompressionStream("deflate-raw"), bytes));
+}
+
+/** What bridge.py is given for a model. */
+export const asked = (model) => model.preset ?? { config: model.config, name: model.hub ?? "config.json" };
+
+/** What the command line is given for it. */
+export const target = (model) => {
+  if (model.preset) return /[?&*[\]]/.test(model.preset) ? `'${model.preset}'` : model.preset;
+  if (model.hub) return model.revision === "main" ? model.hub : `${model.hub}@${model.revision}`;
+  return "config.json";
+};
+
+/** The part of the link after #. Throws where a pasted config is too long for one. */
+export async function hash() {
+  const models = [];
+  for (const model of state.models) {
+    if (model.preset) models.push(encodeURIComponent(model.preset));
+    else if (model.hub) models.push(encodeURIComponent(`${model.hub}@${model.revision}`));
+    else models.push(`~${await packed(JSON.stringify(JSON.parse(model.config)))}`);
+  }
+  const text = `m=${models.join(",")}&ctx=${state.ctx}&b=${state.batch}&w=${state.weights}&kv=${state.kv}${state.node ? `&node=${encodeURIComponent(state.node)}` : ""}`;
+  if (text.length > TOO_LONG) throw new Error("the pasted config is too long for a link");
+  return text;
+}
+
+const within = (text, least, most, otherwise) => (/^\d+$/.test(text ?? "") && +text >= least && +text <= most ? +text : otherwise);
+
+/** Sets the state from the part of a link after #. Returns the hub ids whose configs are to be fetched. */
+export async function restore(text) {
+  const given = Object.fromEntries(text.split("&").map((part) => part.split(/=(.*)/s).slice(0, 2)));
+  state.ctx = within(given.ctx, 1, 2 ** 24, 8192);
+  state.batch = within(given.b, 1, 4096, 1);
+  state.weights = WEIGHTS.includes(given.w) ? given.w : "bf16";
+  state.kv = CACHES.includes(given.kv) ? given.kv : "bf16";
+  state.node = given.node ? decodeURIComponent(given.node) : null;
+  state.on = 0;
+  if (!given.m) return;
+  state.models = [];
+  for (const one of given.m.split(",").slice(0, MOST)) {
+    if (one.startsWith("~")) {
+      state.models.push({ config: await unpacked(one.slice(1)) });
+      continue;
+    }
+    const name = decodeURIComponent(one), at = name.lastIndexOf("@");
+    state.models.push(at > 0 && name.includes("/") ? { hub: name.slice(0, at), revision: name.slice(at + 1) } : { preset: name });
+  }
+}
