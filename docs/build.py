@@ -53,7 +53,8 @@ def linked(text: str, page: Path, folder: Path) -> str:
     """Links to files that the site does not have become their text."""
 
     def one(match: re.Match[str]) -> str:
-        return match[0] if (page.parent / match[2]).resolve().is_relative_to(folder.resolve()) else match[1]
+        target = (page.parent / match[2]).resolve()
+        return match[0] if target.suffix == ".md" and target.exists() and target.is_relative_to(folder) else match[1]
 
     return LINK.sub(one, text)
 
@@ -83,7 +84,7 @@ def build(folder: Path) -> None:
             work = Path(name)
             pages = work / "docs"
             shutil.copy(source / "zensical.toml", work)
-            inside = [one for one in languages().values() if one != source and one.is_relative_to(source)]
+            inside = [] if place else [DOCS / "zh"]
             for file in sorted(source.rglob("*.md")):
                 if not any(file.is_relative_to(other) for other in inside):
                     page = pages / file.relative_to(source)
@@ -94,6 +95,7 @@ def build(folder: Path) -> None:
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
             (work / "llmcalc").symlink_to(ROOT / "llmcalc")
+            (work / "fields.py").symlink_to(DOCS / "fields.py")
             subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=work, check=True)
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
 

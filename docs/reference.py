@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from fields import listed
+
 ROOT = Path(__file__).resolve().parent.parent
 
 ASKED = (
@@ -109,10 +111,7 @@ def part(name: str, schema: dict[str, Any], level: int = 2) -> str:
     """One part of a description: its documentation and a table of its fields."""
     page = f"\n{'#' * level} {name}\n"
     if about := schema.get("description", ""):
-        summary, _, fields = about.partition("\n\n")
-        page += f"\n{cell(summary)}\n"
-        if fields:
-            page += f"\n```text\n{fields}\n```\n"
+        page += f"\n{listed(about, frozenset(schema.get('properties', ())))}\n"
     if rows := schema.get("properties"):
         page += "\n| field | value | default |\n|:---|:---|:---|\n"
         required = schema.get("required", [])

@@ -139,7 +139,8 @@ def test_python_example(page: Path) -> None:
 
 
 def test_toml_example() -> None:
-    data = tomllib.loads(GUIDE.read_text().split("```toml\n")[1].split("```")[0])
+    described = GUIDE.read_text().split("## A description of your own")[1]
+    data = tomllib.loads(described.split("```toml\n")[1].split("```")[0])
     spec = ModelSpec.model_validate(data["model"])
     assert (
         spec.tree().total(lambda use: use.params())

@@ -28,6 +28,8 @@ DIST = WEB / "dist"
 MODULES = WEB / "node_modules"
 WHEELS = WEB / "wheels"
 
+sys.path[:0] = [str(ROOT), str(WEB / "src")]  # this checkout's llmcalc, and bridge.py
+
 PLATFORM = "pyemscripten_2026_0_wasm32"
 """The tag of Pyodide 314's wheels (PEP 783). It changes with Pyodide's first number."""
 
@@ -56,7 +58,9 @@ def needed() -> None:
             raise Missing(f"{program} is not installed; the page is built with Node 20 or later (https://nodejs.org)")
     for module in ("pip", "build"):
         if find_spec(module) is None:
-            raise Missing(f"the Python package {module} is not installed; run: {sys.executable} -m pip install {module}")
+            raise Missing(
+                f"the Python package {module} is not installed; run: {sys.executable} -m pip install {module}"
+            )
 
 
 def run(*command: str | Path, cwd: Path = WEB) -> None:
@@ -127,7 +131,12 @@ def copy(out: Path) -> None:
         shutil.copyfile(MODULES / source, out / target)
     from llmcalc.plots import palette
 
-    colours = {"COMPONENTS": palette.COMPONENTS, "OTHER": palette.OTHER, "KINDS": palette.KINDS, "SERIES": palette.SERIES}
+    colours = {
+        "COMPONENTS": palette.COMPONENTS,
+        "OTHER": palette.OTHER,
+        "KINDS": palette.KINDS,
+        "SERIES": palette.SERIES,
+    }
     text = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in colours.items())
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/plots/palette.py.\n" + text)
 
@@ -153,19 +162,22 @@ def nodes_of(tree: dict[str, Any]) -> list[str]:
 
 def first(out: Path, only: list[str]) -> None:
     """What the page shows of a preset before Python is there, one file a preset; and the list of names."""
-    sys.path[:0] = [str(ROOT), str(WEB / "src")]
     import bridge
 
     names = bridge.names({})
-    for name in (only or names):
+    chosen = only or names
+    for name in chosen:
         request = {"model": name, **bridge.DEFAULTS}
-        found = {"settings": bridge.DEFAULTS, "answer": bridge.answer(request), **bridge.memory(request)}
-        found["memory"]["memory"].pop("timeline", None)  # the page draws no timeline, and it is most of the document
+        used = bridge.memory(request)["memory"]
+        moments = {
+            key: value for key, value in used["memory"].items() if key != "timeline"
+        }  # which the page does not draw
+        found = {"answer": bridge.answer(request), "memory": {**used, "memory": moments}}
         _write(out / "first" / f"{name}.json", found)
         nodes = nodes_of(found["answer"]["params"]["tree"])
         formulas = {node: bridge.explain({**request, "node": node}) for node in nodes}
         _write(out / "formulas" / f"{name}.json", formulas)
-    _write(out / "presets.json", {"names": names, "defaults": bridge.DEFAULTS})
+    _write(out / "presets.json", {"names": names, "first": chosen, "defaults": bridge.DEFAULTS})
 
 
 def _write(path: Path, data: Any) -> None:
@@ -173,14 +185,14 @@ def _write(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
-def build(only: list[str] | None = None) -> Path:
+def build(only: list[str] | None = None, page: Path = DIST) -> Path:
     """Builds the page and returns its folder, which appears whole or not at all. only: the presets that get a first
-    answer; default all. Raises `Missing`.
+    answer; default all. page: the folder. Raises `Missing`.
     """
     started = time.monotonic()
     needed()
     fetch()
-    part = WEB / f"dist.part-{os.getpid()}"
+    part = page.with_name(f"{page.name}.part-{os.getpid()}")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -189,13 +201,13 @@ def build(only: list[str] | None = None) -> Path:
         pack(part)
         say("counting presets")
         first(part, only or [])
-        shutil.rmtree(DIST, ignore_errors=True)
-        part.replace(DIST)
+        shutil.rmtree(page, ignore_errors=True)
+        part.replace(page)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    size = sum(path.stat().st_size for path in DIST.rglob("*") if path.is_file())
-    say(f"built {DIST}: {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
-    return DIST
+    size = sum(path.stat().st_size for path in page.rglob("*") if path.is_file())
+    say(f"built {page}: {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s")
+    return page
 
 
 def main() -> int:

@@ -35,6 +35,7 @@ COMMANDS = (
     "presets",
     "hardware",
     "schema",
+    "web",
 )
 """Each has a module of that name in this package with a function `command`, or is a package with several."""
 

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmarks [startup|sweep|verify|memory|layouts|fsdp ...]` from the root of the repository prints
-every ratio with its target.
+"""`python -m tests.benchmarks [startup|sweep|verify|memory|layouts|fsdp|page ...]` from the root of the repository
+prints every ratio with its target.
 
 A target is a ratio that a change should not worsen. Times differ between machines, so nothing here passes or fails.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from . import fsdp, layouts, memory, startup, sweep, verify
+from . import fsdp, layouts, memory, page, startup, sweep, verify
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
     "startup": startup.main,
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "memory": memory.main,
     "layouts": layouts.main,
     "fsdp": fsdp.main,
+    "page": page.main,
 }
 
 

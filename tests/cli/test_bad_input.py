@@ -230,9 +230,9 @@ def test_a_wrong_override(override: str, run: Run) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
-APART = ("check", "plot", "diff", "budget", "schema")
+APART = ("check", "plot", "diff", "budget", "schema", "web")
 """Commands of other words: check takes a checkpoint first, plot has commands of its own, diff takes two TARGETs,
-budget a file, schema nothing.
+budget a file, schema and web nothing.
 """
 
 

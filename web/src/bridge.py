@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from functools import lru_cache
 from typing import Any
 
@@ -61,20 +60,13 @@ def exact(data: Any, path: str = "") -> dict[str, str]:
 
 
 @lru_cache(maxsize=32)
-def _loaded(model: str) -> tuple[Preset, tuple[str, ...]]:
-    """The model and what loading it warns of. model: JSON; the name of a preset, or a config's text with its name."""
-    asked, warnings = json.loads(model), io.StringIO()
-    with redirect_stderr(warnings):
-        if isinstance(asked, str):
-            preset = load(asked)
-        else:
-            name = asked.get("name") or "config.json"
-            preset = load_text(asked["config"], name, name)
-    return preset, tuple(line.removeprefix("warning: ") for line in warnings.getvalue().splitlines())
-
-
-def _of(model: Any) -> Preset:
-    return _loaded(json.dumps(model))[0]
+def _loaded(model: str) -> Preset:
+    """The model. model: JSON; the name of a preset, or a config's text and what to call it."""
+    asked = json.loads(model)
+    if isinstance(asked, str):
+        return load(asked)
+    name = asked.get("name") or "config.json"
+    return load_text(asked["config"], name, name)
 
 
 def _or_error(ask: Callable[[], Report]) -> dict[str, Any]:
@@ -86,7 +78,7 @@ def _or_error(ask: Callable[[], Report]) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _params(model: str) -> dict[str, Any]:
-    return document(api.params(_loaded(model)[0]).report())
+    return document(api.params(_loaded(model)).report())
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +86,7 @@ def _curves(model: str, kv: str, batch: int) -> dict[str, list[list[float]]]:
     """Bytes of the cache and FLOPs per token by context, up to the context that the model was made for if that is
     longer than 128K tokens, and else to 128K; nothing for what the model does not have.
     """
-    preset = _loaded(model)[0]
+    preset = _loaded(model)
     longest = longest_sequence(preset.model)
     tokens = [n for n in CONTEXTS if n <= max(longest or 0, 2**17)]
     found: dict[str, list[list[float]]] = {"kv": [], "flops": []}
@@ -114,7 +106,7 @@ def _curves(model: str, kv: str, batch: int) -> dict[str, list[list[float]]]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """One model at one setting: the documents of params, kv and flops, the curves, and what stands above them."""
     key = json.dumps(request["model"])
-    preset, warnings = _loaded(key)
+    preset = _loaded(key)
     seq, batch, dtype = request["ctx"], request["batch"], request["kv"]
     documents = {
         "params": _params(key),
@@ -125,7 +117,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "headline": headline(preset.model),
         "limit": longest_sequence(preset.model),
         "norms": list(dict.fromkeys(norm_place(block) for block in distinct_blocks(preset.model))),
-        "warnings": list(warnings),
+        "remarks": list(preset.notes),
         **documents,
         "curves": _curves(key, dtype, batch),
         "exact": {name: texts for name, one in documents.items() if (texts := exact(one))},
@@ -136,7 +128,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str, Any]:
     from llmcalc.views.memory import report
 
-    preset = _loaded(model)[0]
+    preset = _loaded(model)
     settings: dict[str, Any] = {"dtype" if weights in FLOATS else "quantize": weights, "batch": batch, "seq": seq}
     if preset.model.kind != "encoder":
         settings["kv_dtype"] = kv
@@ -147,9 +139,7 @@ def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory`: the most that inference takes on one device, and where it fits."""
-    found = _memory(
-        json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"]
-    )
+    found = _memory(json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"])
     return {"memory": found, "exact": exact(found)}
 
 
@@ -160,7 +150,7 @@ def explain(request: dict[str, Any]) -> dict[str, Any]:
     from llmcalc.units import dtype
     from llmcalc.views.explain import report
 
-    preset = _of(request["model"])
+    preset = _loaded(json.dumps(request["model"]))
     setting = Setting(seq=request["ctx"], pairs="full", dtype=dtype(request["kv"]))
     found = explained(preset.model, request["node"], "all", setting, frozenset())
     return document(report(preset, found, False, records=False))

@@ -7,7 +7,7 @@ export const MOST = 4; // models beside one another
 
 export const state = { models: [{ preset: "llama3-8b" }], on: 0, ctx: 8192, batch: 1, weights: "bf16", kv: "bf16", node: null };
 
-export const WEIGHTS = ["bf16", "fp8", "int4", "q4_k_m"];
+export const WEIGHTS = ["bf16", "fp8", "nf4", "q4_k_m"];
 export const CACHES = ["bf16", "fp8", "int4"];
 
 const TOO_LONG = 8000; // characters of a link; longer ones are cut by chats and mail
@@ -61,7 +61,7 @@ export async function restore(text) {
   state.kv = CACHES.includes(given.kv) ? given.kv : "bf16";
   state.node = given.node ? decodeURIComponent(given.node) : null;
   state.on = 0;
-  if (!given.m) return;
+  if (!given.m) { state.models = [{ preset: "llama3-8b" }]; return; }
   state.models = [];
   for (const one of given.m.split(",").slice(0, MOST)) {
     if (one.startsWith("~")) {

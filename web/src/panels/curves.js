@@ -1,10 +1,10 @@
 // Two log-log charts against context: the cache of all sequences, and FLOPs per token.
-import { $, s } from "../dom.js";
+import { $, h, s } from "../dom.js";
 import { bytes, flops, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { state } from "../state.js";
 
-const HEIGHT = 214, LEFT = 74, BOTTOM = 26, TOP = 14, LABEL = 6.7;
+const HEIGHT = 214, LEFT = 86, BOTTOM = 26, TOP = 14, LABEL = 7.8;
 
 /** Round values between two, at most five: powers of the base, or 1, 2, 5 of each power of ten. */
 function ticks(low, high, base) {
@@ -17,9 +17,9 @@ function ticks(low, high, base) {
 
 function chart(place, curves, write, base, what) {
   const points = curves.flatMap((one) => one.points);
-  if (!points.length) return place.replaceChildren(document.createTextNode("none: an encoder reads a sequence in one pass and keeps nothing"));
+  if (!points.length) return place.replaceChildren(h("p", { class: "quiet" }, "None: an encoder reads a sequence in one pass and keeps nothing."));
   const width = place.clientWidth;
-  const right = Math.min(150, 14 + LABEL * Math.max(...curves.map((one) => one.title.length)), width * 0.3);
+  const right = Math.min(190, 30 + LABEL * Math.max(...curves.map((one) => one.title.length)), width * 0.36);
   const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
   const x0 = Math.log2(Math.min(...xs)), x1 = Math.max(Math.log2(Math.max(...xs)), x0 + 1);
   const spread = Math.max(...ys) / Math.min(...ys);
@@ -36,8 +36,8 @@ function chart(place, curves, write, base, what) {
   const lines = curves.map(({ points: own, at }) => own.length ? s("path", { class: "line", stroke: SERIES[at], d: `M${own.map(([x, y]) => `${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join("L")}` }) : "");
   const ends = curves.filter((one) => one.points.length).map((one) => ({ ...one, x: X(one.points.at(-1)[0]), y: Y(one.points.at(-1)[1]) })).sort((a, b) => a.y - b.y);
   ends.forEach((end, i) => { if (i) end.y = Math.max(end.y, ends[i - 1].y + 14); });
-  const most = Math.floor((right - 14) / LABEL);
-  const labels = ends.map((end) => s("text", { class: "name", x: end.x + 8, y: end.y + 4 }, s("tspan", { fill: SERIES[end.at] }, "● "), end.title.length > most + 1 ? `${end.title.slice(0, most - 1)}…` : end.title));
+  const most = Math.floor((right - 30) / LABEL);
+  const labels = ends.map((end) => s("text", { class: "name", x: end.x + 8, y: end.y + 4 }, s("tspan", { fill: SERIES[end.at] }, "● "), end.title.length > most ? `${end.title.slice(0, most - 1)}…` : end.title));
   const text = `${what}. ${curves.map((one) => `${one.title}: ${one.points.map(([x, y]) => `${tokens(x)} ${joined(write(y))}`).join(", ")}`).join(". ")}`;
   place.replaceChildren(s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, grid, axis, here, lines, labels));
 }

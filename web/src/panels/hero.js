@@ -6,7 +6,8 @@ function verdict({ params, exact }) {
   const { total, published } = params.params;
   if (published === null) return [params.notes.find((note) => note.startsWith("published as")) ?? "counted exactly", ""];
   if (published === total) return ["equal to the published count ✓", "equal"];
-  return [`published: ${exact.params?.["params.published"] ?? integer(published)}`, ""];
+  const difference = total - published;
+  return [`${integer(Math.abs(difference))} ${difference > 0 ? "more" : "fewer"} than the published ${exact.params?.["params.published"] ?? integer(published)}`, ""];
 }
 
 export function draw({ model }) {
@@ -14,9 +15,11 @@ export function draw({ model }) {
   if (error) return $("hero").replaceChildren(h("div", {}, h("h1", {}, title), h("p", { class: "error" }, error)));
   if (!answer) return $("hero").replaceChildren(h("div", {}, h("h1", {}, title), h("p", {}, "Python is loading…")));
   const [text, kind] = verdict(answer);
-  const warnings = answer.warnings.map((line) => h("p", { class: "warning" }, line));
+  const note = answer.params.notes.find((one) => one.startsWith("published "));
+  const why = kind ? "" : note?.match(/\((.*)\)$/)?.[1].replace(/; llmcalc presets .*$/, "") ?? "";
+  const remarks = answer.remarks.map((line) => h("p", { class: "warning" }, line));
   $("hero").replaceChildren(
-    h("div", {}, h("h1", {}, title), h("p", {}, answer.headline), warnings),
-    h("div", { class: "total" }, h("b", { id: "total" }, integer(answer.params.params.total)), h("small", {}, "parameters, ", h("span", { class: kind }, text))),
+    h("div", {}, h("h1", {}, title), h("p", {}, answer.headline), remarks),
+    h("div", { class: "total" }, h("b", { id: "total" }, integer(answer.params.params.total)), h("small", {}, "parameters, ", h("span", { class: kind }, text), why ? h("span", { class: "why" }, why) : "")),
   );
 }

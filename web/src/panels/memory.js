@@ -17,13 +17,13 @@ export function draw({ model }) {
   const text = parts.map(([kind, size]) => `${NAMES[kind] ?? kind} ${joined(bytes(size))}`).join(", ");
   const legend = h("div", { class: "legend" }, parts.filter(([, size]) => size / used.device_bytes > 0.004).map(([kind, size]) => h("span", {}, h("i", { style: `background:${paint(kind)}` }), `${NAMES[kind] ?? kind} ${joined(bytes(size))}`)));
   const rows = fits.map((fit) => {
-    const scale = Math.max(fit.capacity_bytes, used.device_bytes);
+    const scale = Math.max(fit.usable_bytes, used.device_bytes);
     const bar = parts.map(([kind, size]) => h("i", { style: `width:${(100 * size) / scale}%;background:${paint(kind)}` }));
-    const limit = fit.verdict === "no" ? h("u", { style: `left:${(100 * fit.capacity_bytes) / scale}%` }) : "";
-    const left = fit.capacity_bytes - used.device_bytes;
-    const words = left < 0 ? `${joined(bytes(-left))} too little` : `${joined(bytes(left))} free${fit.verdict === "tight" ? ", tight" : ""}`;
-    return h("li", { class: fit.verdict, title: `${fit.hardware}: ${percent(used.device_bytes / fit.capacity_bytes)} of ${joined(bytes(fit.capacity_bytes))}` },
+    const limit = fit.verdict === "no" ? h("u", { style: `left:${(100 * fit.usable_bytes) / scale}%` }) : "";
+    const left = fit.usable_bytes - used.device_bytes;
+    const words = left < 0 ? `${joined(bytes(-left))} short` : `${joined(bytes(left))} free${fit.verdict === "tight" ? ", tight" : ""}`;
+    return h("li", { class: fit.verdict, title: `${fit.hardware}: ${percent(used.device_bytes / fit.usable_bytes)} of ${joined(bytes(fit.usable_bytes))}` },
       h("span", {}, fit.hardware), h("div", { class: "bar", "aria-hidden": "true" }, bar, limit), h("span", {}, words));
   });
-  place.replaceChildren(h("p", { class: "quiet" }, h("b", {}, joined(bytes(used.device_bytes))), " at the peak of prefill and decoding"), legend, h("ul", { class: "fits", "aria-label": text }, rows));
+  place.replaceChildren(h("p", { class: "quiet" }, h("b", {}, joined(bytes(used.device_bytes))), ` at the peak${model.answer?.params.model.kind === "encoder" ? "" : " of prefill and decoding"}`), legend, h("ul", { class: "fits", "aria-label": text }, rows));
 }

@@ -1,0 +1,75 @@
+"""Measures the page in headless Chromium: what is transferred and how long it takes until there are numbers.
+
+It needs what the marked tests in `tests/web/test_page.py` need, and a page that `python web/build.py` has built.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import statistics
+import threading
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+from llmcalc.cli.web import Handler
+
+from .timing import line
+
+DIST = Path(__file__).resolve().parents[2] / "web" / "dist"
+RUNS = 3
+
+SLIDER = """async () => {
+  const input = document.getElementById("ctx"), { answers } = window.llmcalc.times, found = [];
+  for (const value of [0, 1, 2, 4, 5, 6]) {
+    const before = answers.length, start = performance.now();
+    input.value = value;
+    input.dispatchEvent(new Event("input"));
+    while (answers.length === before) await new Promise((resolve) => setTimeout(resolve, 1));
+    await new Promise((resolve) => requestAnimationFrame(resolve));
+    found.push(performance.now() - start);
+  }
+  return found;
+}"""
+
+
+def main() -> None:
+    """Prints the medians of several visits without a cache; the machine's other work shows in every one of them."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        print("page: not measured; Playwright is missing: pip install playwright")
+        return
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None or not (DIST / "index.html").is_file():
+        print("page: not measured; expected Chromium (apt-get install chromium) and a page (python web/build.py)")
+        return
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(DIST)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    first, ready, slider, asked = [], [], [], set()
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for _ in range(RUNS):
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.on("request", lambda request: asked.add(request.url.removeprefix(f"{address}/") or "index.html"))
+            page.goto(f"{address}/")
+            page.wait_for_function("window.llmcalc && window.llmcalc.settled", timeout=120_000)
+            first.append(page.evaluate("window.llmcalc.first"))
+            ready.append(page.evaluate("window.llmcalc.times.ready"))
+            slider += page.evaluate(SLIDER)
+            page.close()
+        browser.close()
+    server.shutdown()
+    server.server_close()
+    files = [DIST / name for name in asked if (DIST / name).is_file() and name != "later.zip"]
+    transfer = sum(min(one.stat().st_size, len(gzip.compress(one.read_bytes()))) for one in files)
+    whole = sum(one.stat().st_size for one in DIST.rglob("*") if one.is_file())
+    print(f"page: in headless Chromium (median of {RUNS} visits)")
+    line("first numbers on screen", f"{statistics.median(first):.0f} ms", "≤ 500 ms")
+    line("Python ready", f"{statistics.median(ready) / 1000:.1f} s", "≤ 5 s")
+    line("slider, until it is drawn", f"{statistics.median(slider):.0f} ms", "≤ 50 ms")
+    line("transfer before the first live answer, gzip", f"{transfer / 1e6:.2f} MB", "≤ 10 MB")
+    line("the whole folder", f"{whole / 1e6:.1f} MB")

@@ -1,0 +1,102 @@
+"""The documentation's site: it builds without a warning, and its links lead somewhere without a network (20 seconds).
+
+It needs Zensical (`pip install -e '.[docs]'`), and is skipped where that is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NEEDED = ("zensical", "mkdocstrings_handlers", "matplotlib")
+
+
+class Page(HTMLParser):
+    """What a page refers to, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.sources: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {key: value or "" for key, value in attrs}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img") and "src" in given:
+            self.sources.append(given["src"])
+        elif tag == "link" and given.get("rel") == "stylesheet":
+            self.sources.append(given["href"])
+        self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} missing: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [sys.executable, "docs/build.py", folder], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stdout + done.stderr, done.stdout + done.stderr
+    return folder
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    """Every link within the site has its file and, if it names one, its anchor."""
+    pages = {file: Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+    assert len(pages) > 20
+    broken = []
+    for file, page in pages.items():
+        for link in page.links + page.sources:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            found = target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].anchors
+            if not target.exists() or found:
+                broken.append(f"{file.relative_to(site)}: {link}")
+    assert not broken
+
+
+def test_pages_ask_no_other_site(site: Path) -> None:
+    """Scripts, styles and pictures are those of the site."""
+    for file in site.rglob("*.html"):
+        assert not [one for one in Page(file.read_text()).sources if urlsplit(one).netloc], file
+
+
+def test_no_page_shows_the_marks_of_its_source(site: Path) -> None:
+    for file in site.rglob("*.html"):
+        assert not re.search(r"(&lt;|<)!-- (value|output|plot)", file.read_text()), file
+
+
+@pytest.mark.parametrize("language", ["", "zh"])
+def test_every_page_is_in_the_navigation(language: str) -> None:
+    """Except the pages of the reference, which are written when the site is built."""
+    folder = ROOT / "docs" / language
+
+    def leaves(entries: list[dict[str, object]]) -> list[str]:
+        found: list[str] = []
+        for entry in entries:
+            for value in entry.values():
+                found += leaves(value) if isinstance(value, list) else [str(value)]
+        return found
+
+    listed = leaves(tomllib.loads((folder / "zensical.toml").read_text())["project"]["nav"])
+    pages = {str(one.relative_to(folder)) for one in folder.rglob("*.md")}
+    own = {one for one in pages if language or not one.startswith("zh/")} - {"index.md"}
+    assert own == {one for one in listed if one != "index.md" and not one.startswith("reference/")}

@@ -1,0 +1,139 @@
+"""`llmcalc web`: where the page is built, where it is not, and outside of a checkout (1 s; nothing is built here)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.cli import web
+
+from .loading import WEB, module
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout's `web` whose page is built: three files stand for all."""
+    made = tmp_path / "checkout" / "web"
+    (made / "dist" / "pyodide").mkdir(parents=True)
+    (made / "dist" / "index.html").write_text("<!doctype html>")
+    (made / "dist" / "pyodide" / "pyodide.mjs").write_text("export {}")
+    (made / "dist" / "pyodide" / "pyodide.asm.wasm").write_bytes(b"\0asm")
+    monkeypatch.setattr(web, "checkout", lambda: made)
+    return made / "dist"
+
+
+def test_export_writes_every_file(page: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "site"
+    result = run("web", "--export", str(out))
+    assert (result.code, result.out, result.err) == (0, "", f"wrote {out}\n")
+    names = {path.relative_to(out) for path in out.rglob("*")}
+    assert names == {path.relative_to(page) for path in page.rglob("*")}
+
+
+def test_a_page_older_than_its_sources_is_said_to_be(page: Path, run: Run, tmp_path: Path) -> None:
+    source = page.parent / "src" / "main.js"
+    source.parent.mkdir()
+    source.write_text("")
+    os.utime(source, (2**32, 2**32))  # long after today
+    result = run("web", "--export", str(tmp_path / "site"))
+    assert result.err.startswith("note: the page is older than this checkout; --rebuild builds it anew\n")
+
+
+def test_export_never_writes_over_anything(page: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("all of it")
+    for wanted in ("mine", "mine/thesis.tex"):
+        result = run("web", "--export", str(tmp_path / wanted))
+        assert result.code == 2
+        assert "is not empty; expected a new folder" in result.err
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(web.Handler, directory=str(page)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    types = {}
+    for path in ("/", "/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"):
+        with urllib.request.urlopen(address + path) as answer:
+            types[path] = answer.headers["Content-Type"]
+    server.shutdown()
+    server.server_close()
+    assert types == {
+        "/": "text/html",
+        "/pyodide/pyodide.mjs": "text/javascript",
+        "/pyodide/pyodide.asm.wasm": "application/wasm",
+    }
+
+
+def test_a_port_that_is_taken(page: Path, run: Run) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), web.Handler) as taken:
+        result = run("web", "--no-browser", "--port", str(taken.server_port))
+    assert result.code == 2
+    assert f"--port {taken.server_port}: Address already in use; expected a port that is free" in result.err
+
+
+def test_outside_of_a_checkout(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(web, "__file__", str(tmp_path / "site-packages/llmcalc/cli/web.py"))
+    result = run("web")
+    assert result.code == 2
+    assert result.err.startswith("error: the page is built from a checkout")
+
+
+def test_a_build_without_node_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = tmp_path / "web"
+    (made / "src").mkdir(parents=True)
+    for name in ("build.py", "src/bridge.py"):
+        (made / name).write_text((WEB / name).read_text())
+    monkeypatch.setattr(web, "checkout", lambda: made)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = run("web", "--no-browser")
+    assert result.code == 2
+    assert "the page is not built: node is not installed; the page is built with Node 20 or later" in result.err
+    assert not (made / "dist").exists()
+
+
+def test_every_package_is_pinned_by_version_and_hash() -> None:
+    import json
+
+    lines = [line for line in (WEB / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert lines
+    assert all("==" in line and "--hash=sha256:" in line for line in lines)
+    lock = json.loads((WEB / "package-lock.json").read_text())
+    packages = {name: one for name, one in lock["packages"].items() if name}
+    assert all("integrity" in one for one in packages.values())
+    assert not any("resolved" in one for one in packages.values())  # whichever registry the builder has
+    asked = json.loads((WEB / "package.json").read_text())["dependencies"]
+    assert all(packages[f"node_modules/{name}"]["version"] == version for name, version in asked.items())
+
+
+def test_the_boxes_of_an_architecture_have_formulas() -> None:
+    leaf = {"params": 1}
+    layer = {"name": "layers.0-1", "kind": "layer", "params": 3, "children": [{"name": "mlp", **leaf, "children": []}]}
+    left_out = {"name": "mtp", "optional": "mtp", **leaf}
+    tree = {"children": [{"name": "embed", **leaf}, layer, {"name": "buffer", "params": 0}, left_out]}
+    assert module(WEB / "build.py").nodes_of(tree) == ["embed", "layers.0-1.mlp"]
+
+
+def test_the_built_page_is_no_part_of_git() -> None:
+    ignored = subprocess.run(
+        ["git", "check-ignore", "web/dist/index.html", "web/node_modules/x", "web/wheels/x", "web/src/main.js"],
+        cwd=WEB.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ignored.returncode == 128:
+        pytest.skip("not a git checkout")
+    assert ignored.stdout.split() == ["web/dist/index.html", "web/node_modules/x", "web/wheels/x"]

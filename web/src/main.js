@@ -1,0 +1,250 @@
+// Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
+import { $, h } from "./dom.js";
+import * as architecture from "./panels/architecture.js";
+import * as cards from "./panels/cards.js";
+import * as command from "./panels/command.js";
+import * as controls from "./panels/controls.js";
+import * as curves from "./panels/curves.js";
+import * as formula from "./panels/formula.js";
+import * as hero from "./panels/hero.js";
+import * as memory from "./panels/memory.js";
+import * as treemap from "./panels/treemap.js";
+import { SERIES } from "./palette.js";
+import { ask, ready, Refused, times } from "./python.js";
+import { asked, hash, MOST, restore, state, target } from "./state.js";
+
+const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula];
+const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
+
+let withFirst = new Set(); // presets whose first answer was made at build
+let defaults = { ctx: 8192, batch: 1, weights: "bf16", kv: "bf16" };
+let shown = []; // one entry a model: {model, title, answer, memory, error}
+let first = true, running = false, again = false, waiting = null;
+
+/** For the tests: times in milliseconds, and whether all that was asked is drawn. */
+window.llmcalc = { times, live: false, settled: false };
+
+const problem = (text) => { $("problem").textContent = text; $("problem").hidden = !text; };
+const request = (model) => ({ model: asked(model), ctx: state.ctx, batch: state.batch, weights: state.weights, kv: state.kv });
+const entry = (model) => shown.find((one) => one.model === model) ?? { model, title: model.hub ?? model.preset ?? "config.json" };
+
+function chooseNode(model) {
+  if (state.node || !model.answer) return;
+  const layer = (node, path) => (node.children ?? []).map((child) => [child, path ? `${path}.${child.name}` : child.name]);
+  for (const [child, path] of layer(model.answer.params.tree, "").flatMap(([one, at]) => (one.kind === "layer" ? layer(one, at) : [[one, at], ...layer(one, at).flatMap(([two, below]) => (two.kind === "layer" ? layer(two, below) : []))]))) {
+    if (child.params && ["attention", "state_space", "linear_attention"].includes(child.kind) && child.children) { state.node = path; return; }
+  }
+}
+
+function chips() {
+  const drop = (i) => { state.models.splice(i, 1); state.on = Math.min(state.on, state.models.length - 1); state.node = null; update(); };
+  $("chips").replaceChildren(...shown.map((model, i) => h("span", { class: `chip ${i === state.on ? "on" : ""}` },
+    h("button", { type: "button", "aria-pressed": String(i === state.on), onclick: () => choose(i) }, h("i", { style: `background:${SERIES[i]}` }), model.title),
+    shown.length > 1 ? h("button", { type: "button", class: "drop", "aria-label": `Remove ${model.title}`, onclick: () => drop(i) }, "×") : "")));
+}
+
+function draw() {
+  const model = shown[state.on];
+  chooseNode(model);
+  const view = { models: shown, model, defaults, withFirst, choose, pick, act };
+  chips();
+  for (const panel of PANELS) panel.draw(view);
+  const own = times.answers.at(-1);
+  const count = `Counted in this page by llmcalc's own Python, without a server`;
+  $("footer").textContent = window.llmcalc.live ? `${count}; ready after ${(times.ready / 1000).toFixed(1)} s, last answer ${Math.round(own ?? 0)} ms.` : "Numbers made when the page was built are shown; Python is loading.";
+}
+
+function choose(i) {
+  state.on = i;
+  state.node = null;
+  draw();
+  link();
+}
+
+function pick(node) {
+  state.node = node;
+  draw();
+  link();
+}
+
+function act(settings) {
+  Object.assign(state, settings);
+  update();
+}
+
+async function link() {
+  try {
+    history.replaceState(null, "", `#${await hash()}`);
+    return true;
+  } catch {
+    history.replaceState(null, "", "#");
+    return false;
+  }
+}
+
+/** What was made at build, for presets at default settings. */
+async function prepared(model) {
+  if (!withFirst.has(model.preset) || Object.keys(defaults).some((key) => state[key] !== defaults[key])) return null;
+  const found = await fetch(`first/${encodeURIComponent(model.preset)}.json`).catch(() => null);
+  return found?.ok ? found.json() : null;
+}
+
+async function answered(model) {
+  try {
+    if (model.hub && !model.config) model.config = await config(model.hub, model.revision);
+    const answer = await ask("answer", request(model));
+    return { answer, title: model.hub ?? (model.preset ? answer.params.model.title : "Pasted config"), error: undefined };
+  } catch (error) {
+    if (error instanceof Refused) return { error: error.message, answer: undefined, memory: undefined };
+    throw error;
+  }
+}
+
+async function update() {
+  link();
+  window.llmcalc.settled = false;
+  if (running) { again = true; controls.draw({ model: shown[state.on], act }); return; }
+  running = true;
+  const models = [...state.models];
+  try {
+    if (first) {
+      shown = await Promise.all(models.map(async (model) => {
+        const found = await prepared(model);
+        return found ? { model, title: found.answer.params.model.title, answer: found.answer, memory: { memory: found.memory } } : entry(model);
+      }));
+      first = false;
+      draw();
+      window.llmcalc.first = performance.now();
+    }
+    const fresh = await Promise.all(models.map(async (model) => ({ ...entry(model), ...(await answered(model)) })));
+    window.llmcalc.live = true;
+    shown = fresh;
+    if (state.on >= shown.length) state.on = shown.length - 1;
+    if (!again) draw();
+    clearTimeout(waiting);
+    waiting = setTimeout(remember, MEMORY_WAITS);
+  } catch (error) {
+    problem(`Python does not run here: ${error.message}`);
+  } finally {
+    running = false;
+    if (again) { again = false; update(); }
+  }
+}
+
+/** Counts the memory of every model shown, unless a setting changes meanwhile. */
+async function remember() {
+  const models = shown;
+  for (const model of models) {
+    if (!model.answer) continue;
+    try {
+      model.memory = await ask("memory", request(model.model));
+    } catch (error) {
+      if (!(error instanceof Refused)) return problem(`Python does not run here: ${error.message}`);
+      model.memory = { error: error.message };
+    }
+    if (shown !== models) return;
+  }
+  draw();
+  window.llmcalc.settled = true;
+}
+
+async function config(hub, revision) {
+  const address = `https://huggingface.co/${hub}/resolve/${encodeURIComponent(revision)}/config.json`;
+  let answer;
+  try {
+    answer = await fetch(address);
+  } catch {
+    throw new Refused(`${hub}: huggingface.co could not be reached; paste its config.json instead`);
+  }
+  if (answer.status === 401 || answer.status === 403) throw new Refused(`${hub}: huggingface.co asks for a login; paste its config.json instead`);
+  if (!answer.ok) throw new Refused(`${hub}: huggingface.co has no config.json there (${answer.status})`);
+  return answer.text();
+}
+
+async function add(text) {
+  const given = text.trim();
+  if (!given) return;
+  problem("");
+  $("add").setAttribute("aria-busy", "true");
+  try {
+    let model;
+    if (given.startsWith("{")) {
+      model = { config: given };
+    } else {
+      const found = await ask("find", { text: given });
+      model = found.preset ? { preset: found.preset } : { ...found, config: await config(found.hub, found.revision) };
+    }
+    await ask("answer", request(model));
+    if (state.models.some((one) => target(one) === target(model) && one.config === model.config)) throw new Refused(`${target(model)} is shown already`);
+    if (state.models.length === MOST) throw new Refused(`${MOST} models are shown already; expected one of them removed first`);
+    state.models.push(model);
+    state.on = state.models.length - 1;
+    state.node = null;
+    $("add").value = "";
+    await update();
+  } catch (error) {
+    problem(error.message);
+  } finally {
+    $("add").removeAttribute("aria-busy");
+  }
+}
+
+function said(button, text) {
+  const before = button.dataset.label ?? button.textContent;
+  button.dataset.label = before;
+  button.textContent = text;
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+async function copied(button, text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    said(button, "Copied");
+  } catch {
+    said(button, "Not allowed");
+  }
+}
+
+function listen() {
+  const input = $("add");
+  input.addEventListener("change", () => add(input.value));
+  input.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add(input.value); } });
+  input.addEventListener("paste", (event) => {
+    const text = event.clipboardData.getData("text");
+    if (text.trim().startsWith("{")) { event.preventDefault(); add(text); } // the field would drop its line breaks
+  });
+  $("share").addEventListener("click", async () => {
+    if (await link()) copied($("share"), window.location.href);
+    else problem("A pasted config of this length does not fit into a link.");
+  });
+  $("copy").addEventListener("click", () => copied($("copy"), $("command").textContent));
+  window.addEventListener("hashchange", begin);
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => { if (width !== window.innerWidth) { width = window.innerWidth; if (shown.length) draw(); } });
+}
+
+async function begin() {
+  problem("");
+  try {
+    await restore(window.location.hash.slice(1));
+  } catch {
+    problem("This link is damaged: it does not hold a state of the page.");
+  }
+  first = true;
+  await update();
+}
+
+async function start() {
+  listen();
+  const presets = fetch("presets.json").then((found) => found.json()).then((found) => {
+    defaults = found.defaults;
+    withFirst = new Set(found.first);
+    $("names").append(...found.names.map((name) => h("option", { value: name })));
+  });
+  document.head.append(h("link", { rel: "stylesheet", href: "vendor/katex.min.css" }));
+  await presets.catch(() => {});
+  ready.catch((error) => problem(`Python does not run here: ${error.message}`));
+  await begin();
+}
+
+start();
