@@ -19,14 +19,15 @@ UNIT = MIN_BLOCK_SIZE.bit_length() - 1
 
 SMALL, LARGE = SMALL_SIZE >> UNIT, MIN_LARGE_ALLOC >> UNIT
 
-BITS = 38
+BITS = 120
 """A free block is one number, its size and then its address in BITS bits, so that they are sorted as torch sorts them.
+So many hold the addresses of the largest sizes that a description may have.
 """
 
 ADDRESS = (1 << BITS) - 1
 
-RANGE = 1 << 34
-"""Addresses of one expandable segment: 8 TiB."""
+RANGE = 1 << 112
+"""Addresses of one expandable segment, of which no two may meet."""
 
 
 class Pool:

@@ -18,8 +18,13 @@ def json(report: Report, out: IO[str]) -> None:
     """One document, or a list of them for several targets; in ASCII, other characters escaped."""
     import json as library
 
-    library.dump(report.document(), out, indent=2, default=str)
+    library.dump(report.document(), out, indent=2, default=_listed)
     out.write("\n")
+
+
+def _listed(value: Any) -> Any:
+    """A set as a sorted list, and anything else that JSON has not as text."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def csv(report: Report, out: IO[str]) -> None:
