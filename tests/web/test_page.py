@@ -226,3 +226,16 @@ def test_the_keyboard_reaches_a_formula(visit: Open) -> None:
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelector('#node').textContent === 'layers.0-31.mlp'")
     page.wait_for_function("document.querySelector('#formula').textContent.includes('176,160,768')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(visit: Open, scheme: str, width: int) -> None:
+    """axe-core: colour contrast, names of controls, order of headings, landmarks (WCAG 2.2 A and AA)."""
+    page = visit("#m=llama3-8b,deepseek-v3", width, color_scheme=scheme)
+    page.add_script_tag(path=str(WEB / "node_modules" / "axe-core" / "axe.min.js"))
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+    found = page.evaluate("rules => axe.run(document, rules)", rules)
+    assert found["passes"]
+    wrong = {one["id"]: [node["html"][:90] for node in one["nodes"]][:4] for one in found["violations"]}
+    assert wrong == {}

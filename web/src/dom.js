@@ -17,12 +17,12 @@ export const h = (name, attributes = {}, ...children) => filled(document.createE
 export const s = (name, attributes = {}, ...children) => filled(document.createElementNS(SVG, name), attributes, children);
 export const $ = (id) => document.getElementById(id);
 
-/** Attributes that make an element a button for the mouse, the keyboard and a screen reader. */
-export function pressable(label, act) {
+/** Attributes that make a group of a drawing a button for the mouse, the keyboard and a screen reader: its title is its name. */
+export function pressable(act) {
   const onkeydown = (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(event); }
   };
-  return { role: "button", tabindex: 0, "aria-label": label, onclick: act, onkeydown };
+  return { role: "button", tabindex: 0, onclick: act, onkeydown };
 }
 
 let loaded = new Map();

@@ -25,11 +25,11 @@ function box(node, path, x, y, width, height, act) {
   const full = `${path}: ${integer(params)} parameters${optional ? ", optional and not counted" : ""}`;
   const words = name.replaceAll("_", " ");
   const size = joined(count(params)), room = Math.floor((width - 20) / 6.9) - size.length;
-  const attributes = optional ? { class: "optional" } : { ...pressable(full, () => act(path)), "data-node": path, class: state.node === path ? "on" : "" };
+  const attributes = optional ? { class: "optional" } : { ...pressable(() => act(path)), "data-node": path, class: state.node === path ? "on" : "" };
   return s("g", attributes, s("title", {}, full),
     s("rect", { x, y, width, height, rx: 6, style: `fill:color-mix(in srgb, ${colour(kind)} 16%, var(--card));stroke:${colour(kind)}` }),
-    s("text", { x: x + 9, y: y + height / 2 + 4 }, words.length > room ? `${words.slice(0, room - 1)}…` : words),
-    s("text", { class: "quiet", x: x + width - 8, y: y + height / 2 + 4, "text-anchor": "end" }, size));
+    s("text", { "aria-hidden": "true", x: x + 9, y: y + height / 2 + 4 }, words.length > room ? `${words.slice(0, room - 1)}…` : words),
+    s("text", { "aria-hidden": "true", class: "quiet", x: x + width - 8, y: y + height / 2 + 4, "text-anchor": "end" }, size));
 }
 
 const plus = (y) => s("g", { class: "plus" }, s("circle", { cx: STREAM, cy: y, r: 5.5 }), s("path", { d: `M${STREAM - 3} ${y}h6M${STREAM} ${y - 3}v6` }));

@@ -49,7 +49,7 @@ function table(models, choose) {
     return h("tr", { class: i === state.on ? "on" : "" }, name, cells.map((cell) => h("td", {}, joined(cell))));
   });
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Models side by side" },
-    h("table", {}, h("thead", {}, h("tr", {}, h("th", {}), head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows)));
+    h("table", {}, h("thead", {}, h("tr", {}, h("td", {}), head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows)));
 }
 
 export function draw({ models, model, choose }) {

@@ -34,8 +34,8 @@ export function draw({ model, pick }) {
     const ink = inkOn(colour(kind)), fits = w > 7.4 * name.length + 14 && tall > 22;
     const small = `${joined(count(box.value))} · ${percent(box.value / root.value)}`;
     const idle = active < 1 ? s("rect", { x: box.x0 + w * active, y: box.y0, width: w * (1 - active), height: tall, fill: "url(#idle)", "pointer-events": "none" }) : "";
-    const label = (dy, words, quiet) => s("text", { x: box.x0 + 8, y: box.y0 + dy, fill: ink, class: quiet ? "quiet" : "", style: active < 1 ? `paint-order:stroke;stroke:${colour(kind)};stroke-width:6px` : "" }, words);
-    return s("g", { ...pressable(text, () => pick(path)), "data-node": path, class: state.node === path ? "on" : "" },
+    const label = (dy, words, quiet) => s("text", { "aria-hidden": "true", x: box.x0 + 8, y: box.y0 + dy, fill: ink, class: quiet ? "quiet" : "", style: active < 1 ? `paint-order:stroke;stroke:${colour(kind)};stroke-width:6px` : "" }, words);
+    return s("g", { ...pressable(() => pick(path)), "data-node": path, class: state.node === path ? "on" : "" },
       s("title", {}, text), s("rect", { x: box.x0, y: box.y0, width: w, height: tall, rx: 4, fill: colour(kind) }), idle,
       fits ? label(17, name) : "", fits && tall > 40 && w > 7 * small.length + 14 ? label(34, small, true) : "");
   });
