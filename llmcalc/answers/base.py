@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,14 +13,14 @@ if TYPE_CHECKING:
     from ..views.document import Report, Table
 
 
-class Answer:
+class Answer(ABC):
     """A count of one model, as the command of its name reports it."""
 
     preset: Preset
 
+    @abstractmethod
     def report(self) -> Report:
         """The answer as data and tables, as the command line has it."""
-        raise NotImplementedError
 
     def records(self, table: str = "") -> list[dict[str, Any]]:
         """The rows of a table as dicts of raw values, which pandas, polars and DuckDB take.

@@ -8,7 +8,7 @@ import typer
 from ..sources.budgets import read_budget
 from ..studies.budget import broken, check_budget
 from ..views.budget import junit, report
-from .options import FormatOption, NotesOption, OfflineOption, Output, show
+from .options import FormatOption, JunitOption, NotesOption, OfflineOption, Output, show
 from .output import writable, written
 
 
@@ -17,10 +17,7 @@ def command(
         Path,
         typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model."),
     ] = Path("llmcalc.toml"),
-    junit_file: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
-    ] = None,
+    junit_file: JunitOption = None,
     notes: NotesOption = False,
     fmt: FormatOption = "table",
     offline: OfflineOption = False,

@@ -287,6 +287,10 @@ def _counting_in(part: OptionalPart) -> Any:
     return typer.Option(part.option, help=f"Include {part.title} in the totals.")
 
 
+JunitOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
+]
 WithMtp: TypeAlias = Annotated[bool, _counting_in(MTP)]
 WithTowers: TypeAlias = Annotated[bool, _counting_in(TOWERS)]
 

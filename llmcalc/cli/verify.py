@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +25,7 @@ from .options import (
     AllowUnknown,
     FormatOption,
     HeadOption,
+    JunitOption,
     NotesOption,
     OfflineOption,
     Output,
@@ -78,10 +78,7 @@ def command(
     num_microbatches: Annotated[
         int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
     ] = None,
-    junit_file: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
-    ] = None,
+    junit_file: JunitOption = None,
     notes: NotesOption = False,
     table: TableOption = None,
     fmt: FormatOption = "table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from llmcalc.device.megatron import rank_memory
 from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
-from llmcalc.sources.launch.launch import Launch
-from llmcalc.sources.launch.megatron import read_megatron
+from tests.device.launches import launched
 
 GDN: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -51,9 +51,7 @@ GDN: dict[str, Any] = {
 """What sizes and kernels follow from, of gpt3_mcore_te_tp2_pp1_gdn of Megatron-LM's functional tests."""
 
 
-def launch(**changes: Any) -> Launch:
-    arguments = {**GDN, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
-    return read_megatron({"MODEL_ARGS": {name: one for name, one in arguments.items() if one is not None}}, "gdn", 8)
+launch = partial(launched, GDN, "gdn")
 
 
 def test_a_rank_has_the_parameters_of_megatron() -> None:

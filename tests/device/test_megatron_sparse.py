@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from llmcalc.device.megatron import rank_memory
 from llmcalc.device.megatron.run import RankRun
 from llmcalc.errors import InputError
 from llmcalc.kernels.meter import Meter
-from llmcalc.sources.launch.launch import Launch
-from llmcalc.sources.launch.megatron import read_megatron
+from tests.device.launches import launched
 
 DSA: dict[str, Any] = {
     "--untie-embeddings-and-output-weights": True,
@@ -43,9 +43,7 @@ DSA: dict[str, Any] = {
 """What sizes and kernels follow from, of gpt3_mcore_te_tp2_pp2_dsa of Megatron-LM's functional tests."""
 
 
-def launch(**changes: Any) -> Launch:
-    arguments = {**DSA, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
-    return read_megatron({"MODEL_ARGS": {name: one for name, one in arguments.items() if one is not None}}, "dsa", 8)
+launch = partial(launched, DSA, "dsa")
 
 
 def test_a_rank_has_the_parameters_of_megatron() -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _picture(path: Path) -> Path:
-    """Refused before anything is computed."""
+def picture_file(path: Path) -> Path:
+    """The same path. One that cannot be written is refused before anything is computed."""
     format_of(path)
     writable(path, "--output")
     return path
@@ -24,7 +24,7 @@ def _picture(path: Path) -> Path:
 Picture: TypeAlias = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", metavar="FILE", callback=_picture, help="A .svg, .png or .pdf file.", show_default=False
+        "--output", "-o", metavar="FILE", callback=picture_file, help="A .svg, .png or .pdf file.", show_default=False
     ),
 ]
 

@@ -7,10 +7,10 @@ import typer
 
 from ...errors import InputError
 from ...layouts.schedules import pipeline, timetable
-from ...plots.figure import format_of, needs_matplotlib, rendered
+from ...plots.figure import needs_matplotlib
 from ...run.layout import Layout, Schedule
 from ..options import show, size
-from ..output import writable, written
+from .files import picture_file, write
 
 MOST_PASSES = 100_000
 """Forward passes of micro-batches through stages, so that a schedule is drawn within seconds."""
@@ -20,9 +20,7 @@ def _picture(path: Path | None) -> Path | None:
     """Refused before anything is computed. `-` is standard output."""
     if path is None or path == Path("-"):
         return None
-    format_of(path)
-    writable(path, "--output")
-    return path
+    return picture_file(path)
 
 
 def command(
@@ -61,5 +59,4 @@ def command(
     needs_matplotlib()
     from ...plots.schedule import schedule as picture
 
-    with written(output, "--output") as out:
-        out.buffer.write(rendered(picture(layout, found), format_of(output)))
+    write(picture(layout, found), output)

@@ -173,10 +173,7 @@ class DiscardedKernels(SparseKernels):
         if not self._runs_again(step):
             super().do_mul(step)
             return
-        gate, up = (self.taken(step, value) for value in step.ins)
-        if gate is not up:
-            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
-        del up
+        gate = self.of_one_product(step)
         width = step.outs[0].width
 
         def run(xs: Sequence[Tensor]) -> list[Tensor]:

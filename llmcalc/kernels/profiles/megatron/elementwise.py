@@ -63,15 +63,19 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_mul(self, step: Step) -> None:
         """act(gate) · up, of one product that has both."""
-        gate, up = (self.taken(step, value) for value in step.ins)
         if step.outs[0].axes[0].name == "heads":
-            self.bind(step.outs[0], self.opened(gate, up))
+            self.bind(step.outs[0], self.opened(*(self.taken(step, value) for value in step.ins)))
             return
-        if gate is not up:
-            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
-        del up
+        gate = self.of_one_product(step)
         bias, self.held_bias = self.held_bias, None
         self.bind(step.outs[0], self.gated(gate, bias, step.outs[0].width))
+
+    def of_one_product(self, step: Step) -> Tensor:
+        """The result of the product that has both gate and up. Raises `Unsupported` for a step of other values."""
+        gate, up = (self.taken(step, value) for value in step.ins)
+        if gate is not up:
+            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
+        return gate
 
     def opened(self, x: Tensor, gate: Tensor) -> Tensor:
         """x times an activation of a gate, in fp32 inside one kernel, which keeps both."""

@@ -480,10 +480,7 @@ class ExpertKernels(HeadKernels):
         if not self.of_rows(step):
             super().do_mul(step)
             return
-        gate, up = (self.taken(step, value) for value in step.ins)
-        if gate is not up:
-            raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
-        del up
+        gate = self.of_one_product(step)
         width = step.outs[0].width
         if not self.how.bias_activation:
             made = self.gated(gate, None, width)
